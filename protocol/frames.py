@@ -1,0 +1,76 @@
+"""The frame: a fixed header, a body (the packed message) and a payload (values' bytes, which no parser looks at).
+
+    offset  size  field
+    0       2     magic, b"kV"
+    2       1     protocol version
+    3       1     message type
+    4       4     request id, chosen by the asker and echoed in the answer; 0 for messages that have no answer
+    8       4     milliseconds the asker still waits, 0 in answers
+    12      4     body length in bytes
+    16      8     payload length in bytes
+
+All integers are little-endian. This file knows no sockets: transfer/ moves the bytes. docs/protocol.md describes every message.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
+
+MAGIC: Final = b"kV"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<2sBBIIIQ")
+HEADER_BYTES: Final = HEADER.size
+
+MAX_BODY_BYTES: Final = 32 << 20
+"""Room for 65,536 keys of 255 bytes with their columns; a peer that announces more is refused before any memory is taken."""
+MAX_PAYLOAD_BYTES: Final = 4 << 30
+"""One frame carries at most this much of values; clients cut larger batches."""
+MAX_KEY_BYTES: Final = 255
+MAX_VALUE_BYTES: Final = 1 << 30
+MAX_BATCH: Final = 65_536
+"""Keys in one message; clients cut larger batches."""
+MAX_DEADLINE_MS: Final = 3_600_000
+"""An hour: a deadline further away is a mistake, and is cut to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A decoded header. `deadline_ms` is relative, so that clocks of different hosts need not agree."""
+
+    type: int
+    request_id: int
+    deadline_ms: int
+    body_bytes: int
+    payload_bytes: int
+
+
+def pack_header(type: int, request_id: int, body_bytes: int, payload_bytes: int = 0, deadline_ms: int = 0) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, type, request_id, deadline_ms, body_bytes, payload_bytes)
+
+
+def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+    """Decode HEADER_BYTES bytes at `offset`.
+
+    Raises:
+        ProtocolError: not a kvstore frame, another version, or a length over its limit. The connection cannot be resynchronised.
+    """
+    magic, version, type_, request_id, deadline_ms, body_bytes, payload_bytes = HEADER.unpack_from(data, offset)
+    if magic != MAGIC:
+        raise ProtocolError(f"not a kvstore frame: it starts with {bytes(magic)!r}; check the port and the peer")
+    if version != VERSION:
+        raise ProtocolError(f"the peer speaks protocol version {version}, this side speaks {VERSION}: run the same release on both")
+    if body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError(f"a body of {body_bytes} bytes is over the limit of {MAX_BODY_BYTES}")
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a payload of {payload_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
+    return Header(type_, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
+
+
+def check_key(key: bytes) -> None:
+    """Raises InvalidArgument unless `key` is 1 to 255 bytes."""
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes, not {type(key).__name__}")
+    if not 1 <= len(key) <= MAX_KEY_BYTES:
+        raise InvalidArgument(f"a key is 1 to {MAX_KEY_BYTES} bytes long, not {len(key)}")

@@ -1,0 +1,52 @@
+"""Which block leaves first: the interface of eviction policies. The policies themselves are in lru.py, lfu.py and sieve.py.
+
+A policy orders keys; it owns no bytes. The block table keeps one policy for each tier and slot group (so a victim always frees
+a slot that the newcomer can use), inserts a key when it becomes readable, touches it when it is read, and removes it when it
+leaves. Not thread-safe: the node's loop is the only caller.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import ClassVar, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class EvictionPolicy(ABC, Generic[K]):
+    """An order over keys. Every operation is O(1), amortised for `victim`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def insert(self, key: K) -> None:
+        """A new key. One already present is a touch."""
+
+    @abstractmethod
+    def touch(self, key: K) -> None:
+        """The key was read. One not present is ignored: reads race with evictions."""
+
+    @abstractmethod
+    def remove(self, key: K) -> None:
+        """The key left for another reason than eviction. One not present is ignored."""
+
+    @abstractmethod
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        """The key to evict next, skipping those that `evictable` refuses (leased, pinned, moving); None when none is left.
+
+        The key stays until `remove`: the caller may yet decide otherwise. Looks at no more than MAX_SCAN keys.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, key: K) -> bool: ...
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Assert the policy's invariants. For tests; O(keys)."""
+
+
+MAX_SCAN = 4096
+"""Keys a policy looks at for one victim. Leased and pinned keys are few beside the rest; without a limit a tier whose every block
+is pinned would make each put scan all of it."""

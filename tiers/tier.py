@@ -1,0 +1,149 @@
+"""What a tier is: slots of bytes with a capacity. It does not know keys, hits, or which block deserves to stay.
+
+The node's block table says what goes where and what leaves; a tier allocates, copies and frees. Space is counted in slot
+bytes, so that at any time `used_bytes + quarantined_bytes + free_bytes == capacity_bytes`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes. A tier never keeps a reference to one after the call returns."""
+
+
+class TierFull(Exception):
+    """No slot of this size is free now. Internal to the node: the block table answers by evicting, the caller never sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for `size_bytes` bytes in one tier.
+
+    `index` names the place, `generation` the use of it: freeing a slot raises the generation of its place, so an old Slot is
+    refused (StaleHandle) instead of reaching another block's bytes. `group` is what the slot can be traded for: freeing one
+    slot of a group makes room for another of the same group at once.
+    """
+
+    index: int
+    generation: int
+    size_bytes: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value for `Tier.write_batch`, with what a durable tier must remember of it.
+
+    `checksum` is the xxh3_64 of `data`; `tag` is opaque to the tier, at most 4,096 bytes, and comes back from `recover`.
+    """
+
+    slot: Slot
+    data: Buffer
+    checksum: int = 0
+    tag: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A value that outlived the process: its slot, checksum and tag. Its bytes have not been read."""
+
+    slot: Slot
+    checksum: int
+    tag: bytes
+
+
+class Tier(ABC):
+    """A place where values live.
+
+    Threads: `allocate`, `free`, `quarantine` and `release` belong to one thread (the node's loop). `write_batch` and
+    `read_batch_into` may run in another thread while it does, on slots that it neither frees nor reuses meanwhile.
+    """
+
+    name: ClassVar[str]
+    durable: ClassVar[bool] = False
+    """Values outlive the process and come back from `recover`."""
+    mappable: ClassVar[bool] = False
+    """`view` gives the slot's own memory, and other processes can map it."""
+    blocking: ClassVar[bool] = True
+    """A copy may take longer than memory does: the node's loop must leave it to a worker thread."""
+
+    @property
+    @abstractmethod
+    def capacity_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Bytes of allocated slots, slot rounding included."""
+
+    @property
+    @abstractmethod
+    def quarantined_bytes(self) -> int:
+        """Bytes of slots given back that someone may still be reading."""
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - self.used_bytes - self.quarantined_bytes
+
+    @property
+    def health(self) -> str:
+        """`ok`, or one line on what is wrong, for `status`. Anything but `ok` takes no new values."""
+        return "ok"
+
+    @abstractmethod
+    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
+        """A slot for `size_bytes` (1 byte to 1 GiB), its bytes undefined until written.
+
+        Raises:
+            TierFull: no room now; nothing changed.
+            TierFailed: the tier takes no values any more.
+            InvalidArgument: the size is out of range, or larger than the tier can ever hold.
+        """
+
+    def group(self, size_bytes: int, *, tenant: str = "") -> int:
+        """The group a slot of this size and tenant is (or would be) in: see Slot.group."""
+        return 0
+
+    @abstractmethod
+    def write_batch(self, records: Sequence[Record]) -> None:
+        """Copy each record's data (exactly `slot.size_bytes` bytes) into its slot; durable when this returns, if the tier is.
+
+        All or nothing for a durable tier. Raises StaleHandle, TierFull (the device is full: nothing was written), TierFailed.
+        """
+
+    @abstractmethod
+    def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
+        """Copy each slot's bytes into its destination (writable, exactly `size_bytes` long); one answer a slot.
+
+        None: the bytes are there (and verified, where the tier is durable). Else why not: StaleHandle, ChecksumMismatch,
+        TierFailed; that destination's content is undefined. One bad slot does not fail its neighbours.
+        """
+
+    @abstractmethod
+    def free(self, slot: Slot) -> None:
+        """Give the slot back for reuse at once. Raises StaleHandle if it was given back before."""
+
+    def quarantine(self, slot: Slot) -> None:
+        """Give the slot back, but do not reuse it before `release`: someone may still be reading it through a mapping."""
+        self.free(slot)
+
+    def release(self, slot: Slot) -> None:
+        """The last reader of a quarantined slot is gone: it may be reused. Only after `quarantine` of the same slot."""
+
+    def recover(self) -> Iterator[Recovered]:
+        """What a durable tier held when it was opened. Call once, before any allocate."""
+        return iter(())
+
+    def free_batch(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.free(slot)
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Assert the tier's invariants: bytes add up, no slot is both free and used. For tests; O(slots)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the device. Slots and views of it must not be used after; a second close is a no-op."""
