@@ -521,6 +521,12 @@ MESSAGES: Final[dict[int, type[Message]]] = {
 """Type number to message."""
 
 
+REPLIES: Final = frozenset(
+    kind.TYPE for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds)
+)
+"""Types that answer a request; all others are requests. Both ends of one connection may ask."""
+
+
 def empty_u64s(count: int) -> "array[int]":
     """A column of zeros."""
     return array("Q", bytes(8 * count))

@@ -1,0 +1,175 @@
+"""Settings of every program: one dataclass a program, filled from flags, environment and one TOML file, in that order of strength.
+
+A field made with `setting` gives the flag (--heartbeat-interval-s), the variable (KVSTORE_NODE_HEARTBEAT_INTERVAL_S), the key in the
+file's section ([node] heartbeat_interval_s = 1.0) and the row in docs/settings.md. It does not know what any setting means.
+"""
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_type_hints
+
+import click
+
+from kvstore.protocol.errors import ConfigError
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS: Final = {"": 1, "B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGTP", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000), ("i", 1024), ("", 1024))
+}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+class Size(int):
+    """A number of bytes; written `4KiB`, `1.5GiB`, `10GB` or a plain number."""
+
+
+def parse_size(text: str) -> Size:
+    """Raises ConfigError unless `text` is a number of bytes with an optional unit (KiB, MiB, GiB, TiB: 1024; KB, MB, GB, TB: 1000)."""
+    match = _SIZE.fullmatch(text)
+    unit = match and next((scale for name, scale in _UNITS.items() if name.lower() == match[2].lower()), None)
+    if not match or unit is None:
+        raise ConfigError(f"{text!r} is not a size: write a number of bytes with an optional unit, such as 4KiB, 64MiB or 1.5GiB")
+    return Size(float(match[1]) * unit) if "." in match[1] else Size(int(match[1]) * unit)
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact-looking form people read: `4.0 KiB`, `64 MiB`."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+
+
+def setting(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None, choices: Sequence[str] = ()) -> Any:
+    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum]."""
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def load_settings(
+    kind: type[S], section: str, *, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config: str | None = None
+) -> S:
+    """Fill `kind` from flags (None: not given), then KVSTORE_<SECTION>_<NAME>, then [section] of the TOML file, then defaults.
+
+    The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting and its source.
+    """
+    environ = os.environ if environ is None else environ
+    in_file = _read_section(config or environ.get("KVSTORE_CONFIG"), section, kind)
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        variable = variable_name(section, field.name)
+        for source, raw in (
+            (flag_name(field.name), flags.get(field.name)),
+            (variable, environ.get(variable)),
+            (f"[{section}] {field.name}", in_file.get(field.name)),
+        ):
+            if raw is not None:
+                values[field.name] = _parse(hints[field.name], raw, field.metadata, source)
+                break
+    return kind(**values)
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_name(section: str, name: str) -> str:
+    return f"KVSTORE_{section}_{name}".upper()
+
+
+def options(kind: type[Any]) -> Callable[[F], F]:
+    """A click decorator: one option a setting, None when not given, so that weaker sources can fill it; and --config FILE."""
+
+    def decorate(function: F) -> F:
+        hints = get_type_hints(kind)
+        for field in reversed(dataclasses.fields(kind)):
+            shown = _show(field.default)
+            text = field.metadata["help"] + (f"  [default: {shown}]" if shown else "")
+            name = flag_name(field.name)
+            if hints[field.name] is bool:
+                function = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)(function)
+            else:
+                function = click.option(name, field.name, default=None, metavar=_metavar(hints[field.name]), help=text)(function)
+        return click.option("--config", default=None, metavar="FILE", help="TOML file with settings.")(function)
+
+    return decorate
+
+
+def settings_table(section: str, kind: type[Any]) -> str:
+    """The Markdown table of one program's settings, for docs/settings.md."""
+    lines = [f"| flag | environment | `[{section}]` in TOML | default | meaning |", "|---|---|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        row = (
+            f"`{flag_name(field.name)}`",
+            f"`{variable_name(section, field.name)}`",
+            f"`{field.name}`",
+            f"`{_show(field.default)}`" if _show(field.default) else "",
+            field.metadata["help"],
+        )
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _show(default: Any) -> str:
+    return format_size(default) if isinstance(default, Size) else str(default)
+
+
+def _metavar(hint: Any) -> str:
+    return {Size: "SIZE", int: "N", float: "X"}.get(hint, "TEXT")
+
+
+def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        table = tomllib.loads(Path(path).read_text()).get(section, {})
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    known = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(table, dict) or (unknown := sorted(set(table) - known)):
+        wrong = ", ".join(unknown) if isinstance(table, dict) else section
+        raise ConfigError(f"{path}, section [{section}]: unknown setting {wrong}; known are {', '.join(sorted(known))}")
+    return table
+
+
+def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any:
+    try:
+        value = _convert(hint, raw)
+    except (ValueError, TypeError, ConfigError) as error:
+        detail = error if isinstance(error, ConfigError) else f"{raw!r} is not {'a number' if hint in (int, float) else hint.__name__}"
+        raise ConfigError(f"{source}: {detail}") from None
+    low, high, choices = metadata["minimum"], metadata["maximum"], metadata["choices"]
+    if low is not None and value < low:
+        raise ConfigError(f"{source}: {raw} is below the minimum of {_show(type(value)(low))}")
+    if high is not None and value > high:
+        raise ConfigError(f"{source}: {raw} is above the maximum of {_show(type(value)(high))}")
+    if choices and value not in choices:
+        raise ConfigError(f"{source}: {raw!r} is not one of {', '.join(choices)}")
+    return value
+
+
+def _convert(hint: Any, raw: Any) -> Any:
+    if hint is Size:
+        return parse_size(raw if isinstance(raw, str) else str(raw))
+    if hint is bool and isinstance(raw, str):
+        if raw.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+            raise ValueError(raw)
+        return raw.lower() in ("1", "true", "yes", "on")
+    if hint is str and not isinstance(raw, str):
+        raise TypeError(raw)
+    if hint in (int, float) and isinstance(raw, bool):
+        raise TypeError(raw)
+    return hint(raw)

@@ -1,0 +1,123 @@
+"""A real etcd for tests: one member on free ports of the loopback, its data in a folder that outlives a kill.
+
+Needs the `etcd` program (Debian: etcd-server; `make test` installs it). Not for production: one member has no replica.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+MISSING = "the etcd program is not on PATH: `make test` installs it (Debian: apt-get install etcd-server)"
+READY = b"ready to serve client requests"
+"""What etcd 3.4, 3.5 and 3.6 log once a client is answered."""
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 10.0
+
+
+class EtcdServer:
+    """Start, stop and kill one etcd. After `kill` or `stop`, `start` brings it back on the same ports with the same data.
+
+    `host_port` is where clients connect, `log_path` what etcd said. Every wait is bounded; a failure quotes the log.
+    """
+
+    def __init__(self, folder: Path, *extra_flags: str, tls: bool = False) -> None:
+        """`folder` gets the data and the log. `tls`: etcd makes its own certificate, see `certificate`."""
+        program = shutil.which("etcd")
+        if program is None:
+            raise RuntimeError(MISSING)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.log_path = folder / "etcd.log"
+        self._scheme = "https" if tls else "http"
+        client_port, peer_port = free_ports(2)
+        self.host_port = f"127.0.0.1:{client_port}"
+        self._command = [program, *self._flags(f"http://127.0.0.1:{peer_port}"), *(["--auto-tls"] if tls else []), *extra_flags]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def certificate(self) -> tuple[Path, Path]:
+        """(certificate, key) that a server with `tls` made for itself: self-signed, so the certificate is its own authority."""
+        made = self._folder / "data" / "fixtures" / "client"
+        return made / "cert.pem", made / "key.pem"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start and wait until it answers clients. Raises RuntimeError with the end of the log."""
+        assert self._process is None, "already started"
+        with self.log_path.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        overdue = threading.Timer(START_DEADLINE_S, self._process.kill)
+        overdue.start()
+        try:
+            self._await_ready(begin)
+        finally:
+            overdue.cancel()
+
+    def stop(self) -> None:
+        """Ask it to end, and wait. A server not running is left alone."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would: SIGKILL, nothing flushed."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same ports and data."""
+        self.kill()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop its process without closing its sockets: calls hang instead of being refused."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _flags(self, peer_url: str) -> list[str]:
+        client_url = f"{self._scheme}://{self.host_port}"
+        return [
+            f"--name=only", f"--data-dir={self._folder / 'data'}", f"--listen-client-urls={client_url}", f"--advertise-client-urls={client_url}",
+            f"--listen-peer-urls={peer_url}", f"--initial-advertise-peer-urls={peer_url}", f"--initial-cluster=only={peer_url}",
+        ]  # fmt: skip
+
+    def _await_ready(self, begin: int) -> None:
+        """Read the log as it grows until etcd says it is ready or ends."""
+        assert self._process is not None
+        while READY not in (said := self.log_path.read_bytes()[begin:]):
+            try:
+                self._process.wait(0.02)
+            except subprocess.TimeoutExpired:
+                continue
+            self._process = None
+            raise RuntimeError(f"etcd did not start: {said[-2000:].decode(errors='replace')}")
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(number)
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different TCP ports of the loopback that nobody listens on now; another process may take one before it is used."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [listener.getsockname()[1] for listener in held]
+    finally:
+        for listener in held:
+            listener.close()

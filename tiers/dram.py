@@ -1,0 +1,162 @@
+"""The DRAM tier: blocks in shared memory that clients on the same host map and copy from, or read in place.
+
+It puts a SlabAllocator (which slot) over a MemfdPool (whose memory) and copies. It does not talk to clients: the node passes
+descriptors (`slab_fd`) and places (`locate`) to them.
+"""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.tiers.memfd import Bytes, MemfdPool
+from kvstore.tiers.slabs import SlabAllocator, position_of
+from kvstore.tiers.tier import Record, Slot, Tier
+
+SLAB_BYTES = 64 << 20
+MIN_SLAB_BYTES = 64 << 10
+
+SLABS_A_TIER = 16
+"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: one tenant or size takes a slab at a time."""
+
+MAX_SLABS_A_TIER = 256
+"""Slabs are larger than SLAB_BYTES beyond this many: each costs two descriptors, of the 1,024 that a process usually has."""
+
+
+def default_slab_bytes(capacity_bytes: int) -> int:
+    """The slab size for a tier of this capacity: a multiple of 64 KiB."""
+    small = max(MIN_SLAB_BYTES, capacity_bytes // SLABS_A_TIER // MIN_SLAB_BYTES * MIN_SLAB_BYTES)
+    large = -(-capacity_bytes // MAX_SLABS_A_TIER // MIN_SLAB_BYTES) * MIN_SLAB_BYTES
+    return max(min(small, SLAB_BYTES), large)
+
+
+class DramTier(Tier):
+    """See the module and Tier. `prefault_step` may run in any one thread beside the rest."""
+
+    name = "dram"
+    mappable = True
+    blocking = False
+
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int | None = None, hugepages: bool = False, exact_classes: int = 16) -> None:
+        """`hugepages` are used when the system has enough of them: see the property.
+
+        Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
+        """
+        physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if not 1 <= capacity_bytes <= physical_bytes:
+            raise ConfigError(f"a DRAM tier has 1 byte to this machine's {physical_bytes}, not {capacity_bytes}")
+        if slab_bytes is None:
+            slab_bytes = default_slab_bytes(capacity_bytes)
+        if slab_bytes < 1:
+            raise ConfigError(f"slab_bytes must be at least 1, not {slab_bytes}")
+        self._pool = MemfdPool(capacity_bytes, slab_bytes=slab_bytes, hugepages=hugepages)
+        self._slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=self._pool, exact_classes=exact_classes)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._slabs.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._slabs.used_bytes
+
+    @property
+    def quarantined_bytes(self) -> int:
+        return self._slabs.quarantined_bytes
+
+    @property
+    def hugepages(self) -> bool:
+        """Whether the memory made at the start is in huge pages."""
+        return self._pool.hugepages
+
+    @property
+    def prefaulted_bytes(self) -> int:
+        """How far `prefault_step` has come; `capacity_bytes` in the end."""
+        return self._pool.prefaulted_bytes
+
+    def prefault_step(self, max_bytes: int) -> int:
+        """Fault in up to `max_bytes` more of the memory made at the start; returns the bytes left. Releases the GIL."""
+        return self._pool.prefault_step(max_bytes)
+
+    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
+        return self._slabs.allocate(size_bytes, tenant)
+
+    def group(self, size_bytes: int, *, tenant: str = "") -> int:
+        return self._slabs.group(size_bytes, tenant)
+
+    def reclaimable(self, group: int) -> int:
+        """How many allocated slots the group has: freeing one makes room for another of the group at once."""
+        return self._slabs.reclaimable(group)
+
+    def slab_slots(self, slot: Slot) -> list[Slot]:
+        """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
+        return self._slabs.slab_slots(slot)
+
+    def reserve_slab(self, group: int) -> int | None:
+        """Give the group a slab before it needs one, so that clients can map it ahead; None when none can be spared."""
+        return self._slabs.reserve_slab(group)
+
+    def free(self, slot: Slot) -> None:
+        self._slabs.free(slot)
+
+    def quarantine(self, slot: Slot) -> None:
+        self._slabs.quarantine(slot)
+
+    def release(self, slot: Slot) -> None:
+        self._slabs.release(slot)
+
+    def view(self, slot: Slot) -> memoryview:
+        """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
+        return self._bytes(slot).data
+
+    def locate(self, slot: Slot) -> tuple[int, int]:
+        """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""
+        slab = self._slabs.find(slot)
+        return slab.number, position_of(slot) * slab.group.slot_bytes
+
+    def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
+        """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.
+
+        Raises StaleHandle (no such slab any more), Unauthorized (the slab is another tenant's).
+        """
+        if self._slabs.slab(slab_id).group.tenant != tenant:
+            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+        return self._pool.memory(slab_id).export(writable=writable)
+
+    def slab_bytes(self, slab_id: int) -> int:
+        """The size of the slab's memory. Raises StaleHandle."""
+        return self._slabs.slab(slab_id).size_bytes
+
+    def tenant_slabs(self, tenant: str) -> list[int]:
+        """Ids of the tenant's slabs."""
+        return [slab.number for slab in self._slabs.slabs_of(tenant)]
+
+    def write_batch(self, records: Sequence[Record]) -> None:
+        targets = [self._bytes(record.slot) for record in records]
+        for target, record in zip(targets, records, strict=True):
+            if memoryview(record.data).nbytes != len(target):
+                raise InvalidArgument(f"{memoryview(record.data).nbytes} bytes of data for a slot of {len(target)}")
+        for target, record in zip(targets, records, strict=True):
+            target[:] = np.frombuffer(record.data, np.uint8)
+
+    def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
+        return [self._read_into(slot, destination) for slot, destination in zip(slots, destinations, strict=True)]
+
+    def check_integrity(self) -> None:
+        self._slabs.check_integrity()
+        self._pool.check_integrity()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _read_into(self, slot: Slot, destination: memoryview) -> StaleHandle | None:
+        try:
+            source = self._bytes(slot)
+        except StaleHandle as stale:
+            return stale
+        np.frombuffer(destination, np.uint8)[:] = source
+        return None
+
+    def _bytes(self, slot: Slot) -> Bytes:
+        slab_id, offset_bytes = self.locate(slot)
+        return self._pool.memory(slab_id).bytes[offset_bytes : offset_bytes + slot.size_bytes]

@@ -1,0 +1,277 @@
+"""The LMDB environment under the NVMe tier: opened, grown, re-opened and closed. It knows neither slots nor checksums.
+
+A folder holds `data.mdb` and `lock.mdb` (LMDB's own) and `kvstore.lock`, held with flock by the one process that may use it.
+Three databases: `headers` and `values`, which belong to the caller, and the unnamed one with this module's two records:
+
+    format    FORMAT: a folder of another format is refused, not guessed at
+    openings  uint64, big-endian: how often the folder was opened
+
+LMDB reads through a memory map, and a page of it behind the end of the file kills the process with SIGBUS. So the file is made as
+long as the map (sparse: it takes no room) before the map is used, and one that is shorter than its meta pages claim is refused.
+The map is read-only (`writemap=False`): with a writable one a full disk is a SIGBUS instead of an error.
+A disk that answers EIO to a *read* is a SIGBUS all the same: that is the price of a map, and a restart recovers the rest.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from kvstore.protocol.errors import Closed, ConfigError, TierFailed
+from kvstore.tiers.tier import TierFull
+
+FORMAT = b"kvstore-nvme 1"
+"""Changed with the layout of headers or values."""
+
+MAP_SLACK_BYTES = 64 << 20
+"""Room for the trees and for pages freed by the last two transactions, which LMDB does not reuse yet."""
+
+MAX_READERS = 1024
+"""Concurrent read transactions: LMDB's table of readers, 64 bytes each."""
+
+DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Answers to a write that mean no room, not a broken device: disk, quota and RLIMIT_FSIZE."""
+
+Begin = Callable[[lmdb.Environment, bool], AbstractContextManager[Any]]
+"""Starts a transaction of an environment, a writing one if the flag is set; it commits when left without an exception."""
+
+
+def begin_transaction(environment: lmdb.Environment, write: bool) -> AbstractContextManager[Any]:
+    """The `Begin` of production: tests pass another one, to fail where a disk would."""
+    transaction: AbstractContextManager[Any] = environment.begin(write=write, buffers=True)
+    return transaction
+
+
+class Environment:
+    """One LMDB environment that outlives a full map and a broken transaction.
+
+    Threads: any number may be in `read`; `write`, `close` and what they call exclude one another. While the map is grown or the
+    environment re-opened nobody reads: LMDB forbids transactions during both.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, capacity_bytes: int, sync: bool, begin: Begin = begin_transaction) -> None:
+        """Open the folder, creating it where it is missing; `capacity_bytes` of values will be kept in it.
+
+        `sync`: a write is on the device when it returns. Without it a power cut may lose the newest writes or all of them; the
+        death of the process loses nothing either way.
+
+        Raises:
+            ConfigError: the folder cannot be used; the message says why.
+        """
+        self.failure = ""
+        self._path = Path(directory)
+        self._sync = sync
+        self._begin = begin
+        self._gate = _Gate()
+        self._writing = threading.Lock()
+        self._environment: Any = None
+        self._lock_descriptor = _lock_folder(self._path)
+        try:
+            _check_capacity(self._path, capacity_bytes)
+            # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
+            # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
+            self._connect(capacity_bytes * 9 // 4 + MAP_SLACK_BYTES, create=True)
+        except (lmdb.Error, OSError) as error:
+            os.close(self._lock_descriptor)
+            raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}") from error
+        except BaseException:
+            os.close(self._lock_descriptor)
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        """A read transaction whose values are memoryviews into the map, valid until it ends. Keep it short: it holds back the reuse
+        of every page freed meanwhile.
+
+        Raises lmdb.Error, TierFailed after a failure, Closed.
+        """
+        with self._gate.shared(), self._begin(self._opened(), False) as transaction:
+            yield transaction
+
+    def write(self, apply: Callable[[Any], None]) -> None:
+        """Run `apply` in one write transaction and commit it: all of it is kept, or none.
+
+        `apply` is run a second time, in a new transaction, after the map was grown or the environment re-opened.
+
+        Raises:
+            TierFull: the device or the map's bound is full; nothing was written, later writes may succeed.
+            TierFailed: the device fails, and did so again after re-opening: the environment is out of order from now on.
+            Closed: `close` was called.
+        """
+        with self._writing:
+            for last in (False, True):
+                try:
+                    with self._begin(self._opened(), True) as transaction:
+                        apply(transaction)
+                    return
+                except lmdb.MapFullError as error:
+                    if last:
+                        raise TierFull(f"{self._path}: the map is full") from error
+                    self._grow()
+                except lmdb.Error as error:
+                    # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
+                    self._reopen()
+                    if error.code in DEVICE_FULL:
+                        raise TierFull(f"{self._path}: {error}") from error
+                    if last:
+                        raise self._fail(error) from error
+
+    def close(self) -> None:
+        """Wait for transactions to end, close, and let others use the folder. A second close is a no-op."""
+        with self._writing, self._gate.exclusive():
+            self._disconnect()
+            if self._lock_descriptor >= 0:
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = -1
+
+    @property
+    def _data_path(self) -> Path:
+        return self._path / "data.mdb"
+
+    def _opened(self) -> Any:
+        if self._environment is not None:
+            return self._environment
+        raise TierFailed(self.failure) if self.failure else Closed(f"the NVMe folder {self._path} was closed")
+
+    def _connect(self, map_bytes: int, *, create: bool) -> None:
+        environment = lmdb.open(
+            str(self._path),
+            map_size=map_bytes // os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PAGE_SIZE"),
+            max_dbs=2,
+            max_readers=MAX_READERS,
+            create=create,
+            sync=self._sync,
+            # Without it the last transaction may be lost in a power cut; it costs less than the measurement's noise.
+            metasync=self._sync,
+            # Reads are of whole values at random places: the kernel would read pages nobody asked for.
+            readahead=False,
+        )
+        try:
+            self._fit_file(environment)
+            environment.reader_check()
+            if create:
+                self.openings = _stamp(environment, self._path)
+            self.headers = environment.open_db(b"headers", create=create)
+            self.values = environment.open_db(b"values", create=create)
+        except BaseException:
+            environment.close()
+            raise
+        self._environment = environment
+
+    def _fit_file(self, environment: Any) -> None:
+        info = environment.info()
+        claimed_bytes = (info["last_pgno"] + 1) * environment.stat()["psize"]
+        file_bytes = self._data_path.stat().st_size
+        if file_bytes < claimed_bytes:
+            raise ConfigError(
+                f"{self._data_path} is truncated: {file_bytes} of {claimed_bytes} bytes are left; move the folder away to start afresh"
+            )
+        os.truncate(self._data_path, max(file_bytes, info["map_size"]))
+
+    def _grow(self) -> None:
+        disk = os.statvfs(self._path)
+        bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
+        map_bytes = self._environment.info()["map_size"]
+        grown_bytes = min(2 * map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
+        if grown_bytes <= map_bytes:
+            raise TierFull(f"{self._path}: the disk has no room for a larger map")
+        with self._gate.exclusive():
+            try:
+                os.truncate(self._data_path, grown_bytes)
+                self._environment.set_mapsize(grown_bytes)
+            except (OSError, lmdb.Error) as error:
+                raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+
+    def _reopen(self) -> None:
+        with self._gate.exclusive():
+            map_bytes = self._environment.info()["map_size"]
+            self._disconnect()
+            try:
+                self._connect(map_bytes, create=False)
+            except (lmdb.Error, OSError, ConfigError) as error:
+                raise self._fail(error) from error
+
+    def _fail(self, error: Exception) -> TierFailed:
+        self.failure = f"{self._path}: out of order: {error}"
+        self._disconnect()
+        return TierFailed(self.failure)
+
+    def _disconnect(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+
+class _Gate:
+    """Many may be inside, or one alone. Fair enough for what is exclusive here: growing, re-opening, closing."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Only one thread at a time may ask: `Environment` asks under its lock."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: self._inside == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
+
+
+def _lock_folder(path: Path) -> int:
+    """A descriptor that holds the folder for this process until it is closed, or the process ends."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path / "kvstore.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the NVMe folder {path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(f"the NVMe folder {path} is in use by another node") from error
+    return descriptor
+
+
+def _check_capacity(path: Path, capacity_bytes: int) -> None:
+    disk = os.statvfs(path)
+    disk_bytes = disk.f_blocks * disk.f_frsize
+    if not 1 <= capacity_bytes <= disk_bytes:
+        raise ConfigError(f"an NVMe capacity in {path} must be from 1 to {disk_bytes} bytes (the disk), not {capacity_bytes}")
+
+
+def _stamp(environment: Any, path: Path) -> int:
+    """Mark a new folder as ours, refuse one that is not, and count this opening: the count, from 1."""
+    with environment.begin(write=True) as transaction:
+        found = transaction.get(b"format")
+        if found is None and transaction.stat(environment.open_db(None, txn=transaction))["entries"] == 0:
+            transaction.put(b"format", FORMAT)
+        elif found != FORMAT:
+            raise ConfigError(f"{path} holds an LMDB of another format ({found!r}, not {FORMAT!r}); name another folder")
+        openings: int = int.from_bytes(transaction.get(b"openings", b"")) + 1
+        transaction.put(b"openings", openings.to_bytes(8))
+    return openings

@@ -1,0 +1,275 @@
+"""Which slot of which slab holds what: the bookkeeping of a tier whose memory is cut into slabs. It owns no memory.
+
+A slab belongs to one tenant and one slot size (its *group*); memory for it comes from a Backing (memfds, ranges of an arena). A
+slab takes from the unassigned bytes exactly what its slots need, so a tier of N x B bytes holds N blocks of B bytes for any N
+and B. A slab whose every slot is free stays with its group, where the next block of the same size finds it mapped and warm, until
+another group needs its bytes.
+
+Slot sizes: the first `exact_classes` sizes of a tenant are taken as they are, not rounded to any alignment (block sizes of real
+models are multiples of 64 on their own, and a store sees few of them). Later ones round up to eight steps a doubling, which
+wastes at most 12.5 % and bounds the number of groups. Source: the size classes of jemalloc, `SIZE_CLASS` in jemalloc(3).
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle
+from kvstore.tiers.tier import Slot, TierFull
+
+MAX_VALUE_BYTES = 1 << 30
+"""The largest slot that can be asked for."""
+
+POSITION_BITS = 20
+"""A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
+
+STEPS_BITS = 3
+"""Rounded sizes have 2**3 = 8 steps a doubling."""
+
+
+class Backing(Protocol):
+    """Gives slabs their memory."""
+
+    def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
+        """Find memory for slab number `slab`: for `count` slots, or as many of them as there is room for; 0 when for none."""
+
+    def release(self, slab: int) -> None:
+        """The slab holds nothing any more: its memory may serve another."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The slabs of one tenant and slot size. `open` are those with a free slot, the one to take from first."""
+
+    number: int
+    tenant: str
+    slot_bytes: int
+    open: dict[int, "Slab"] = field(default_factory=dict)
+    used: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """`count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` were, and are free again."""
+
+    number: int
+    group: Group
+    count: int
+    touched: int = 0
+    returned: list[int] = field(default_factory=list)
+    used: dict[int, Slot] = field(default_factory=dict)
+    quarantined: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.group.slot_bytes
+
+    @property
+    def vacant(self) -> bool:
+        return not self.used and not self.quarantined
+
+
+class SlabAllocator:
+    """Allocates slots. Every operation is O(1) except creating or taking over a slab. Not thread-safe, but `find` may be called
+    from another thread for slots that are not given back meanwhile.
+
+    Invariant: used + quarantined + free == capacity, where free counts free slots and bytes in no slab.
+    """
+
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, exact_classes: int = 16) -> None:
+        """`slab_bytes` is the size that slabs aim at; larger slots get a slab each. Raises ConfigError when there is no capacity."""
+        if capacity_bytes < 1:
+            raise ConfigError(f"a tier's capacity must be at least 1 byte, not {capacity_bytes}")
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.quarantined_bytes = 0
+        self._slab_bytes = slab_bytes
+        self._backing = backing
+        self._exact_classes = exact_classes
+        self._exact_of_tenant: dict[str, int] = {}
+        self._groups: list[Group] = []
+        self._group_of: dict[tuple[str, int], Group] = {}
+        self._slabs: dict[int, Slab] = {}
+        self._vacant: dict[int, Slab] = {}
+        self._unassigned_bytes = capacity_bytes
+        self._next_slab = 0
+        self._generation = 0
+
+    def allocate(self, size_bytes: int, tenant: str) -> Slot:
+        """A slot; see Tier.allocate. Raises TierFull, InvalidArgument."""
+        group = self._group_of.get((tenant, size_bytes)) or self._rounded_group(size_bytes, tenant)
+        slab = next(iter(group.open.values()), None)
+        if slab is None and (slab := self._add_slab(group)) is None:
+            raise TierFull(f"no slot of {group.slot_bytes} bytes is free")
+        if slab.returned:
+            position = slab.returned.pop()
+        else:
+            position = slab.touched
+            slab.touched += 1
+        # One counter for all places raises the generation of each, without remembering one for every place there ever was.
+        self._generation += 1
+        slot = Slot(slab.number << POSITION_BITS | position, self._generation, size_bytes, group.number)
+        if not slab.used:
+            self._vacant.pop(slab.number, None)
+        slab.used[position] = slot
+        if not slab.returned and slab.touched == slab.count:
+            del group.open[slab.number]
+        group.used += 1
+        self.used_bytes += group.slot_bytes
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        slab = self.find(slot)
+        self._withdraw(slab, slot)
+        self._give_back(slab, slot)
+
+    def quarantine(self, slot: Slot) -> None:
+        slab = self.find(slot)
+        self._withdraw(slab, slot)
+        slab.quarantined[position_of(slot)] = slot.generation
+        self.quarantined_bytes += slab.group.slot_bytes
+
+    def release(self, slot: Slot) -> None:
+        """Raises StaleHandle unless the slot is in quarantine."""
+        slab = self._slabs.get(slot.index >> POSITION_BITS)
+        if slab is None or slab.quarantined.get(position_of(slot)) != slot.generation:
+            raise StaleHandle(f"slot {slot.index} is not in quarantine")
+        del slab.quarantined[position_of(slot)]
+        self.quarantined_bytes -= slab.group.slot_bytes
+        self._give_back(slab, slot)
+
+    def find(self, slot: Slot) -> Slab:
+        """The slab of an allocated slot. Raises StaleHandle when it was given back."""
+        slab = self._slabs.get(slot.index >> POSITION_BITS)
+        if slab is not None:
+            known = slab.used.get(position_of(slot))
+            if known is not None and known.generation == slot.generation and known.size_bytes == slot.size_bytes:
+                return slab
+        raise StaleHandle(f"slot {slot.index} has been given back since generation {slot.generation}")
+
+    def group(self, size_bytes: int, tenant: str) -> int:
+        """The number of the group for this size and tenant; the same for as long as the allocator lives. Raises InvalidArgument."""
+        return (self._group_of.get((tenant, size_bytes)) or self._rounded_group(size_bytes, tenant)).number
+
+    def reclaimable(self, group: int) -> int:
+        """How many allocated slots the group has: freeing one makes room for another of the group at once."""
+        return self._groups[group].used
+
+    def slab_slots(self, slot: Slot) -> list[Slot]:
+        """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
+        return list(self.find(slot).used.values())
+
+    def slabs_of(self, tenant: str) -> list[Slab]:
+        return [slab for slab in self._slabs.values() if slab.group.tenant == tenant]
+
+    def slab(self, number: int) -> Slab:
+        """Raises StaleHandle for a slab that does not exist (any more)."""
+        slab = self._slabs.get(number)
+        if slab is None:
+            raise StaleHandle(f"there is no slab {number} (any more)")
+        return slab
+
+    def reserve_slab(self, group: int) -> int | None:
+        """Give the group a whole slab ahead of need, out of unassigned bytes only.
+
+        Returns its number; None when the group has a vacant slab already, or too few bytes are unassigned.
+        """
+        owner = self._groups[group]
+        if any(slab.vacant for slab in owner.open.values()) or self._unassigned_bytes < self._wanted_bytes(owner):
+            return None
+        slab = self._new_slab(owner)
+        return None if slab is None else slab.number
+
+    def check_integrity(self) -> None:
+        """Assert that bytes add up and that every position is in exactly one state. For tests; O(slots)."""
+        slabs = self._slabs.values()
+        assert self._unassigned_bytes + sum(slab.size_bytes for slab in slabs) == self.capacity_bytes
+        assert self._unassigned_bytes >= 0
+        assert self.used_bytes == sum(len(slab.used) * slab.group.slot_bytes for slab in slabs)
+        assert self.quarantined_bytes == sum(len(slab.quarantined) * slab.group.slot_bytes for slab in slabs)
+        assert set(self._vacant) == {slab.number for slab in slabs if slab.vacant}
+        for slab in slabs:
+            states = sorted([*slab.used, *slab.quarantined, *slab.returned])
+            assert states == list(range(slab.touched)), f"slab {slab.number}: a position is lost or in two states"
+            assert slab.touched <= slab.count
+            has_room = bool(slab.returned) or slab.touched < slab.count
+            assert (slab.number in slab.group.open) == has_room, slab.number
+        for group in self._groups:
+            assert group.used == sum(len(slab.used) for slab in slabs if slab.group is group)
+            assert all(self._slabs.get(number) is slab for number, slab in group.open.items())
+
+    def _withdraw(self, slab: Slab, slot: Slot) -> None:
+        del slab.used[position_of(slot)]
+        slab.group.used -= 1
+        self.used_bytes -= slab.group.slot_bytes
+
+    def _give_back(self, slab: Slab, slot: Slot) -> None:
+        slab.returned.append(position_of(slot))
+        group = slab.group
+        if slab.vacant:
+            # To the end of the line: blocks go to slabs in use first, so that vacant ones stay free for another group.
+            group.open.pop(slab.number, None)
+            self._vacant[slab.number] = slab
+        group.open[slab.number] = slab
+
+    def _rounded_group(self, size_bytes: int, tenant: str) -> Group:
+        if not 1 <= size_bytes <= MAX_VALUE_BYTES:
+            raise InvalidArgument(f"a value has 1 to {MAX_VALUE_BYTES} bytes, not {size_bytes}")
+        if size_bytes > self.capacity_bytes:
+            raise InvalidArgument(f"{size_bytes} bytes never fit into a tier of {self.capacity_bytes}")
+        exact = self._exact_of_tenant.get(tenant, 0)
+        if exact < self._exact_classes:
+            self._exact_of_tenant[tenant] = exact + 1
+            slot_bytes = size_bytes
+        else:
+            slot_bytes = min(rounded_size(size_bytes), self.capacity_bytes)
+        group = self._group_of.get((tenant, slot_bytes))
+        if group is None:
+            group = Group(len(self._groups), tenant, slot_bytes)
+            self._groups.append(group)
+            self._group_of[tenant, slot_bytes] = group
+        return group
+
+    def _wanted_bytes(self, group: Group) -> int:
+        count = min(max(1, self._slab_bytes // group.slot_bytes), 1 << POSITION_BITS)
+        return count * group.slot_bytes
+
+    def _add_slab(self, group: Group) -> Slab | None:
+        """A new slab, out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
+        vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values())
+        if self._unassigned_bytes + vacant_bytes < group.slot_bytes:
+            return None
+        while self._vacant and self._unassigned_bytes < self._wanted_bytes(group):
+            self._reclaim_vacant()
+        while (slab := self._new_slab(group)) is None and self._vacant:
+            self._reclaim_vacant()
+        return slab
+
+    def _new_slab(self, group: Group) -> Slab | None:
+        count = min(self._wanted_bytes(group), self._unassigned_bytes) // group.slot_bytes
+        if count:
+            count = self._backing.acquire(self._next_slab, group.slot_bytes, count, group.tenant)
+        if not count:
+            return None
+        slab = Slab(self._next_slab, group, count)
+        self._next_slab += 1
+        self._unassigned_bytes -= slab.size_bytes
+        self._slabs[slab.number] = self._vacant[slab.number] = group.open[slab.number] = slab
+        return slab
+
+    def _reclaim_vacant(self) -> None:
+        slab = self._vacant.pop(next(iter(self._vacant)))
+        del self._slabs[slab.number]
+        del slab.group.open[slab.number]
+        self._unassigned_bytes += slab.size_bytes
+        self._backing.release(slab.number)
+
+
+def position_of(slot: Slot) -> int:
+    """The slot's place within its slab: its bytes begin at position x slot_bytes."""
+    return slot.index & ((1 << POSITION_BITS) - 1)
+
+
+def rounded_size(size_bytes: int) -> int:
+    """The smallest of the rounded sizes (eight a doubling) that is at least `size_bytes`."""
+    step = 1 << max(0, (size_bytes - 1).bit_length() - 1 - STEPS_BITS)
+    return -(-size_bytes // step) * step

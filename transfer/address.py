@@ -1,0 +1,56 @@
+"""Addresses of daemons: `host:port` for TCP, `unix:/path` for a socket file of this host."""
+
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kvstore.protocol.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a daemon listens: a Unix socket's path, or a host and port."""
+
+    host: str = ""
+    port: int = 0
+    unix: str = ""
+
+    def __str__(self) -> str:
+        if self.unix:
+            return f"unix:{self.unix}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`host:port`, `[v6]:port` or `unix:/path`. Raises InvalidArgument with the form expected."""
+    if text.startswith("unix:"):
+        if len(text) == 5:
+            raise InvalidArgument("an address unix:PATH needs a path")
+        return Address(unix=text[5:])
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise InvalidArgument(f"{text!r} is not an address: write HOST:PORT (port 0 to 65535) or unix:PATH")
+    return Address(host=host.strip("[]"), port=int(port))
+
+
+@cache
+def host_id() -> str:
+    """This host's boot id: equal in two processes exactly when they share a kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def connect(address: Address, *, timeout_s: float) -> socket.socket:
+    """A connected blocking socket. Raises OSError (TimeoutError among them)."""
+    if address.unix:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(address.unix)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock

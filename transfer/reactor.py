@@ -1,0 +1,179 @@
+"""One thread's event loop: descriptors by epoll, timers by monotonic time, and calls handed over by other threads.
+
+It runs callbacks, one after another, in the thread that called `run`; state owned by that thread needs no locks. asyncio's loop
+does the same at four times the cost a request, which is most of what a small request takes (benchmarks/RESULTS.md).
+"""
+
+import heapq
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Final, TypeVar
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded
+
+T = TypeVar("T")
+
+READABLE: Final = select.EPOLLIN
+WRITABLE: Final = select.EPOLLOUT
+MAX_EVENTS: Final = 256
+"""Descriptors served before timers and handed-over calls get their turn."""
+
+log = logging.getLogger("kvstore.transfer")
+
+
+class Timer:
+    """A callback to come. `cancel` is O(1): a cancelled timer is skipped when its time comes."""
+
+    __slots__ = ("callback", "when_ns")
+
+    def __init__(self, when_ns: int, callback: Callable[[], None]) -> None:
+        self.when_ns = when_ns
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Reactor:
+    """See the module. `call_soon`, `call` and `stop` are safe from any thread; everything else belongs to the loop's thread."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._serial = itertools.count()
+        self._handed_over: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, READABLE)
+        self._stopping = False
+        self._closed = False
+        self._close_lock = threading.Lock()
+        self.after_events: list[Callable[[], None]] = []
+        """Called after each round of events: where a batch that formed during the round is sent on."""
+
+    def now_ns(self) -> int:
+        return self._clock_ns()
+
+    def register(self, fd: int, callback: Callable[[int], None], events: int = READABLE) -> None:
+        """Call `callback(events)` whenever `fd` is ready. The reactor does not own the descriptor."""
+        self._handlers[fd] = callback
+        self._epoll.register(fd, events)
+
+    def modify(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        """Forget `fd`, which must still be open. One not registered is ignored."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+        timer = Timer(when_ns, callback)
+        heapq.heappush(self._timers, (when_ns, next(self._serial), timer))
+        return timer
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return self.call_at(self._clock_ns() + int(delay_s * 1e9), callback)
+
+    def every(self, interval_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` each `interval_s` for as long as the reactor runs; a late call does not make the next ones crowd."""
+
+        def again() -> None:
+            self.call_later(interval_s, again)
+            callback()
+
+        self.call_later(interval_s, again)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run `callback` in the loop's thread, soon. Does nothing once the reactor is closed."""
+        self._handed_over.append(callback)
+        with self._close_lock:  # the descriptor's number may be another file's once closed
+            if not self._closed:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def call(self, function: Callable[[], T], *, deadline_s: float) -> T:
+        """Run `function` in the loop's thread and return its result. For other threads only.
+
+        Raises DeadlineExceeded if the loop did not get to it in time (it is then not run), and whatever `function` raises.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        if self._closed:
+            raise Closed("the reactor is closed")
+        self.call_soon(run)
+        try:
+            return future.result(deadline_s)
+        except FutureTimeout:
+            future.cancel()
+            raise DeadlineExceeded(f"the event loop did not answer within {deadline_s} s") from None
+
+    def run(self) -> None:
+        """Serve until `stop`. A callback's exception is logged and does not end the loop: one bad peer must not take the rest along."""
+        while not self._stopping:
+            self.run_once(self._wait_s())
+
+    def run_once(self, timeout_s: float) -> None:
+        """One round: events, handed-over calls, due timers, then `after_events`."""
+        handlers = self._handlers
+        for fd, events in self._epoll.poll(timeout_s, MAX_EVENTS):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+            elif (callback := handlers.get(fd)) is not None:  # an earlier callback of this round may have closed it
+                self._guarded(callback, events)
+        for _ in range(len(self._handed_over)):
+            self._guarded(self._handed_over.popleft())
+        self._run_timers()
+        for callback in self.after_events:
+            self._guarded(callback)
+
+    def _wait_s(self) -> float:
+        if self._handed_over:
+            return 0.0
+        if not self._timers:
+            return 60.0
+        return max(0.0, (self._timers[0][0] - self._clock_ns()) / 1e9)
+
+    def _run_timers(self) -> None:
+        if not self._timers:
+            return
+        now_ns = self._clock_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                self._guarded(timer.callback)
+
+    def _guarded(self, callback: Callable[..., None], *args: int) -> None:
+        try:
+            callback(*args)
+        except Exception:
+            log.exception("a callback of the event loop failed")
+
+    def stop(self) -> None:
+        """End `run` after the current round."""
+        self._stopping = True
+        self.call_soon(lambda: None)
+
+    def close(self) -> None:
+        """Release the reactor's own descriptors. Registered ones belong to others. A second close is a no-op."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._epoll.close()
+            os.close(self._wake_fd)

@@ -1,0 +1,123 @@
+"""Listening sockets of a daemon: TCP and Unix, each accepted connection a Session with the daemon's handler."""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.transfer.reactor import Reactor
+from kvstore.transfer.session import Handler, Session
+
+BACKLOG: Final = 1024
+log = logging.getLogger("kvstore.transfer")
+
+
+class Server:
+    """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller."""
+
+    def __init__(self, reactor: Reactor, handler: Handler, *, max_connections: int) -> None:
+        self._reactor = reactor
+        self._handler = handler
+        self._max_connections = max_connections
+        self._listeners: list[socket.socket] = []
+        self._unix_paths: list[Path] = []
+        self.sessions: set[Session] = set()
+
+    def listen_tcp(self, host: str, port: int) -> str:
+        """Listen on `host:port` (port 0: any free one) and return the address as `host:port`.
+
+        Raises ConfigError: the port is in use or not allowed, or the host is not this machine's.
+        """
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} of {host} is in use: stop its owner or choose another port") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self._add(listener)
+        bound = listener.getsockname()
+        return f"[{bound[0]}]:{bound[1]}" if family == socket.AF_INET6 else f"{bound[0]}:{bound[1]}"
+
+    def listen_unix(self, path: Path) -> str:
+        """Listen on the Unix socket `path`, in a folder only this user can enter. A dead owner's socket file is replaced.
+
+        Raises ConfigError: the path is too long (107 bytes), a live process listens there, or the folder cannot be used.
+        """
+        if len(os.fsencode(path)) > 107:
+            raise ConfigError(f"the Unix socket path {path} is longer than 107 bytes: choose a shorter folder")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_dead(path)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        self._unix_paths.append(path)
+        self._add(listener)
+        return str(path)
+
+    def _add(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._reactor.register(listener.fileno(), lambda _events: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # out of descriptors: the peer waits in the backlog
+            log.error("cannot accept a connection: %s", error)
+            return
+        if len(self.sessions) >= self._max_connections:
+            log.warning("refusing a connection: %d are open (max_connections)", len(self.sessions))
+            sock.close()
+            return
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sessions.add(Session(self._reactor, sock, _Tracked(self)))
+
+    def close(self) -> None:
+        """Stop listening and hang up on everyone. A second close is a no-op."""
+        for listener in self._listeners:
+            self._reactor.unregister(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for path in self._unix_paths:
+            path.unlink(missing_ok=True)
+        self._unix_paths.clear()
+        for session in list(self.sessions):
+            session.close("the server stops")
+
+
+class _Tracked:
+    """The daemon's handler, with the server's set of sessions kept."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        handler = server._handler
+        self.frame = handler.frame
+        self.payload = handler.payload
+
+    def closed(self, session: Session) -> None:
+        self._server.sessions.discard(session)
+        self._server._handler.closed(session)
+
+
+def _remove_dead(path: Path) -> None:
+    """Unlink a socket file nobody listens on. Raises OSError(EADDRINUSE) if someone does."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            probe.connect(str(path))
+            raise OSError(errno.EADDRINUSE, "another process listens there")
+    path.unlink(missing_ok=True)

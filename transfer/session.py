@@ -1,0 +1,399 @@
+"""A frame session: one non-blocking connection of a daemon, either end of it.
+
+Reads frames and hands them to a Handler, values going straight from the socket into the memory that the handler names; sends
+answers and requests as vectors of buffers, without joining them. It owns its socket and its buffers, and the pins of what it
+sends until `on_sent`. It does not know what the messages mean.
+"""
+
+import logging
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, from_code
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
+from kvstore.protocol.messages import REPLIES, Failure, Message
+from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor, Timer
+
+BUFFER_BYTES: Final = 64 << 10
+"""Small frames are read many at a time; a larger body gets a buffer of its own for as long as it is parsed."""
+MAX_QUEUED_BYTES: Final = 64 << 20
+"""Unsent answers of one peer beyond which its requests wait: a peer that asks and does not read cannot take the daemon's memory."""
+MAX_VECTORS: Final = 512
+"""Buffers in one sendmsg or recvmsg; the kernel takes at most 1,024."""
+MAX_FRAMES_A_TURN: Final = 64
+"""Frames served for one peer before the others have their turn."""
+DISCARD_BYTES: Final = 256 << 10
+
+log = logging.getLogger("kvstore.transfer")
+
+Reply = Callable[["Header | None", "memoryview | KVStoreError"], None]
+"""Called once with a request's answer: (header, body) or (None, the error). The body is valid during the call only."""
+
+
+class Handler(Protocol):
+    """What a daemon does with its sessions; all calls come from the reactor's thread.
+
+    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure; nothing else may be raised.
+    """
+
+    def frame(self, session: "Session", header: Header, body: memoryview) -> None:
+        """A whole request has arrived (its payload is in the memory that `payload` named). `body` is valid during the call only."""
+
+    def payload(self, session: "Session", header: Header, body: memoryview) -> "list[memoryview] | None":
+        """Where shall this request's payload go? Writable views that add up to it, or None: `session.accept_payload` will tell later,
+        and `body` then is no longer valid. Raising refuses the request; its payload is read and thrown away."""
+
+    def closed(self, session: "Session") -> None:
+        """The connection is gone, for whatever reason; called once. Views given by `payload` are no longer used."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    buffers: deque[memoryview]
+    on_sent: Callable[[], None] | None
+    fds: Sequence[int]
+
+
+class Session:
+    """See the module. Not thread-safe: the reactor's thread is the only caller."""
+
+    def __init__(self, reactor: Reactor, sock: socket.socket, handler: Handler) -> None:
+        sock.setblocking(False)
+        self.reactor = reactor
+        self.is_local = sock.family == socket.AF_UNIX
+        self.context: Any = None
+        """The handler's own state for this connection."""
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._handler = handler
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+        self._header: Header | None = None
+        self._body: bytes = b""
+        self._destinations: deque[memoryview] | None = None
+        self._left_bytes = 0
+        self._waiting_for_room = False
+        self._refusal: KVStoreError | None = None
+        self._outgoing: deque[_Outgoing] = deque()
+        self._queued_bytes = 0
+        self._events = READABLE
+        self._requests: dict[int, tuple[Reply, Timer]] = {}
+        self._next_request = 1
+        self.is_open = True
+        reactor.register(self._fd, self._on_ready)
+
+    # --- reading ---
+
+    def _on_ready(self, events: int) -> None:
+        try:
+            if events & WRITABLE:
+                self._flush()
+            if events & READABLE and self.is_open:
+                self._read()
+            elif events & ~WRITABLE:
+                self.close("the peer closed the connection")
+        except ProtocolError as error:
+            self._say_last(error)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"{error.strerror or error}")
+
+    def _read(self) -> None:
+        """One recv, then every whole frame of it: the level-triggered epoll comes back for the rest."""
+        if self._destinations is not None:
+            if not self._fill_destinations():
+                return
+        elif self._end < len(self._buffer):
+            got = self._sock.recv_into(self._buffer[self._end :])
+            if not got:
+                self.close("the peer closed the connection")
+                return
+            self._end += got
+        self._serve()
+
+    def _serve(self) -> None:
+        for _ in range(MAX_FRAMES_A_TURN):
+            if not self.is_open or self._paused() or not self._next_frame():
+                return
+        self.reactor.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if self.is_open:
+            try:
+                self._serve()
+            except ProtocolError as error:
+                self._say_last(error)
+
+    def _paused(self) -> bool:
+        return self._destinations is not None or self._waiting_for_room or self._queued_bytes > MAX_QUEUED_BYTES
+
+    def _update_events(self) -> None:
+        """Have epoll tell what can be used: no reading while there is no room for what would be read."""
+        reading = 0 if self._waiting_for_room or self._queued_bytes > MAX_QUEUED_BYTES else READABLE
+        events = reading | (WRITABLE if self._outgoing else 0)
+        if self.is_open and events != self._events:
+            self._events = events
+            self.reactor.modify(self._fd, events)
+
+    def _next_frame(self) -> bool:
+        """Serve one frame of the buffer; False when it does not hold a whole one."""
+        have = self._end - self._start
+        if have < HEADER_BYTES:
+            self._make_room(HEADER_BYTES)
+            return False
+        header = unpack_header(self._buffer, self._start)
+        size = HEADER_BYTES + header.body_bytes
+        if have < size:
+            self._make_room(size)
+            return False
+        body = self._buffer[self._start + HEADER_BYTES : self._start + size]
+        self._start += size
+        if header.payload_bytes:
+            self._begin_payload(header, body)
+        else:
+            self._dispatch(header, body)
+        if self._start == self._end:
+            self._start = self._end = 0
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Have `size` contiguous bytes for the frame at the buffer's start."""
+        rest = self._buffer[self._start : self._end]
+        if size > len(self._buffer) or (len(self._buffer) > BUFFER_BYTES >= size):
+            larger = memoryview(bytearray(max(size, BUFFER_BYTES)))
+            larger[: len(rest)] = rest
+            self._buffer = larger
+        elif self._start + size > len(self._buffer):
+            self._buffer[: len(rest)] = bytes(rest)
+        else:
+            return
+        self._start, self._end = 0, len(rest)
+
+    def _dispatch(self, header: Header, body: memoryview) -> None:
+        if header.type in REPLIES:
+            self._on_reply(header, body)
+            return
+        try:
+            self._handler.frame(self, header, body)
+        except KVStoreError as error:
+            self.fail(header.request_id, error)
+        except Exception as error:
+            log.exception("a request of type %d failed", header.type)
+            self.fail(header.request_id, KVStoreError(f"internal error: {type(error).__name__}: {error}"))
+
+    # --- payloads ---
+
+    def _begin_payload(self, header: Header, body: memoryview) -> None:
+        self._header, self._body, self._left_bytes = header, bytes(body), header.payload_bytes
+        self._waiting_for_room = True
+        try:
+            views = self._handler.payload(self, header, memoryview(self._body))
+        except KVStoreError as error:
+            self.refuse_payload(error)
+            return
+        if views is not None:
+            self.accept_payload(views)
+        else:
+            self._update_events()
+
+    def accept_payload(self, views: list[memoryview]) -> None:
+        """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`."""
+        assert self._waiting_for_room and sum(map(len, views)) == self._left_bytes
+        self._waiting_for_room = False
+        self._destinations = deque(views)
+        self._update_events()
+        self._take_buffered()
+
+    def refuse_payload(self, error: KVStoreError) -> None:
+        """The pending request fails with `error`; its payload is read and thrown away, so that the connection stays usable."""
+        self._waiting_for_room = False
+        self._refusal = error
+        self._destinations = deque()
+        self._update_events()
+        self._take_buffered()
+
+    def _take_buffered(self) -> None:
+        """Move what came with the body; the rest comes straight from the socket."""
+        destinations = self._destinations
+        assert destinations is not None
+        have = min(self._end - self._start, self._left_bytes)
+        source = self._buffer[self._start : self._start + have]
+        self._start += have
+        self._left_bytes -= have
+        while source and destinations:
+            first = destinations[0]
+            size = min(len(first), len(source))
+            first[:size] = source[:size]
+            source = source[size:]
+            _advance(destinations, size)
+        if not self._left_bytes:
+            self._end_payload()
+        # The rest of the buffer, if any, belongs to this payload no more: _serve goes on with it.
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _fill_destinations(self) -> bool:
+        """Read from the socket into the destinations; True when the payload is whole."""
+        destinations = self._destinations
+        assert destinations is not None
+        if self._refusal is not None:
+            got = self._sock.recv_into(bytearray(min(self._left_bytes, DISCARD_BYTES)))
+        elif len(destinations) == 1:
+            got = self._sock.recv_into(destinations[0])
+        else:
+            vectors = [destinations[i] for i in range(min(len(destinations), MAX_VECTORS))]
+            got = self._sock.recvmsg_into(vectors)[0]
+        if not got:
+            self.close("the peer closed the connection within a payload")
+            return False
+        self._left_bytes -= got
+        if self._refusal is None:
+            _advance(destinations, got)
+        if self._left_bytes:
+            return False
+        self._end_payload()
+        return True
+
+    def _end_payload(self) -> None:
+        header, body, refusal = self._header, self._body, self._refusal
+        assert header is not None
+        self._header, self._body, self._destinations, self._refusal = None, b"", None, None
+        if refusal is not None:
+            self.fail(header.request_id, refusal)
+        else:
+            self._dispatch(header, memoryview(body))
+        if self._start != self._end:
+            self.reactor.call_soon(self._resume)
+
+    # --- writing ---
+
+    def reply(
+        self,
+        request_id: int,
+        message: Message,
+        payload: Sequence[memoryview | bytes] = (),
+        *,
+        on_sent: Callable[[], None] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Answer a request. `payload` buffers must not change before `on_sent`, which is called also if the connection breaks.
+
+        `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
+        """
+        if self.is_open:
+            self._send(message, request_id, 0, payload, on_sent, fds)
+        elif on_sent is not None:
+            on_sent()
+
+    def fail(self, request_id: int, error: KVStoreError) -> None:
+        """Answer a request with a typed error; a request without an id gets none."""
+        if request_id:
+            self.reply(request_id, Failure(error.code, str(error)))
+
+    def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
+        """Ask the peer. `on_reply` is called exactly once: the answer, the peer's error, Unavailable, or DeadlineExceeded."""
+        if not self.is_open:
+            on_reply(None, Unavailable("the connection is closed"))
+            return
+        request_id = self._next_request
+        self._next_request = self._next_request % 0xFFFFFFFF + 1
+
+        def expired() -> None:
+            self._requests.pop(request_id, None)
+            on_reply(None, from_code(102, f"the peer did not answer within {deadline_s} s"))
+
+        self._requests[request_id] = (on_reply, self.reactor.call_later(deadline_s, expired))
+        self._send(message, request_id, min(int(deadline_s * 1000), MAX_DEADLINE_MS), (), None, ())
+
+    def _on_reply(self, header: Header, body: memoryview) -> None:
+        waiting = self._requests.pop(header.request_id, None)
+        if waiting is None:
+            return  # its deadline had passed
+        on_reply, timer = waiting
+        timer.cancel()
+        if header.type == Failure.TYPE:
+            failure = Failure.unpack(body)
+            on_reply(None, from_code(failure.code, failure.text))
+        else:
+            on_reply(header, body)
+
+    def _send(
+        self,
+        message: Message,
+        request_id: int,
+        deadline_ms: int,
+        payload: Sequence[memoryview | bytes],
+        on_sent: Callable[[], None] | None,
+        fds: Sequence[int],
+    ) -> None:
+        body = message.pack()
+        payload_bytes = sum(map(len, payload))
+        head = pack_header(message.TYPE, request_id, len(body), payload_bytes, deadline_ms) + body
+        buffers = deque([memoryview(head), *(memoryview(part) for part in payload)])
+        self._outgoing.append(_Outgoing(buffers, on_sent, fds))
+        self._queued_bytes += len(head) + payload_bytes
+        if len(self._outgoing) == 1:
+            try:
+                self._flush()
+            except OSError as error:
+                self.close(f"{error.strerror or error}")
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            item = self._outgoing[0]
+            vectors = [item.buffers[i] for i in range(min(len(item.buffers), MAX_VECTORS))]
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", item.fds))] if item.fds else []
+            try:
+                sent = self._sock.sendmsg(vectors, ancillary)
+            except BlockingIOError:
+                self._update_events()
+                return
+            item.fds = ()
+            self._queued_bytes -= sent
+            _advance(item.buffers, sent)
+            if not item.buffers:
+                self._outgoing.popleft()
+                if item.on_sent is not None:
+                    item.on_sent()
+        if self._events != READABLE:
+            self._update_events()
+            self.reactor.call_soon(self._resume)
+
+    # --- the end ---
+
+    def _say_last(self, error: ProtocolError) -> None:
+        """Tell a peer that cannot be understood why, as far as its socket takes it now, and hang up."""
+        log.warning("closing a connection: %s", error)
+        self.reply(0, Failure(error.code, str(error)))
+        self.close(str(error))
+
+    def close(self, reason: str = "closed") -> None:
+        """Hang up. Waiting requests get Unavailable, `on_sent` of unsent answers is called. A second close is a no-op."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.reactor.unregister(self._fd)
+        self._sock.close()
+        outgoing, self._outgoing = self._outgoing, deque()
+        requests, self._requests = self._requests, {}
+        self._destinations = None
+        for item in outgoing:
+            if item.on_sent is not None:
+                item.on_sent()
+        for on_reply, timer in requests.values():
+            timer.cancel()
+            on_reply(None, Unavailable(f"the connection broke: {reason}"))
+        self._handler.closed(self)
+
+
+def _advance(buffers: deque[memoryview], size: int) -> None:
+    """Drop the first `size` bytes of a vector."""
+    while buffers and size >= len(buffers[0]):
+        size -= len(buffers.popleft())
+    if size:
+        buffers[0] = buffers[0][size:]
