@@ -16,13 +16,13 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-import lmdb
 import numpy as np
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, StaleHandle, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 
@@ -71,9 +71,11 @@ class NvmeTier(Tier):
         """Keys given back and not yet deleted, oldest first. Appended by the loop, taken by the writer."""
         self._deleting: list[bytes] = []
         """Keys taken from `_freed` whose transaction has not been committed. The writer's own."""
-        with self._environment.read() as transaction:
-            cursor = transaction.cursor(self._environment.headers)
-            self._next_id = int.from_bytes(cursor.key()) + 1 if cursor.last() else 0
+        try:
+            self._next_id = self._first_unused_id()
+        except TierFailed as damaged:
+            self._environment.close()
+            raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
 
     @property
     def capacity_bytes(self) -> int:
@@ -140,9 +142,9 @@ class NvmeTier(Tier):
                 with self._environment.read() as transaction:
                     for slot, destination in pairs[len(answers) :]:
                         answers.append(self._read(transaction, slot, destination))  # noqa: PERF401 - the answers so far outlive an exception
-            except (lmdb.Error, TierFailed) as error:
+            except TierFailed as error:
                 # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
-                answers.append(TierFailed(f"{slots[len(answers)]} cannot be read: {error}"))
+                answers.append(error)
         return answers
 
     def free(self, slot: Slot) -> None:
@@ -227,6 +229,11 @@ class NvmeTier(Tier):
             return ChecksumMismatch(f"{slot} does not hold the bytes that were written")
         return None
 
+    def _first_unused_id(self) -> int:
+        with self._environment.read() as transaction:
+            cursor = transaction.cursor(self._environment.headers)
+            return int.from_bytes(cursor.key()) + 1 if cursor.last() else 0
+
     def _header_chunks(self) -> Iterator[list[tuple[bytes, bytes]]]:
         after = b""
         while True:
@@ -234,7 +241,7 @@ class NvmeTier(Tier):
                 cursor = transaction.cursor(self._environment.headers)
                 # The key after `after` in LMDB's order is the same with a zero byte behind it.
                 found = cursor.set_range(after + b"\0") if after else cursor.first()
-                chunk = [(bytes(key), bytes(raw)) for key, raw in zip_first(cursor.iternext(), RECOVER_CHUNK)] if found else []
+                chunk = [(bytes(key), bytes(raw)) for key, raw in islice(cursor.iternext(), RECOVER_CHUNK)] if found else []
             if not chunk:
                 return
             after = chunk[-1][0]
@@ -253,3 +260,28 @@ class NvmeTier(Tier):
                     break
                 oldest = bytes(key)
         return oldest
+
+
+def _key(block_id: int) -> bytes:
+    return block_id.to_bytes(8)
+
+
+def _pack_header(key: bytes, record: Record) -> bytes:
+    rest = struct.pack(">QQ", record.slot.size_bytes, record.checksum) + record.tag
+    return xxhash.xxh3_64_digest(key + rest) + rest
+
+
+def _unpack_header(key: bytes, raw: bytes) -> tuple[int, int, bytes] | None:
+    """(size in bytes, checksum, tag), or None where a bit of the key or the header has changed."""
+    if xxhash.xxh3_64_digest(key + raw[8:]) != raw[:8]:
+        return None
+    _digest, size_bytes, checksum = _HEADER.unpack_from(raw)
+    return size_bytes, checksum, raw[_HEADER.size :]
+
+
+def _copy(source: memoryview, destination: memoryview) -> None:
+    """Copy between buffers of one length."""
+    if len(source) < NUMPY_COPY_BYTES:
+        destination.cast("B")[:] = source
+    else:
+        np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))

@@ -89,10 +89,16 @@ class Environment:
         """A read transaction whose values are memoryviews into the map, valid until it ends. Keep it short: it holds back the reuse
         of every page freed meanwhile.
 
-        Raises lmdb.Error, TierFailed after a failure, Closed.
+        Raises:
+            TierFailed: LMDB cannot read (this page, or anything after a failed write).
+            Closed: `close` was called.
         """
-        with self._gate.shared(), self._begin(self._opened(), False) as transaction:
-            yield transaction
+        with self._gate.shared():
+            try:
+                with self._begin(self._opened(), False) as transaction:
+                    yield transaction
+            except lmdb.Error as error:
+                raise TierFailed(f"{self._path} cannot be read: {error}") from error
 
     def write(self, apply: Callable[[Any], None]) -> None:
         """Run `apply` in one write transaction and commit it: all of it is kept, or none.
@@ -105,7 +111,8 @@ class Environment:
             Closed: `close` was called.
         """
         with self._writing:
-            for last in (False, True):
+            last = False
+            while True:
                 try:
                     with self._begin(self._opened(), True) as transaction:
                         apply(transaction)
@@ -121,6 +128,7 @@ class Environment:
                         raise TierFull(f"{self._path}: {error}") from error
                     if last:
                         raise self._fail(error) from error
+                last = True
 
     def close(self) -> None:
         """Wait for transactions to end, close, and let others use the folder. A second close is a no-op."""

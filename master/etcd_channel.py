@@ -1,0 +1,165 @@
+"""A connection to one etcd endpoint of several, with TLS and a token, replaced by the next one when a call fails.
+
+aetcd's Client knows one endpoint and no TLS, so only its generated messages are taken. A channel at a time, to one endpoint, rather
+than a gRPC list of addresses: certificates are checked against the name that was asked for, and names and addresses may be mixed.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
+
+from kvstore.protocol.errors import CatalogUnavailable, ConfigError, KVStoreError
+
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # A new channel must not inherit the reconnect back-off of the one it replaces.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # The largest page of a load: 256 values of 64 KiB, and room.
+    ("grpc.keepalive_time_ms", 10_000),  # etcd drops a client that pings more often than every 5 s.
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+NOT_MENDED_BY_RETRY = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,  # among them: wrong user name or password
+        grpc.StatusCode.FAILED_PRECONDITION,  # a user is named but authentication is off
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,  # this is not an etcd
+    }
+)
+UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAccess:
+    """Who and what to trust. `ca` (PEM) turns TLS on; `cert` and `key` (PEM, both or none) say who we are; `user` logs in."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    user: str | None = None
+    password: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ConfigError("etcd: a client certificate needs both cert and key")
+        if self.cert is not None and self.ca is None:
+            raise ConfigError("etcd: a client certificate needs ca, the authority of the servers, too")
+        if (self.user is None) != (self.password is None):
+            raise ConfigError("etcd: a login needs both a user and a password")
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    endpoint: str
+    channel: grpc.Channel
+    calls: dict[str, Any]
+    metadata: tuple[tuple[str, str], ...]
+
+
+class Reply:
+    """The answer to come of one call. `result` may be asked for once, from any thread."""
+
+    def __init__(self, owner: "EtcdChannel", connection: _Connection, future: Any) -> None:
+        self._owner = owner
+        self._connection = connection
+        self._future = future
+
+    def result(self) -> Any:
+        """Wait for the answer, at most until the call's deadline.
+
+        Raises CatalogUnavailable or ConfigError; the connection has been dropped then, and whether the call took effect is unknown.
+        """
+        try:
+            return self._future.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            self._owner._drop(self._connection)
+            raise _translated(error, self._connection.endpoint) from error
+
+
+class EtcdChannel:
+    """Calls into etcd. Thread-safe; threads share the connection, and lose it together."""
+
+    def __init__(self, endpoints: Sequence[str], access: EtcdAccess) -> None:
+        """`endpoints` are `host:port`, at least one, tried in this order; `access`'s files are read at once.
+
+        Raises ConfigError when a file cannot be read.
+        """
+        self._endpoints = tuple(endpoints)
+        self._access = access
+        self._credentials = _credentials(access)
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self._next_endpoint = 0
+        self._closed = False
+
+    def start(self, method: str, request: Any, *, timeout_s: float) -> Reply:
+        """Send a request (`Range`, `Txn` or `Status`), connecting and logging in first if need be. Raises as Reply.result does."""
+        with self._lock:
+            connection = self._connection or self._connect(timeout_s)
+            future = connection.calls[method].future(request, timeout=timeout_s, metadata=connection.metadata)
+        return Reply(self, connection, future)
+
+    def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
+        """`start` and wait."""
+        return self.start(method, request, timeout_s=timeout_s).result()
+
+    def close(self) -> None:
+        """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            self._drop(connection)
+
+    def _connect(self, timeout_s: float) -> _Connection:
+        if self._closed:
+            raise CatalogUnavailable("etcd: the connection was closed")
+        endpoint = self._endpoints[self._next_endpoint]
+        self._next_endpoint = (self._next_endpoint + 1) % len(self._endpoints)
+        if self._credentials is None:
+            channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+        else:
+            channel = grpc.secure_channel(endpoint, self._credentials, options=OPTIONS)
+        try:
+            metadata = self._log_in(channel, timeout_s)
+        except grpc.RpcError as error:
+            channel.close()
+            raise _translated(error, endpoint) from error
+        kv = rpc_pb2_grpc.KVStub(channel)
+        calls = {"Range": kv.Range, "Txn": kv.Txn, "Status": rpc_pb2_grpc.MaintenanceStub(channel).Status}
+        self._connection = _Connection(endpoint, channel, calls, metadata)
+        return self._connection
+
+    def _log_in(self, channel: grpc.Channel, timeout_s: float) -> tuple[tuple[str, str], ...]:
+        """The metadata that carries the token, if there is a user. An expired token fails a call, and so leads back here."""
+        if self._access.user is None:
+            return ()
+        request = rpc_pb2.AuthenticateRequest(name=self._access.user, password=self._access.password)
+        return (("token", rpc_pb2_grpc.AuthStub(channel).Authenticate(request, timeout=timeout_s).token),)
+
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        connection.channel.close()
+
+
+def _credentials(access: EtcdAccess) -> grpc.ChannelCredentials | None:
+    if access.ca is None:
+        return None
+    try:
+        ca, key, cert = (path and path.read_bytes() for path in (access.ca, access.key, access.cert))
+    except OSError as error:
+        raise ConfigError(f"etcd: cannot read {error.filename}: {error.strerror}") from error
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _translated(error: Exception, endpoint: str) -> KVStoreError:
+    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
+    details = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
+    if code in UNREACHABLE:
+        return CatalogUnavailable(f"etcd unreachable: {endpoint}: {details}")
+    message = f"etcd refuses: {endpoint}: {code.name}: {details}"
+    return ConfigError(message) if code in NOT_MENDED_BY_RETRY else CatalogUnavailable(message)
