@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from kvstore.protocol.errors import InvalidArgument
 from xxhash import xxh3_128_digest
+
+from kvstore.protocol.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch

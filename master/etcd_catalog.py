@@ -7,7 +7,6 @@ A transaction that got no answer may still be on its way and land late. So after
 anything is retried: the fence moves, and what was sent under the old one no longer matches.
 """
 
-import logging
 import secrets
 import socket
 import threading
@@ -17,15 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from aetcd.rpc import rpc_pb2
-
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Catalog, Done, Op
 from kvstore.master.etcd_channel import EtcdAccess, EtcdChannel, Reply
-from kvstore.master.etcd_version import known_data_bug
+from kvstore.master.etcd_version import warn_of_data_bug
 from kvstore.master.group_commit import Changes, GroupCommit
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
-
-LOG = logging.getLogger("kvstore.master")
 
 MAX_TXN_OPS = 128
 """etcd's default --max-txn-ops. It limits each branch of a transaction; the compare is counted apart."""
@@ -75,9 +71,8 @@ class EtcdCatalog(Catalog):
     def open(self, *, deadline_s: float) -> int:
         """See Catalog. Warns in the log when the server's version is known to lose or corrupt data."""
         self._patience_s = deadline_s
-        version = self._patiently(lambda timeout_s: self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s)).version
-        if bug := known_data_bug(version):
-            LOG.warning("catalog: %s", bug)
+        status = self._patiently(lambda timeout_s: self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s))
+        warn_of_data_bug(status.version)
         self._epoch = self._patiently(lambda timeout_s: self._claim(timeout_s, opening=True))
         self._fence = self._epoch
         self._committer.start()
@@ -162,9 +157,7 @@ class EtcdCatalog(Catalog):
     def _guarded(self, owner_revision: int) -> Any:
         """A transaction that takes effect only while the owner's key has this mod_revision (0: is absent), and else tells it."""
         request = rpc_pb2.TxnRequest()
-        request.compare.add(
-            result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=self._owner_key, mod_revision=owner_revision
-        )
+        request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=self._owner_key, mod_revision=owner_revision)
         request.failure.add().request_range.key = self._owner_key
         return request
 

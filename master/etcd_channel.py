@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
-
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, KVStoreError
 
 OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # http_proxy is for the way out of the data centre; etcd is never behind it.
     ("grpc.use_local_subchannel_pool", 1),  # A new channel must not inherit the reconnect back-off of the one it replaces.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # The largest page of a load: 256 values of 64 KiB, and room.
     ("grpc.keepalive_time_ms", 10_000),  # etcd drops a client that pings more often than every 5 s.
@@ -107,11 +107,15 @@ class EtcdChannel:
         return self.start(method, request, timeout_s=timeout_s).result()
 
     def close(self) -> None:
-        """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op."""
-        self._closed = True
-        connection = self._connection
+        """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op.
+
+        Waits for a login under way, so at most that call's deadline.
+        """
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
         if connection is not None:
-            self._drop(connection)
+            connection.channel.close()
 
     def _connect(self, timeout_s: float) -> _Connection:
         if self._closed:
@@ -150,7 +154,9 @@ def _credentials(access: EtcdAccess) -> grpc.ChannelCredentials | None:
     if access.ca is None:
         return None
     try:
-        ca, key, cert = (path and path.read_bytes() for path in (access.ca, access.key, access.cert))
+        ca = access.ca.read_bytes()
+        key = None if access.key is None else access.key.read_bytes()
+        cert = None if access.cert is None else access.cert.read_bytes()
     except OSError as error:
         raise ConfigError(f"etcd: cannot read {error.filename}: {error.strerror}") from error
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)

@@ -1,6 +1,9 @@
 """Which etcd servers are known to lose, corrupt or wrongly serve data. A warning, not a refusal: tests and trials may run on them."""
 
+import logging
 import re
+
+LOG = logging.getLogger("kvstore.master")
 
 SAFE_FROM = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 """(major, minor) -> the first patch release that gives no stale reads after a pause. Source: etcd issue 20418 and its back-ports."""
@@ -19,3 +22,8 @@ def known_data_bug(version: str) -> str | None:
         return None
     harm = "can corrupt its data" if (major, minor) == (3, 5) and patch <= 2 else "can serve stale reads after a pause"
     return f"etcd {version} {harm}; use {major}.{minor}.{safe_patch} or later"
+
+
+def warn_of_data_bug(version: str) -> None:
+    if bug := known_data_bug(version):
+        LOG.warning("catalog: %s", bug)

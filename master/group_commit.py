@@ -131,11 +131,11 @@ class GroupCommit:
 
     def _note(self, trouble: str | None) -> None:
         """Keep what `health` tells; an operator's log gets the changes only, not every try."""
-        if trouble is not None and self._trouble is None:
+        before, self._trouble = self._trouble, trouble
+        if trouble is not None and before is None:
             LOG.warning("catalog: %s", trouble)
-        elif trouble is None and self._trouble is not None:
+        elif trouble is None and before is not None:
             LOG.warning("catalog: takes writes again")
-        self._trouble = trouble
 
 
 def check_ops(ops: Sequence[Op]) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lmdb
-
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Catalog, Done, Op
 from kvstore.master.group_commit import Changes, GroupCommit
@@ -102,6 +101,10 @@ class LmdbCatalog(Catalog):
         self._release_lock()
 
     def _open_environment(self) -> _Environment:
+        data = self._folder / "data.mdb"
+        if data.exists():
+            # A map that an earlier owner filled and grew must not be too small for this one's epoch.
+            self._map_bytes = max(self._map_bytes, 2 * data.stat().st_size)
         try:
             # writemap would turn a full disk into SIGBUS; read-ahead would fetch 128 KiB for a record of 128 bytes.
             opened = lmdb.open(str(self._folder), map_size=self._map_bytes, max_dbs=2, mode=0o600, writemap=False, readahead=False)

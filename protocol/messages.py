@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
-from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.wire import Reader, Writer
+from kvstore.protocol.wire import Form
 
 Ints = Sequence[int]
 
@@ -35,71 +33,33 @@ TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
 
 
 class Message:
-    """A body with fields in the order of FORM.
-
-    A form's kinds are Writer's and Reader's methods; columns (u8s, u32s, u64s, flags) are as long as the nearest `keys` or
-    `count` field before them. `count` is not an attribute: it is the length of the attribute it names.
-    """
+    """A body with fields in the order of FORM, whose kinds `wire.Form` explains."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
     FORM: ClassVar[tuple[tuple[str, str], ...]] = ()
+    _form: ClassVar[Form]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._form = Form(cls.FORM, tuple(cls.__annotations__))
 
     def pack(self) -> bytes:
-        writer = Writer()
-        for name, kind in self.FORM:
-            value = getattr(self, name)
-            if kind == "count":
-                writer.u32(len(value))
-            elif kind == "texts":
-                writer.keys([text.encode() for text in value])
-            elif kind == "parents":
-                writer.keys(value)
-            else:
-                getattr(writer, kind)(value)
-        return writer.done()
+        return self._form.pack(self)
 
     @classmethod
     def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
         """Raises ProtocolError unless `body` has exactly this message's form."""
-        reader, count = Reader(body), 0
-        fields: dict[str, Any] = {}
-        for name, kind in cls.FORM:
-            if kind == "count":
-                count = reader.u32()
-                if count > MAX_BATCH:
-                    raise ProtocolError(f"a batch of {count} is over the limit of {MAX_BATCH}")
-            elif kind == "keys":
-                fields[name] = reader.keys()
-                count = len(fields[name])
-            elif kind == "parents":
-                fields[name] = _same_count(reader.keys(allow_empty=True), count, name)
-            elif kind == "texts":
-                fields[name] = _texts(reader.keys(allow_empty=True))
-            elif kind in ("u8s", "u32s", "u64s"):
-                fields[name] = getattr(reader, kind)(count)
-            else:
-                fields[name] = getattr(reader, kind)()
-        reader.end()
-        return cls(**fields)
-
-
-def _same_count(keys: list[bytes], count: int, name: str) -> list[bytes]:
-    if len(keys) != count:
-        raise ProtocolError(f"{len(keys)} {name} for {count} keys")
-    return keys
-
-
-def _texts(values: list[bytes]) -> list[str]:
-    try:
-        return [value.decode() for value in values]
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"a text is not UTF-8: {error}") from None
+        return cls(*cls._form.unpack(body))
 
 
 @dataclass(slots=True)
 class Hello(Message):
-    """First message of every connection: who asks. `epoch` is a node's registration epoch, 0 for clients."""
+    """First message of every connection: who asks. `epoch` is a node's registration epoch.
+
+    It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
+    Hello again on the same connection once it is.
+    """
 
     TYPE = 1
     FORM = (("role", "u8"), ("tenant", "text"), ("token", "text"), ("name", "text"), ("epoch", "u64"))
@@ -288,10 +248,10 @@ class NodeTable(Message):
     FORM = (
         ("ids", "count"),
         ("ids", "u32s"),
-        ("names", "texts"),
-        ("hosts", "texts"),
-        ("unix", "texts"),
-        ("tcp", "texts"),
+        ("names", "labels"),
+        ("hosts", "labels"),
+        ("unix", "labels"),
+        ("tcp", "labels"),
     )
     ids: Ints
     names: list[str]
@@ -369,7 +329,7 @@ class Hold(Message):
 
 @dataclass(slots=True)
 class Put(Message):
-    """Write these blocks; the values follow as payload, in order. Answer: Flags, after publication (0: it was already there)."""
+    """Write these blocks; the values follow as payload, in order. Answer: Flags, after publication: 1 stored, 0 already there, 2 ask again."""
 
     TYPE = 40
     FORM = (
@@ -424,7 +384,7 @@ class Opened(Message):
 
 @dataclass(slots=True)
 class Commit(Message):
-    """These puts are written; checksums are xxh3_64 of their values. Answer: Flags, after publication (0: it was already there)."""
+    """These puts are written; checksums are xxh3_64 of their values. Answer: Flags, after publication: 1 stored, 0 already there, 2 ask again."""
 
     TYPE = 43
     FORM = (("put_ids", "count"), ("put_ids", "u64s"), ("checksums", "u64s"))

@@ -5,6 +5,7 @@ file's section ([node] heartbeat_interval_s = 1.0) and the row in docs/settings.
 """
 
 import dataclasses
+import math
 import os
 import re
 import tomllib
@@ -24,7 +25,8 @@ _UNITS: Final = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGTP", start=1)
     for suffix, base in (("iB", 1024), ("B", 1000), ("i", 1024), ("", 1024))
 }
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
+_NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 class Size(int):
@@ -133,15 +135,16 @@ def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, 
     if not path:
         return {}
     try:
-        table = tomllib.loads(Path(path).read_text()).get(section, {})
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get(section, {})
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the settings file {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         raise ConfigError(f"{path} is not TOML: {error}") from None
     known = {field.name for field in dataclasses.fields(kind)}
-    if not isinstance(table, dict) or (unknown := sorted(set(table) - known)):
-        wrong = ", ".join(unknown) if isinstance(table, dict) else section
-        raise ConfigError(f"{path}, section [{section}]: unknown setting {wrong}; known are {', '.join(sorted(known))}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {section} is not a section; write [{section}] and its settings below")
+    if unknown := sorted(set(table) - known):
+        raise ConfigError(f"{path}, section [{section}]: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return table
 
 
@@ -149,7 +152,7 @@ def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any
     try:
         value = _convert(hint, raw)
     except (ValueError, TypeError, ConfigError) as error:
-        detail = error if isinstance(error, ConfigError) else f"{raw!r} is not {'a number' if hint in (int, float) else hint.__name__}"
+        detail = error if isinstance(error, ConfigError) else f"{raw!r} is not {_NOUNS[hint]}"
         raise ConfigError(f"{source}: {detail}") from None
     low, high, choices = metadata["minimum"], metadata["maximum"], metadata["choices"]
     if low is not None and value < low:
@@ -164,12 +167,15 @@ def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any
 def _convert(hint: Any, raw: Any) -> Any:
     if hint is Size:
         return parse_size(raw if isinstance(raw, str) else str(raw))
-    if hint is bool and isinstance(raw, str):
-        if raw.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+    if hint is bool:
+        word = str(raw).lower()
+        if word not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
             raise ValueError(raw)
-        return raw.lower() in ("1", "true", "yes", "on")
-    if hint is str and not isinstance(raw, str):
+        return word in ("1", "true", "yes", "on")
+    accepted = {str: (str,), int: (str, int), float: (str, int, float)}[hint]
+    if not isinstance(raw, accepted) or isinstance(raw, bool):
         raise TypeError(raw)
-    if hint in (int, float) and isinstance(raw, bool):
-        raise TypeError(raw)
-    return hint(raw)
+    value = hint(raw)
+    if hint is float and not math.isfinite(value):
+        raise ValueError(raw)
+    return value

@@ -1,6 +1,6 @@
 """A real etcd for tests: one member on free ports of the loopback, its data in a folder that outlives a kill.
 
-Needs the `etcd` program (Debian: etcd-server; `make test` installs it). Not for production: one member has no replica.
+Needs the `etcd` program (Debian: etcd-server), and `openssl` for TLS; `make test` installs them.
 """
 
 import os
@@ -11,7 +11,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-MISSING = "the etcd program is not on PATH: `make test` installs it (Debian: apt-get install etcd-server)"
+PACKAGES = {"etcd": "etcd-server", "openssl": "openssl"}
+"""Program -> the Debian package that brings it."""
 READY = b"ready to serve client requests"
 """What etcd 3.4, 3.5 and 3.6 log once a client is answered."""
 START_DEADLINE_S = 30.0
@@ -25,24 +26,24 @@ class EtcdServer:
     """
 
     def __init__(self, folder: Path, *extra_flags: str, tls: bool = False) -> None:
-        """`folder` gets the data and the log. `tls`: etcd makes its own certificate, see `certificate`."""
-        program = shutil.which("etcd")
-        if program is None:
-            raise RuntimeError(MISSING)
-        folder.mkdir(parents=True, exist_ok=True)
+        """`folder` exists, and gets the data and the log. `tls`: clients must know and show `certificate`."""
         self._folder = folder
         self.log_path = folder / "etcd.log"
         self._scheme = "https" if tls else "http"
         client_port, peer_port = free_ports(2)
         self.host_port = f"127.0.0.1:{client_port}"
-        self._command = [program, *self._flags(f"http://127.0.0.1:{peer_port}"), *(["--auto-tls"] if tls else []), *extra_flags]
+        self._command = [
+            found("etcd"),
+            *self._flags(f"http://127.0.0.1:{peer_port}"),
+            *(self._make_certificate() if tls else []),
+            *extra_flags,
+        ]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def certificate(self) -> tuple[Path, Path]:
-        """(certificate, key) that a server with `tls` made for itself: self-signed, so the certificate is its own authority."""
-        made = self._folder / "data" / "fixtures" / "client"
-        return made / "cert.pem", made / "key.pem"
+        """(certificate, key) of a server with `tls`. Self-signed, so it is its own authority, for the server and for its clients."""
+        return self._folder / "cert.pem", self._folder / "key.pem"
 
     @property
     def pid(self) -> int:
@@ -63,7 +64,7 @@ class EtcdServer:
             overdue.cancel()
 
     def stop(self) -> None:
-        """Ask it to end, and wait. A server not running is left alone."""
+        """Ask it to end, and wait. A server not running is left alone; a frozen one is killed in the end."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -76,8 +77,9 @@ class EtcdServer:
         self.start()
 
     def freeze(self) -> None:
-        """Stop its process without closing its sockets: calls hang instead of being refused."""
+        """Stop its process without closing its sockets: calls hang instead of being refused. `kill` ends it without a thaw."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -85,25 +87,38 @@ class EtcdServer:
     def _flags(self, peer_url: str) -> list[str]:
         client_url = f"{self._scheme}://{self.host_port}"
         return [
-            f"--name=only", f"--data-dir={self._folder / 'data'}", f"--listen-client-urls={client_url}", f"--advertise-client-urls={client_url}",
-            f"--listen-peer-urls={peer_url}", f"--initial-advertise-peer-urls={peer_url}", f"--initial-cluster=only={peer_url}",
-        ]  # fmt: skip
+            "--name=only",
+            f"--data-dir={self._folder / 'data'}",
+            f"--listen-client-urls={client_url}",
+            f"--advertise-client-urls={client_url}",
+            f"--listen-peer-urls={peer_url}",
+            f"--initial-advertise-peer-urls={peer_url}",
+            f"--initial-cluster=only={peer_url}",
+        ]
+
+    def _make_certificate(self) -> list[str]:
+        """Make `certificate` and return the flags that use it. Not with --auto-tls: its P-521 key is refused by gRPC's BoringSSL."""
+        cert, key = self.certificate
+        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        names = ["-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        command = [found("openssl"), "req", "-x509", "-nodes", *curve, *names, "-keyout", str(key), "-out", str(cert)]
+        subprocess.run(command, check=True, capture_output=True)
+        return [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]
 
     def _await_ready(self, begin: int) -> None:
         """Read the log as it grows until etcd says it is ready or ends."""
         assert self._process is not None
-        while READY not in (said := self.log_path.read_bytes()[begin:]):
+        while READY not in self.log_path.read_bytes()[begin:]:
             try:
                 self._process.wait(0.02)
             except subprocess.TimeoutExpired:
                 continue
             self._process = None
-            raise RuntimeError(f"etcd did not start: {said[-2000:].decode(errors='replace')}")
+            raise RuntimeError(f"etcd did not start: {self.log_path.read_bytes()[begin:][-2000:].decode(errors='replace')}")
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGCONT)
         self._process.send_signal(number)
         try:
             self._process.wait(STOP_DEADLINE_S)
@@ -111,6 +126,14 @@ class EtcdServer:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+def found(program: str) -> str:
+    """Where the program is. Raises RuntimeError, which says what installs it."""
+    path = shutil.which(program)
+    if path is None:
+        raise RuntimeError(f"{program} is not on PATH: `make test` installs it (Debian: apt-get install {PACKAGES[program]})")
+    return path
 
 
 def free_ports(count: int) -> list[int]:

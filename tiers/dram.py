@@ -1,6 +1,6 @@
 """The DRAM tier: blocks in shared memory that clients on the same host map and copy from, or read in place.
 
-It puts a SlabAllocator (which slot) over a MemfdPool (whose memory) and copies. It does not talk to clients: the node passes
+It puts SlabTier (which slot) over a MemfdPool (whose memory) and copies. It does not talk to clients: the node passes
 descriptors (`slab_fd`) and places (`locate`) to them.
 """
 
@@ -10,27 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
-from kvstore.tiers.slabs import SlabAllocator, position_of
-from kvstore.tiers.tier import Record, Slot, Tier
-
-SLAB_BYTES = 64 << 20
-MIN_SLAB_BYTES = 64 << 10
-
-SLABS_A_TIER = 16
-"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: one tenant or size takes a slab at a time."""
-
-MAX_SLABS_A_TIER = 256
-"""Slabs are larger than SLAB_BYTES beyond this many: each costs two descriptors, of the 1,024 that a process usually has."""
+from kvstore.tiers.slab_tier import SlabTier, chosen_slab_bytes
+from kvstore.tiers.slabs import position_of
+from kvstore.tiers.tier import Record, Slot
 
 
-def default_slab_bytes(capacity_bytes: int) -> int:
-    """The slab size for a tier of this capacity: a multiple of 64 KiB."""
-    small = max(MIN_SLAB_BYTES, capacity_bytes // SLABS_A_TIER // MIN_SLAB_BYTES * MIN_SLAB_BYTES)
-    large = -(-capacity_bytes // MAX_SLABS_A_TIER // MIN_SLAB_BYTES) * MIN_SLAB_BYTES
-    return max(min(small, SLAB_BYTES), large)
-
-
-class DramTier(Tier):
+class DramTier(SlabTier):
     """See the module and Tier. `prefault_step` may run in any one thread beside the rest."""
 
     name = "dram"
@@ -43,26 +28,11 @@ class DramTier(Tier):
         Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
         """
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if not 1 <= capacity_bytes <= physical_bytes:
-            raise ConfigError(f"a DRAM tier has 1 byte to this machine's {physical_bytes}, not {capacity_bytes}")
-        if slab_bytes is None:
-            slab_bytes = default_slab_bytes(capacity_bytes)
-        if slab_bytes < 1:
-            raise ConfigError(f"slab_bytes must be at least 1, not {slab_bytes}")
+        if capacity_bytes > physical_bytes:
+            raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into this machine's {physical_bytes}")
+        slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         self._pool = MemfdPool(capacity_bytes, slab_bytes=slab_bytes, hugepages=hugepages)
-        self._slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=self._pool, exact_classes=exact_classes)
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._slabs.capacity_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return self._slabs.used_bytes
-
-    @property
-    def quarantined_bytes(self) -> int:
-        return self._slabs.quarantined_bytes
+        super().__init__(capacity_bytes, slab_bytes=slab_bytes, backing=self._pool, exact_classes=exact_classes)
 
     @property
     def hugepages(self) -> bool:
@@ -77,33 +47,6 @@ class DramTier(Tier):
     def prefault_step(self, max_bytes: int) -> int:
         """Fault in up to `max_bytes` more of the memory made at the start; returns the bytes left. Releases the GIL."""
         return self._pool.prefault_step(max_bytes)
-
-    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
-        return self._slabs.allocate(size_bytes, tenant)
-
-    def group(self, size_bytes: int, *, tenant: str = "") -> int:
-        return self._slabs.group(size_bytes, tenant)
-
-    def reclaimable(self, group: int) -> int:
-        """How many allocated slots the group has: freeing one makes room for another of the group at once."""
-        return self._slabs.reclaimable(group)
-
-    def slab_slots(self, slot: Slot) -> list[Slot]:
-        """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
-        return self._slabs.slab_slots(slot)
-
-    def reserve_slab(self, group: int) -> int | None:
-        """Give the group a slab before it needs one, so that clients can map it ahead; None when none can be spared."""
-        return self._slabs.reserve_slab(group)
-
-    def free(self, slot: Slot) -> None:
-        self._slabs.free(slot)
-
-    def quarantine(self, slot: Slot) -> None:
-        self._slabs.quarantine(slot)
-
-    def release(self, slot: Slot) -> None:
-        self._slabs.release(slot)
 
     def view(self, slot: Slot) -> memoryview:
         """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
@@ -143,7 +86,7 @@ class DramTier(Tier):
         return [self._read_into(slot, destination) for slot, destination in zip(slots, destinations, strict=True)]
 
     def check_integrity(self) -> None:
-        self._slabs.check_integrity()
+        super().check_integrity()
         self._pool.check_integrity()
 
     def close(self) -> None:

@@ -87,12 +87,8 @@ class Memfd:
     def prefault(self, begin_bytes: int, end_bytes: int) -> None:
         """Fault in the pages of [begin_bytes, end_bytes), as far as they still exist. Changes no byte; best effort."""
         with self._lock:
-            target = self.bytes[begin_bytes:end_bytes]
-            if not target.size:
-                return
-            address = target.ctypes.data
-            page_begin = address - address % self.page_bytes
-            if _libc.madvise(page_begin, address + target.size - page_begin, MADV_POPULATE_WRITE):
+            target = self.bytes[begin_bytes - begin_bytes % self.page_bytes : end_bytes]
+            if target.size and _libc.madvise(target.ctypes.data, target.size, MADV_POPULATE_WRITE):
                 # Older kernels: reading a page of shared memory makes the kernel find and zero it, which is most of the cost.
                 target[:: self.page_bytes].max()
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers.tier import TierFull
 
@@ -32,11 +31,14 @@ FORMAT = b"kvstore-nvme 1"
 MAP_SLACK_BYTES = 64 << 20
 """Room for the trees and for pages freed by the last two transactions, which LMDB does not reuse yet."""
 
-MAX_READERS = 1024
-"""Concurrent read transactions: LMDB's table of readers, 64 bytes each."""
+MAX_READERS = 126
+"""Concurrent read transactions: LMDB's table of readers, 64 bytes each. Its default, far above a node's threads."""
 
 DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Answers to a write that mean no room, not a broken device: disk, quota and RLIMIT_FSIZE."""
+
+PROBE_BYTES = 1 << 20
+"""A device that has not even this much room is called full."""
 
 Begin = Callable[[lmdb.Environment, bool], AbstractContextManager[Any]]
 """Starts a transaction of an environment, a writing one if the flag is set; it commits when left without an exception."""
@@ -115,7 +117,7 @@ class Environment:
             while True:
                 try:
                     with self._begin(self._opened(), True) as transaction:
-                        apply(transaction)
+                        self._apply_or_abort(apply, transaction)
                     return
                 except lmdb.MapFullError as error:
                     if last:
@@ -124,7 +126,7 @@ class Environment:
                 except lmdb.Error as error:
                     # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
                     self._reopen()
-                    if error.code in DEVICE_FULL:
+                    if self._device_is_full(error):
                         raise TierFull(f"{self._path}: {error}") from error
                     if last:
                         raise self._fail(error) from error
@@ -137,6 +139,15 @@ class Environment:
             if self._lock_descriptor >= 0:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
+
+    def _apply_or_abort(self, apply: Callable[[Any], None], transaction: Any) -> None:
+        try:
+            apply(transaction)
+        except BaseException:
+            # py-lmdb's abort waits for a moment in which no thread is inside LMDB: two busy readers never leave it one.
+            with self._gate.exclusive():
+                transaction.abort()
+            raise
 
     @property
     def _data_path(self) -> Path:
@@ -162,6 +173,7 @@ class Environment:
         )
         try:
             self._fit_file(environment)
+            _preallocate(self._path / "lock.mdb")
             environment.reader_check()
             if create:
                 self.openings = _stamp(environment, self._path)
@@ -195,6 +207,17 @@ class Environment:
                 self._environment.set_mapsize(grown_bytes)
             except (OSError, lmdb.Error) as error:
                 raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+
+    def _device_is_full(self, error: Exception) -> bool:
+        if getattr(error, "code", 0) in DEVICE_FULL:
+            return True
+        # LMDB answers EIO to a write that the kernel cut short, as it does where the disk becomes full within it: ask the disk itself.
+        try:
+            os.posix_fallocate(self._lock_descriptor, 0, PROBE_BYTES)
+            os.ftruncate(self._lock_descriptor, 0)
+        except OSError as refused:
+            return refused.errno in DEVICE_FULL
+        return False
 
     def _reopen(self) -> None:
         with self._gate.exclusive():
@@ -263,6 +286,12 @@ def _lock_folder(path: Path) -> int:
         os.close(descriptor)
         raise ConfigError(f"the NVMe folder {path} is in use by another node") from error
     return descriptor
+
+
+def _preallocate(path: Path) -> None:
+    """Give a file all its blocks. LMDB maps its table of readers writable and sparse: on a full disk its next page is a SIGBUS."""
+    with path.open("r+b") as table:
+        os.posix_fallocate(table.fileno(), 0, os.fstat(table.fileno()).st_size)
 
 
 def _check_capacity(path: Path, capacity_bytes: int) -> None:

@@ -13,7 +13,7 @@ wastes at most 12.5 % and bounds the number of groups. Source: the size classes 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle
+from kvstore.protocol.errors import InvalidArgument, StaleHandle
 from kvstore.tiers.tier import Slot, TierFull
 
 MAX_VALUE_BYTES = 1 << 30
@@ -38,12 +38,16 @@ class Backing(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The slabs of one tenant and slot size. `open` are those with a free slot, the one to take from first."""
+    """The slabs of one tenant and slot size: `open` ones have free slots and others, `vacant` ones free slots alone.
+
+    Blocks go to open slabs first, so that vacant ones stay free for another group.
+    """
 
     number: int
     tenant: str
     slot_bytes: int
     open: dict[int, "Slab"] = field(default_factory=dict)
+    vacant: dict[int, "Slab"] = field(default_factory=dict)
     used: int = 0
 
 
@@ -64,7 +68,7 @@ class Slab:
         return self.count * self.group.slot_bytes
 
     @property
-    def vacant(self) -> bool:
+    def is_vacant(self) -> bool:
         return not self.used and not self.quarantined
 
 
@@ -76,9 +80,7 @@ class SlabAllocator:
     """
 
     def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, exact_classes: int = 16) -> None:
-        """`slab_bytes` is the size that slabs aim at; larger slots get a slab each. Raises ConfigError when there is no capacity."""
-        if capacity_bytes < 1:
-            raise ConfigError(f"a tier's capacity must be at least 1 byte, not {capacity_bytes}")
+        """`slab_bytes` is the size that slabs aim at; larger slots get a slab each. Both are at least 1."""
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.quarantined_bytes = 0
@@ -97,9 +99,7 @@ class SlabAllocator:
     def allocate(self, size_bytes: int, tenant: str) -> Slot:
         """A slot; see Tier.allocate. Raises TierFull, InvalidArgument."""
         group = self._group_of.get((tenant, size_bytes)) or self._rounded_group(size_bytes, tenant)
-        slab = next(iter(group.open.values()), None)
-        if slab is None and (slab := self._add_slab(group)) is None:
-            raise TierFull(f"no slot of {group.slot_bytes} bytes is free")
+        slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
         if slab.returned:
             position = slab.returned.pop()
         else:
@@ -108,8 +108,6 @@ class SlabAllocator:
         # One counter for all places raises the generation of each, without remembering one for every place there ever was.
         self._generation += 1
         slot = Slot(slab.number << POSITION_BITS | position, self._generation, size_bytes, group.number)
-        if not slab.used:
-            self._vacant.pop(slab.number, None)
         slab.used[position] = slot
         if not slab.returned and slab.touched == slab.count:
             del group.open[slab.number]
@@ -174,7 +172,7 @@ class SlabAllocator:
         Returns its number; None when the group has a vacant slab already, or too few bytes are unassigned.
         """
         owner = self._groups[group]
-        if any(slab.vacant for slab in owner.open.values()) or self._unassigned_bytes < self._wanted_bytes(owner):
+        if owner.vacant or self._unassigned_bytes < self._wanted_bytes(owner):
             return None
         slab = self._new_slab(owner)
         return None if slab is None else slab.number
@@ -186,16 +184,17 @@ class SlabAllocator:
         assert self._unassigned_bytes >= 0
         assert self.used_bytes == sum(len(slab.used) * slab.group.slot_bytes for slab in slabs)
         assert self.quarantined_bytes == sum(len(slab.quarantined) * slab.group.slot_bytes for slab in slabs)
-        assert set(self._vacant) == {slab.number for slab in slabs if slab.vacant}
+        assert set(self._vacant) == {slab.number for slab in slabs if slab.is_vacant}
         for slab in slabs:
             states = sorted([*slab.used, *slab.quarantined, *slab.returned])
             assert states == list(range(slab.touched)), f"slab {slab.number}: a position is lost or in two states"
             assert slab.touched <= slab.count
             has_room = bool(slab.returned) or slab.touched < slab.count
-            assert (slab.number in slab.group.open) == has_room, slab.number
+            assert (slab.number in slab.group.open) == (has_room and not slab.is_vacant), slab.number
+            assert (slab.number in slab.group.vacant) == slab.is_vacant, slab.number
         for group in self._groups:
             assert group.used == sum(len(slab.used) for slab in slabs if slab.group is group)
-            assert all(self._slabs.get(number) is slab for number, slab in group.open.items())
+            assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
     def _withdraw(self, slab: Slab, slot: Slot) -> None:
         del slab.used[position_of(slot)]
@@ -205,11 +204,11 @@ class SlabAllocator:
     def _give_back(self, slab: Slab, slot: Slot) -> None:
         slab.returned.append(position_of(slot))
         group = slab.group
-        if slab.vacant:
-            # To the end of the line: blocks go to slabs in use first, so that vacant ones stay free for another group.
+        if slab.is_vacant:
             group.open.pop(slab.number, None)
-            self._vacant[slab.number] = slab
-        group.open[slab.number] = slab
+            group.vacant[slab.number] = self._vacant[slab.number] = slab
+        else:
+            group.open[slab.number] = slab
 
     def _rounded_group(self, size_bytes: int, tenant: str) -> Group:
         if not 1 <= size_bytes <= MAX_VALUE_BYTES:
@@ -233,8 +232,17 @@ class SlabAllocator:
         count = min(max(1, self._slab_bytes // group.slot_bytes), 1 << POSITION_BITS)
         return count * group.slot_bytes
 
+    def _occupy_slab(self, group: Group) -> Slab:
+        """Open a vacant slab of the group, or a new one. Raises TierFull."""
+        slab = next(iter(group.vacant.values()), None) or self._add_slab(group)
+        if slab is None:
+            raise TierFull(f"no slot of {group.slot_bytes} bytes is free")
+        del group.vacant[slab.number], self._vacant[slab.number]
+        group.open[slab.number] = slab
+        return slab
+
     def _add_slab(self, group: Group) -> Slab | None:
-        """A new slab, out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
+        """A new, vacant slab out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
         vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values())
         if self._unassigned_bytes + vacant_bytes < group.slot_bytes:
             return None
@@ -246,20 +254,19 @@ class SlabAllocator:
 
     def _new_slab(self, group: Group) -> Slab | None:
         count = min(self._wanted_bytes(group), self._unassigned_bytes) // group.slot_bytes
-        if count:
-            count = self._backing.acquire(self._next_slab, group.slot_bytes, count, group.tenant)
+        count = self._backing.acquire(self._next_slab, group.slot_bytes, count, group.tenant)
         if not count:
             return None
         slab = Slab(self._next_slab, group, count)
         self._next_slab += 1
         self._unassigned_bytes -= slab.size_bytes
-        self._slabs[slab.number] = self._vacant[slab.number] = group.open[slab.number] = slab
+        self._slabs[slab.number] = self._vacant[slab.number] = group.vacant[slab.number] = slab
         return slab
 
     def _reclaim_vacant(self) -> None:
         slab = self._vacant.pop(next(iter(self._vacant)))
         del self._slabs[slab.number]
-        del slab.group.open[slab.number]
+        del slab.group.vacant[slab.number]
         self._unassigned_bytes += slab.size_bytes
         self._backing.release(slab.number)
 

@@ -1,5 +1,6 @@
 """Addresses of daemons: `host:port` for TCP, `unix:/path` for a socket file of this host."""
 
+import errno
 import socket
 from dataclasses import dataclass
 from functools import cache
@@ -28,10 +29,11 @@ def parse_address(text: str) -> Address:
         if len(text) == 5:
             raise InvalidArgument("an address unix:PATH needs a path")
         return Address(unix=text[5:])
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InvalidArgument(f"{text!r} is not an address: write HOST:PORT (port 0 to 65535) or unix:PATH")
-    return Address(host=host.strip("[]"), port=int(port))
+    return Address(host=host, port=int(port))
 
 
 @cache
@@ -51,6 +53,9 @@ def connect(address: Address, *, timeout_s: float) -> socket.socket:
             sock.close()
             raise
         return sock
-    sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    try:
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    except UnicodeError as error:  # from the idna codec, for a label of over 63 characters
+        raise OSError(errno.EINVAL, f"not a host name: {error}") from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -13,9 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Final, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded
 
@@ -56,7 +55,8 @@ class Reactor:
         self._epoll.register(self._wake_fd, READABLE)
         self._stopping = False
         self._closed = False
-        self._close_lock = threading.Lock()
+        self._forgotten: set[int] = set()
+        self._close_lock = threading.RLock()  # a signal handler may call `stop` while its own thread is inside
         self.after_events: list[Callable[[], None]] = []
         """Called after each round of events: where a batch that formed during the round is sent on."""
 
@@ -75,6 +75,7 @@ class Reactor:
         """Forget `fd`, which must still be open. One not registered is ignored."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+            self._forgotten.add(fd)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         timer = Timer(when_ns, callback)
@@ -95,15 +96,15 @@ class Reactor:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the loop's thread, soon. Does nothing once the reactor is closed."""
-        self._handed_over.append(callback)
         with self._close_lock:  # the descriptor's number may be another file's once closed
             if not self._closed:
+                self._handed_over.append(callback)
                 os.eventfd_write(self._wake_fd, 1)
 
     def call(self, function: Callable[[], T], *, deadline_s: float) -> T:
         """Run `function` in the loop's thread and return its result. For other threads only.
 
-        Raises DeadlineExceeded if the loop did not get to it in time (it is then not run), and whatever `function` raises.
+        Raises Closed, DeadlineExceeded (`function` is then not run, unless it had begun), and whatever `function` raises.
         """
         future: Future[T] = Future()
 
@@ -117,11 +118,11 @@ class Reactor:
         if self._closed:
             raise Closed("the reactor is closed")
         self.call_soon(run)
-        try:
-            return future.result(deadline_s)
-        except FutureTimeout:
+        wait([future], deadline_s)
+        if not future.done():
             future.cancel()
-            raise DeadlineExceeded(f"the event loop did not answer within {deadline_s} s") from None
+            raise DeadlineExceeded(f"the event loop did not answer within {deadline_s:g} s")
+        return future.result()
 
     def run(self) -> None:
         """Serve until `stop`. A callback's exception is logged and does not end the loop: one bad peer must not take the rest along."""
@@ -130,17 +131,18 @@ class Reactor:
 
     def run_once(self, timeout_s: float) -> None:
         """One round: events, handed-over calls, due timers, then `after_events`."""
-        handlers = self._handlers
+        handlers, forgotten = self._handlers, self._forgotten
+        forgotten.clear()
         for fd, events in self._epoll.poll(timeout_s, MAX_EVENTS):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
-            elif (callback := handlers.get(fd)) is not None:  # an earlier callback of this round may have closed it
-                self._guarded(callback, events)
+            elif fd not in forgotten:  # else closed earlier in this round; its number may already be another connection's
+                self.guarded(handlers[fd], events)
         for _ in range(len(self._handed_over)):
-            self._guarded(self._handed_over.popleft())
+            self.guarded(self._handed_over.popleft())
         self._run_timers()
         for callback in self.after_events:
-            self._guarded(callback)
+            self.guarded(callback)
 
     def _wait_s(self) -> float:
         if self._handed_over:
@@ -154,11 +156,12 @@ class Reactor:
             return
         now_ns = self._clock_ns()
         while self._timers and self._timers[0][0] <= now_ns:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.callback is not None:
-                self._guarded(timer.callback)
+            due = heapq.heappop(self._timers)[2].callback
+            if due is not None:
+                self.guarded(due)
 
-    def _guarded(self, callback: Callable[..., None], *args: int) -> None:
+    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call `callback(*args)`; its exception is logged and goes no further."""
         try:
             callback(*args)
         except Exception:

@@ -8,11 +8,15 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from kvstore.protocol.errors import ConfigError
-from kvstore.transfer.reactor import Reactor
+from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
+from kvstore.protocol.frames import pack_header
+from kvstore.protocol.messages import Failure
+from kvstore.transfer.reactor import READABLE, Reactor
 from kvstore.transfer.session import Handler, Session
 
 BACKLOG: Final = 1024
+ACCEPT_PAUSE_S: Final = 0.2
+"""No accepts for this long after one failed for want of descriptors."""
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -32,9 +36,13 @@ class Server:
 
         Raises ConfigError: the port is in use or not allowed, or the host is not this machine's.
         """
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"port {port} is not a port: they are 0 to 65535")
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except UnicodeError as error:
+            raise ConfigError(f"{host!r} is not a host name: {error}") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"port {port} of {host} is in use: stop its owner or choose another port") from None
@@ -50,14 +58,15 @@ class Server:
         """
         if len(os.fsencode(path)) > 107:
             raise ConfigError(f"the Unix socket path {path} is longer than 107 bytes: choose a shorter folder")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_dead(path)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(BACKLOG)
         except OSError as error:
+            listener.close()
             raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
         self._unix_paths.append(path)
         self._add(listener)
@@ -73,16 +82,22 @@ class Server:
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        except OSError as error:  # out of descriptors: the peer waits in the backlog
+        except OSError as error:  # out of descriptors: the peer waits in the backlog, and epoll would tell of it again and again
             log.error("cannot accept a connection: %s", error)
+            self._reactor.modify(listener.fileno(), 0)
+            self._reactor.call_later(ACCEPT_PAUSE_S, lambda: self._listen_again(listener))
             return
         if len(self.sessions) >= self._max_connections:
             log.warning("refusing a connection: %d are open (max_connections)", len(self.sessions))
-            sock.close()
+            _refuse(sock, Unavailable(f"the server has all its {self._max_connections} connections in use"))
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sessions.add(Session(self._reactor, sock, _Tracked(self)))
+
+    def _listen_again(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._reactor.modify(listener.fileno(), READABLE)
 
     def close(self) -> None:
         """Stop listening and hang up on everyone. A second close is a no-op."""
@@ -109,6 +124,13 @@ class _Tracked:
     def closed(self, session: Session) -> None:
         self._server.sessions.discard(session)
         self._server._handler.closed(session)
+
+
+def _refuse(sock: socket.socket, error: KVStoreError) -> None:
+    body = Failure(error.code, str(error)).pack()
+    with sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        sock.send(pack_header(Failure.TYPE, 0, len(body)) + body)
 
 
 def _remove_dead(path: Path) -> None:

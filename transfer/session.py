@@ -1,29 +1,26 @@
 """A frame session: one non-blocking connection of a daemon, either end of it.
 
 Reads frames and hands them to a Handler, values going straight from the socket into the memory that the handler names; sends
-answers and requests as vectors of buffers, without joining them. It owns its socket and its buffers, and the pins of what it
-sends until `on_sent`. It does not know what the messages mean.
+answers and requests through its Outbox. It owns its socket and its buffers. It does not know what the messages mean.
 """
 
 import logging
 import socket
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
-from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, from_code
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
 from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
 from kvstore.protocol.messages import REPLIES, Failure, Message
+from kvstore.transfer.outbox import MAX_VECTORS, Outbox, advance
 from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor, Timer
 
 BUFFER_BYTES: Final = 64 << 10
 """Small frames are read many at a time; a larger body gets a buffer of its own for as long as it is parsed."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Unsent answers of one peer beyond which its requests wait: a peer that asks and does not read cannot take the daemon's memory."""
-MAX_VECTORS: Final = 512
-"""Buffers in one sendmsg or recvmsg; the kernel takes at most 1,024."""
 MAX_FRAMES_A_TURN: Final = 64
 """Frames served for one peer before the others have their turn."""
 DISCARD_BYTES: Final = 256 << 10
@@ -37,7 +34,8 @@ Reply = Callable[["Header | None", "memoryview | KVStoreError"], None]
 class Handler(Protocol):
     """What a daemon does with its sessions; all calls come from the reactor's thread.
 
-    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure; nothing else may be raised.
+    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure; anything else is a fault of ours: it is logged, and
+    the peer told of an internal error.
     """
 
     def frame(self, session: "Session", header: Header, body: memoryview) -> None:
@@ -49,13 +47,6 @@ class Handler(Protocol):
 
     def closed(self, session: "Session") -> None:
         """The connection is gone, for whatever reason; called once. Views given by `payload` are no longer used."""
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    buffers: deque[memoryview]
-    on_sent: Callable[[], None] | None
-    fds: Sequence[int]
 
 
 class Session:
@@ -78,8 +69,7 @@ class Session:
         self._left_bytes = 0
         self._waiting_for_room = False
         self._refusal: KVStoreError | None = None
-        self._outgoing: deque[_Outgoing] = deque()
-        self._queued_bytes = 0
+        self._outbox = Outbox(sock, reactor.guarded)
         self._events = READABLE
         self._requests: dict[int, tuple[Reply, Timer]] = {}
         self._next_request = 1
@@ -91,7 +81,7 @@ class Session:
     def _on_ready(self, events: int) -> None:
         try:
             if events & WRITABLE:
-                self._flush()
+                self._on_writable()
             if events & READABLE and self.is_open:
                 self._read()
             elif events & ~WRITABLE:
@@ -109,7 +99,7 @@ class Session:
             if not self._fill_destinations():
                 return
         elif self._end < len(self._buffer):
-            got = self._sock.recv_into(self._buffer[self._end :])
+            got = self._sock.recv_into(self._buffer[self._end :] if self._end else self._buffer)
             if not got:
                 self.close("the peer closed the connection")
                 return
@@ -130,44 +120,51 @@ class Session:
                 self._say_last(error)
 
     def _paused(self) -> bool:
-        return self._destinations is not None or self._waiting_for_room or self._queued_bytes > MAX_QUEUED_BYTES
+        return self._destinations is not None or self._waiting_for_room or self._outbox.queued_bytes > MAX_QUEUED_BYTES
 
     def _update_events(self) -> None:
         """Have epoll tell what can be used: no reading while there is no room for what would be read."""
-        reading = 0 if self._waiting_for_room or self._queued_bytes > MAX_QUEUED_BYTES else READABLE
-        events = reading | (WRITABLE if self._outgoing else 0)
+        queued_bytes = self._outbox.queued_bytes
+        reading = 0 if self._waiting_for_room or queued_bytes > MAX_QUEUED_BYTES else READABLE
+        events = reading | (WRITABLE if queued_bytes else 0)
         if self.is_open and events != self._events:
             self._events = events
             self.reactor.modify(self._fd, events)
 
     def _next_frame(self) -> bool:
-        """Serve one frame of the buffer; False when it does not hold a whole one."""
-        have = self._end - self._start
+        """Serve one frame of the buffer; False when it does not hold a whole one, or nothing is left."""
+        start = self._start
+        have = self._end - start
         if have < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return False
-        header = unpack_header(self._buffer, self._start)
+        header = unpack_header(self._buffer, start)
         size = HEADER_BYTES + header.body_bytes
         if have < size:
             self._make_room(size)
             return False
-        body = self._buffer[self._start + HEADER_BYTES : self._start + size]
-        self._start += size
+        body = self._buffer[start + HEADER_BYTES : start + size]
+        # Taken out of the buffer first: whatever the handler raises or calls, this frame is over.
+        self._start = start + size
+        if self._start == self._end:
+            self._start = self._end = 0
         if header.payload_bytes:
             self._begin_payload(header, body)
         else:
             self._dispatch(header, body)
-        if self._start == self._end:
-            self._start = self._end = 0
-        return True
+        return self._end > 0 or len(self._buffer) > BUFFER_BYTES
 
     def _make_room(self, size: int) -> None:
-        """Have `size` contiguous bytes for the frame at the buffer's start."""
+        """Have room for more of a frame of `size` bytes, at the buffer's start if it has to move.
+
+        A large frame's room doubles as its bytes arrive: a header alone, which costs the peer 24 bytes, does not take 40 MiB of ours.
+        """
         rest = self._buffer[self._start : self._end]
+        size = min(size, max(2 * len(rest), BUFFER_BYTES))
         if size > len(self._buffer) or (len(self._buffer) > BUFFER_BYTES >= size):
-            larger = memoryview(bytearray(max(size, BUFFER_BYTES)))
-            larger[: len(rest)] = rest
-            self._buffer = larger
+            other = memoryview(bytearray(max(size, BUFFER_BYTES)))
+            other[: len(rest)] = rest
+            self._buffer = other
         elif self._start + size > len(self._buffer):
             self._buffer[: len(rest)] = bytes(rest)
         else:
@@ -183,27 +180,36 @@ class Session:
         except KVStoreError as error:
             self.fail(header.request_id, error)
         except Exception as error:
-            log.exception("a request of type %d failed", header.type)
-            self.fail(header.request_id, KVStoreError(f"internal error: {type(error).__name__}: {error}"))
+            self.fail(header.request_id, _internal(header, error))
 
     # --- payloads ---
 
     def _begin_payload(self, header: Header, body: memoryview) -> None:
+        if header.type in REPLIES:
+            raise ProtocolError(f"an answer of type {header.type} carries values that nobody asked for")
         self._header, self._body, self._left_bytes = header, bytes(body), header.payload_bytes
         self._waiting_for_room = True
         try:
             views = self._handler.payload(self, header, memoryview(self._body))
         except KVStoreError as error:
             self.refuse_payload(error)
-            return
-        if views is not None:
-            self.accept_payload(views)
+        except Exception as error:
+            self.refuse_payload(_internal(header, error))
         else:
-            self._update_events()
+            if views is not None:
+                self.accept_payload(views)
+            else:
+                self._update_events()
 
     def accept_payload(self, views: list[memoryview]) -> None:
-        """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`."""
-        assert self._waiting_for_room and sum(map(len, views)) == self._left_bytes
+        """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`.
+
+        After `closed` this does nothing: the views are not used.
+        """
+        if not self.is_open:
+            return
+        assert self._waiting_for_room, "no request waits for room"
+        assert sum(map(len, views)) == self._left_bytes, "the views do not add up to the payload"
         self._waiting_for_room = False
         self._destinations = deque(views)
         self._update_events()
@@ -211,6 +217,9 @@ class Session:
 
     def refuse_payload(self, error: KVStoreError) -> None:
         """The pending request fails with `error`; its payload is read and thrown away, so that the connection stays usable."""
+        if not self.is_open:
+            return
+        assert self._waiting_for_room, "no request waits for room"
         self._waiting_for_room = False
         self._refusal = error
         self._destinations = deque()
@@ -230,12 +239,11 @@ class Session:
             size = min(len(first), len(source))
             first[:size] = source[:size]
             source = source[size:]
-            _advance(destinations, size)
-        if not self._left_bytes:
-            self._end_payload()
-        # The rest of the buffer, if any, belongs to this payload no more: _serve goes on with it.
+            advance(destinations, size)
         if self._start == self._end:
             self._start = self._end = 0
+        if not self._left_bytes:
+            self._end_payload()
 
     def _fill_destinations(self) -> bool:
         """Read from the socket into the destinations; True when the payload is whole."""
@@ -246,14 +254,13 @@ class Session:
         elif len(destinations) == 1:
             got = self._sock.recv_into(destinations[0])
         else:
-            vectors = [destinations[i] for i in range(min(len(destinations), MAX_VECTORS))]
-            got = self._sock.recvmsg_into(vectors)[0]
+            got = self._sock.recvmsg_into(list(islice(destinations, MAX_VECTORS)))[0]
         if not got:
             self.close("the peer closed the connection within a payload")
             return False
         self._left_bytes -= got
         if self._refusal is None:
-            _advance(destinations, got)
+            advance(destinations, got)
         if self._left_bytes:
             return False
         self._end_payload()
@@ -268,6 +275,7 @@ class Session:
         else:
             self._dispatch(header, memoryview(body))
         if self._start != self._end:
+            # Frames behind the payload. When room came later nobody else goes on with them; otherwise this finds none.
             self.reactor.call_soon(self._resume)
 
     # --- writing ---
@@ -281,12 +289,12 @@ class Session:
         on_sent: Callable[[], None] | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        """Answer a request. `payload` buffers must not change before `on_sent`, which is called also if the connection breaks.
+        """Answer a request. `payload` byte views must not change before `on_sent`, which is called once, also if the connection breaks.
 
         `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
         """
         if self.is_open:
-            self._send(message, request_id, 0, payload, on_sent, fds)
+            self._send(message.TYPE, request_id, 0, message.pack(), payload, on_sent, fds)
         elif on_sent is not None:
             on_sent()
 
@@ -300,69 +308,59 @@ class Session:
         if not self.is_open:
             on_reply(None, Unavailable("the connection is closed"))
             return
+        body = message.pack()
         request_id = self._next_request
         self._next_request = self._next_request % 0xFFFFFFFF + 1
 
         def expired() -> None:
             self._requests.pop(request_id, None)
-            on_reply(None, from_code(102, f"the peer did not answer within {deadline_s} s"))
+            on_reply(None, DeadlineExceeded(f"the peer did not answer within {deadline_s:g} s"))
 
         self._requests[request_id] = (on_reply, self.reactor.call_later(deadline_s, expired))
-        self._send(message, request_id, min(int(deadline_s * 1000), MAX_DEADLINE_MS), (), None, ())
+        self._send(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body)
 
     def _on_reply(self, header: Header, body: memoryview) -> None:
         waiting = self._requests.pop(header.request_id, None)
+        failure = Failure.unpack(body) if header.type == Failure.TYPE else None
         if waiting is None:
-            return  # its deadline had passed
+            if failure is not None and not header.request_id:
+                self.close(failure.text)  # the peer could not read us and hangs up
+            return  # or its deadline had passed
         on_reply, timer = waiting
         timer.cancel()
-        if header.type == Failure.TYPE:
-            failure = Failure.unpack(body)
-            on_reply(None, from_code(failure.code, failure.text))
-        else:
-            on_reply(header, body)
+        try:
+            if failure is not None:
+                on_reply(None, from_code(failure.code, failure.text))
+            else:
+                on_reply(header, body)
+        except ProtocolError:
+            raise
+        except Exception:
+            log.exception("the receiver of an answer of type %d failed", header.type)
 
     def _send(
         self,
-        message: Message,
+        kind: int,
         request_id: int,
         deadline_ms: int,
-        payload: Sequence[memoryview | bytes],
-        on_sent: Callable[[], None] | None,
-        fds: Sequence[int],
+        body: bytes,
+        payload: Sequence[memoryview | bytes] = (),
+        on_sent: Callable[[], None] | None = None,
+        fds: Sequence[int] = (),
     ) -> None:
-        body = message.pack()
-        payload_bytes = sum(map(len, payload))
-        head = pack_header(message.TYPE, request_id, len(body), payload_bytes, deadline_ms) + body
-        buffers = deque([memoryview(head), *(memoryview(part) for part in payload)])
-        self._outgoing.append(_Outgoing(buffers, on_sent, fds))
-        self._queued_bytes += len(head) + payload_bytes
-        if len(self._outgoing) == 1:
-            try:
-                self._flush()
-            except OSError as error:
-                self.close(f"{error.strerror or error}")
-
-    def _flush(self) -> None:
-        while self._outgoing:
-            item = self._outgoing[0]
-            vectors = [item.buffers[i] for i in range(min(len(item.buffers), MAX_VECTORS))]
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", item.fds))] if item.fds else []
-            try:
-                sent = self._sock.sendmsg(vectors, ancillary)
-            except BlockingIOError:
-                self._update_events()
-                return
-            item.fds = ()
-            self._queued_bytes -= sent
-            _advance(item.buffers, sent)
-            if not item.buffers:
-                self._outgoing.popleft()
-                if item.on_sent is not None:
-                    item.on_sent()
-        if self._events != READABLE:
+        head = pack_header(kind, request_id, len(body), sum(map(len, payload)), deadline_ms) + body
+        try:
+            self._outbox.send(head, payload, on_sent, fds)
+        except OSError as error:
+            self.close(f"{error.strerror or error}")
+        if self._outbox.queued_bytes:
             self._update_events()
-            self.reactor.call_soon(self._resume)
+
+    def _on_writable(self) -> None:
+        self._outbox.flush()
+        self._update_events()
+        if self._start != self._end and not self._paused():
+            self.reactor.call_soon(self._resume)  # requests that waited for the peer to read
 
     # --- the end ---
 
@@ -379,21 +377,16 @@ class Session:
         self.is_open = False
         self.reactor.unregister(self._fd)
         self._sock.close()
-        outgoing, self._outgoing = self._outgoing, deque()
         requests, self._requests = self._requests, {}
         self._destinations = None
-        for item in outgoing:
-            if item.on_sent is not None:
-                item.on_sent()
+        self._outbox.abandon()
+        error = Unavailable(f"the connection broke: {reason}")
         for on_reply, timer in requests.values():
             timer.cancel()
-            on_reply(None, Unavailable(f"the connection broke: {reason}"))
+            self.reactor.guarded(on_reply, None, error)
         self._handler.closed(self)
 
 
-def _advance(buffers: deque[memoryview], size: int) -> None:
-    """Drop the first `size` bytes of a vector."""
-    while buffers and size >= len(buffers[0]):
-        size -= len(buffers.popleft())
-    if size:
-        buffers[0] = buffers[0][size:]
+def _internal(header: Header, error: Exception) -> KVStoreError:
+    log.error("a request of type %d failed", header.type, exc_info=error)
+    return KVStoreError(f"internal error: {type(error).__name__}: {error}")

@@ -15,6 +15,7 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvstore.kvcache.hashing import MAX_EXTRA_BYTES, HashName, KeyChain
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvstore.kvcache.namespace import ID_BYTES, MAX_CANONICAL_BYTES, MAX_COUNT, MAX_EXTRA, MAX_TEXT_BYTES, Namespace
 from kvstore.protocol.errors import InvalidArgument
 

@@ -1,0 +1,143 @@
+"""Callers' values as flat byte views: bytes, bytearray, memoryview, numpy arrays, torch tensors; and fresh bytes objects to fill.
+
+Nothing is copied, except to and from a CUDA device. A view keeps its value alive. This file imports no torch: a tensor can only be
+met where torch has been imported already.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import MAX_VALUE_BYTES
+
+_PYBUF_WRITE: Final = 0x200
+_BYTES_HEADER: Final = bytes.__basicsize__ - 1
+"""Where a bytes object's bytes begin; CPython counts the closing zero in the basic size."""
+COPY_BYTES: Final = 64 << 10
+"""From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype = ctypes.py_object
+_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.restype = ctypes.py_object
+_view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+@dataclass(slots=True)
+class Destination:
+    """Where a value shall go. `view` is writable; `finish` brings the bytes to their last place, once they are all there."""
+
+    view: memoryview
+    finish: Callable[[], None] | None = None
+
+
+def as_source(value: Any) -> memoryview:
+    """The bytes of `value` as a flat, read-only use of its memory, which must not change until the operation ends.
+
+    A CUDA tensor is copied to the CPU. Raises InvalidArgument: no buffer, not C-contiguous, empty, or over 1 GiB.
+    """
+    if type(value) is bytes:
+        view = memoryview(value)
+    elif _is_tensor(value):
+        view = memoryview(_tensor_bytes(value.detach().cpu() if value.is_cuda else value))
+    else:
+        view = _flat(value)
+    return _check_size(view)
+
+
+def as_destination(buffer: Any) -> Destination:
+    """Where the bytes of a value go in `buffer`, which must not be used until the operation ends.
+
+    A CUDA tensor is filled through pinned CPU memory. Raises InvalidArgument: no buffer, not C-contiguous, empty or read-only.
+    """
+    if _is_tensor(buffer):
+        if buffer.is_cuda:
+            return _cuda_destination(buffer)
+        view = memoryview(_tensor_bytes(buffer))
+    else:
+        view = _flat(buffer)
+    if view.readonly:
+        raise InvalidArgument(f"a destination must be writable; this {type(buffer).__name__} is read-only")
+    if not len(view):
+        raise InvalidArgument("a destination of 0 bytes holds no value")
+    return Destination(view)
+
+
+def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
+    """A bytes object of undefined content and the writable view to fill it through, before anyone else sees it.
+
+    Values are thus read from the socket, or copied out of a slab, into the object that `get` returns: no second copy, no lock held.
+    """
+    value: bytes = _new_bytes(None, size_bytes)
+    return value, _view_memory(id(value) + _BYTES_HEADER, size_bytes, _PYBUF_WRITE)
+
+
+def copy(destination: memoryview, source: memoryview) -> None:
+    """Copy `source` into the equally long `destination`."""
+    if len(source) < COPY_BYTES:
+        destination[:] = source
+    else:
+        np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def checksum(value: memoryview) -> int:
+    """xxh3_64."""
+    return int(xxhash.xxh3_64_intdigest(value))
+
+
+def _check_size(view: memoryview) -> memoryview:
+    if not 1 <= len(view) <= MAX_VALUE_BYTES:
+        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long, not {len(view)}")
+    return view
+
+
+def _flat(value: Any) -> memoryview:
+    if isinstance(value, np.ndarray):
+        if not value.flags.c_contiguous:
+            raise InvalidArgument("an array must be C-contiguous: pass numpy.ascontiguousarray(array)")
+        if value.dtype.hasobject:
+            raise InvalidArgument("an array of Python objects has no bytes to store")
+        return memoryview(value.reshape(-1).view(np.uint8))
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise InvalidArgument(f"a value is a C-contiguous buffer (bytes, memoryview, numpy, torch), not {type(value).__name__}") from None
+    if not view.c_contiguous:
+        raise InvalidArgument("a buffer must be C-contiguous")
+    if not view.nbytes:
+        return memoryview(b"")
+    return view if view.format == "B" and view.ndim == 1 else memoryview(np.frombuffer(value, np.uint8))
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _tensor_bytes(tensor: Any) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """The memory of a CPU tensor; bfloat16 and the like, which numpy does not know, are bytes by then."""
+    torch: Any = sys.modules["torch"]
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    try:
+        array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"this tensor's memory cannot be read as bytes: {error}") from None
+    return array
+
+
+def _cuda_destination(tensor: Any) -> Destination:  # pragma: no cover  (runs on CUDA only)
+    torch: Any = sys.modules["torch"]
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return Destination(memoryview(_tensor_bytes(staged)), lambda: tensor.detach().copy_(staged))

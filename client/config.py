@@ -1,0 +1,30 @@
+"""Settings of a client: flags of the command line, `KVSTORE_CLIENT_*`, or [client] in the TOML file."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.settings import Size, setting
+
+SECTION: Final = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Where the masters are, and how this client uses its connections and memory."""
+
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    tenant: str = setting("", "The tenant whose blocks are seen.")
+    token: str = setting("", "The tenant's token.")
+    deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
+    connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
+    inline_bytes: Size = setting(
+        Size(32 << 10), "Values up to this size go through the socket even on the same host.", minimum=0, maximum=1 << 30
+    )
+    frame_bytes: Size = setting(
+        Size(64 << 20), "Values that one message moves; larger batches are cut.", minimum=1 << 10, maximum=4 << 30
+    )
+    max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
+    view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)
+    read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)
+    max_channels: int = setting(64, "Connections to one daemon; an open view holds one.", minimum=1)
+    idle_ttl_s: float = setting(60.0, "Connections unused for this long are closed.", minimum=0.001)

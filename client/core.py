@@ -1,0 +1,220 @@
+"""What every operation of a client is made of: reaching daemons, asking them, and the simple questions. Sans-I/O: see effects.py.
+
+Reads are in reading.py, writes in writing.py. One core serves all threads or tasks of a client; what they share (hints, slabs,
+counters, routes) is thread-safe.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Operation, Take, Work
+from kvstore.client.locations import Hints, Location, tier_names
+from kvstore.client.routes import Masters, Node, Nodes, Route
+from kvstore.client.slabs import Slab, SlabCache, SlabKey
+from kvstore.client.stats import Counters
+from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unavailable
+from kvstore.protocol.frames import MAX_BATCH, check_key
+from kvstore.protocol.messages import (
+    Count,
+    Exists,
+    Flags,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Message,
+    NodeTable,
+    Pin,
+    Remove,
+    Slabs,
+)
+from kvstore.protocol.messages import Nodes as AskNodes
+from kvstore.transfer.channel import MAX_FDS, Deadline
+
+M = TypeVar("M", bound=Message)
+
+MAX_SLAB_WORK: Final = 1 << 30
+"""Mapping a slab faults all of its pages in: never on an event loop."""
+CLEANUP_S: Final = 0.2
+"""Time for telling a daemon that something will not come, after the operation failed and perhaps used up its own."""
+
+
+class Core:
+    """The state of one client and the operations that do not move values."""
+
+    def __init__(self, masters: str | Sequence[str], settings: ClientSettings, *, host_id: str, spread: int) -> None:
+        """Raises InvalidArgument for a malformed address."""
+        self.settings = settings
+        self.masters = Masters(masters, host_id)
+        self.nodes = Nodes(host_id, spread)
+        self.hints = Hints(settings.max_hints)
+        self.slabs = SlabCache()
+        self.counters = Counters()
+
+    # --- reaching daemons ---
+
+    def begin(
+        self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
+    ) -> Operation[tuple[AnyLoan, M]]:
+        """Ask a daemon and keep the channel: (loan, answer). The caller gives the loan back. Raises Unavailable when no address works."""
+        while True:
+            begun = yield from self._attempt(route, message, answer, deadline, payload)
+            if begun is not None:
+                return begun
+
+    def begin_shared(self, route: Route, message: Message, answer: type[M], deadline: Deadline) -> Operation[tuple[AnyLoan, M] | None]:
+        """As `begin`, through the Unix socket only: None when there is no way through it."""
+        while route.is_local:
+            begun = yield from self._attempt(route, message, answer, deadline)
+            if begun is not None:
+                return begun
+        return None
+
+    def _attempt(
+        self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
+    ) -> Operation[tuple[AnyLoan, M] | None]:
+        """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address."""
+        address = route.address()
+        try:
+            loan: AnyLoan = yield Take(address, deadline)
+        except Unavailable:
+            if route.failed(address):
+                return None
+            raise
+        if not loan.reused:
+            route.welcomed(loan.channel.welcome)
+        try:
+            return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
+        except BaseException as error:
+            loan.give_back(error)
+            if loan.reused and isinstance(error, Unavailable):
+                return None
+            raise
+
+    def ask_master(self, message: Message, answer: type[M], deadline: Deadline) -> Operation[M]:
+        """Ask the master in use, else the others in order. Raises Unavailable when none answers."""
+        failure: Unavailable | None = None
+        for route in self.masters.in_order():
+            try:
+                loan, reply = yield from self.begin(route, message, answer, deadline)
+            except Unavailable as error:
+                failure = failure or error
+                continue
+            loan.give_back()
+            self.masters.stick_to(route)
+            return reply
+        assert failure is not None
+        raise Unavailable(f"no master can be reached: {failure}")
+
+    def refresh_nodes(self, deadline: Deadline) -> Operation[None]:
+        self.nodes.replace((yield from self.ask_master(AskNodes(), NodeTable, deadline)))
+
+    def find_node(self, node_id: int, deadline: Deadline) -> Operation[Node | None]:
+        """None for a node that the master does not know either."""
+        if self.nodes.get(node_id) is None:
+            yield from self.refresh_nodes(deadline)
+        return self.nodes.get(node_id)
+
+    # --- shared memory ---
+
+    def map_slabs(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool) -> Operation[list[Slab]]:
+        """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped."""
+        keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
+        missing = self.slabs.missing(keys)
+        if missing:
+            for coming in self.slabs.coming(missing):
+                yield Work(lambda coming=coming: coming.result(deadline.left_s()), MAX_SLAB_WORK)  # type: ignore[misc]
+            missing = self.slabs.missing(missing)
+        for start in range(0, len(missing), MAX_FDS):
+            wanted = missing[start : start + MAX_FDS]
+            found = yield from self._ask_for_slabs(channel, wanted, deadline)
+            yield Work(lambda found=found: self.slabs.map_now(found), MAX_SLAB_WORK)  # type: ignore[misc]
+            if len(found) < len(wanted):
+                raise StaleHandle(f"node {node_id} named a slab that it does not have")
+        return [self.slabs.get(key) for key in keys]
+
+    def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
+        """Have slabs that later puts will use mapped in the background."""
+        keys = self.slabs.missing([SlabKey(node_id, channel.welcome.epoch, slab, True) for slab in slabs])[:MAX_FDS]
+        if keys and not self.slabs.coming(keys):
+            found = yield from self._ask_for_slabs(channel, keys, deadline)
+            self.slabs.announce([key for key, _, _ in found])
+            yield Later(lambda: self.slabs.map_announced(found))
+
+    def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[tuple[SlabKey, int, int]]]:
+        """(key, descriptor, size) of those the node still has."""
+        answer, fds = yield AskForFds(channel, Slabs([key.slab for key in keys], int(keys[0].writable)), deadline)
+        there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
+        return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]
+
+    # --- questions to the master ---
+
+    def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
+        self.counters.add(requests=1)
+        check_keys(keys)
+        found: list[list[Location]] = []
+        for part in cut(keys):
+            reply = yield from self.ask_master(Lookup(list(part)), Locations, deadline)
+            if any(self.nodes.get(node_id) is None for node_id in reply.nodes):
+                yield from self.refresh_nodes(deadline)
+            found += self._locations(reply)
+        return found
+
+    def _locations(self, reply: Locations) -> Iterator[list[Location]]:
+        replica = 0
+        for i, count in enumerate(reply.replicas):
+            locations = []
+            for node_id, tiers in zip(reply.nodes[replica : replica + count], reply.tiers[replica : replica + count], strict=True):
+                node = self.nodes.get(node_id)
+                name = node.name if node is not None else ""
+                locations.append(
+                    Location(name, node_id, tier_names(tiers), reply.sizes[i], reply.checksums[i], reply.generations[i])
+                )
+            replica += count
+            yield locations
+
+    def exists(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        self.counters.add(requests=1)
+        check_keys(keys)
+        return (yield from self._flags([Exists(list(part)) for part in cut(keys)], deadline))
+
+    def match_prefix(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
+        self.counters.add(requests=1)
+        check_keys(keys)
+        matched = 0
+        for part in cut(keys):
+            count = (yield from self.ask_master(MatchPrefix(list(part)), Count, deadline)).value
+            matched += count
+            if count < len(part):
+                break
+        return matched
+
+    def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
+        self.counters.add(requests=1)
+        check_keys(keys)
+        self.hints.forget(keys)
+        return sum((yield from self._flags([Remove(list(part), int(force)) for part in cut(keys)], deadline)))
+
+    def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool) -> Operation[list[bool]]:
+        self.counters.add(requests=1)
+        check_keys(keys)
+        return (yield from self._flags([Pin(list(part), int(pinned)) for part in cut(keys)], deadline))
+
+    def _flags(self, messages: Sequence[Message], deadline: Deadline) -> Operation[list[bool]]:
+        flags: list[bool] = []
+        for message in messages:
+            flags += map(bool, (yield from self.ask_master(message, Flags, deadline)).flags)
+        return flags
+
+
+def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Parts that one message takes; none for no keys."""
+    return [keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH)]
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
+    if isinstance(keys, (bytes, str)):
+        raise InvalidArgument("keys is a sequence of keys, not one key")
+    for key in keys:
+        check_key(key)

@@ -1,0 +1,96 @@
+"""What an operation of the core wants done: the client's own vocabulary of I/O, as plain values.
+
+An operation is a generator. It yields effects; whoever drives it (sync.py, aio.py) carries each one out and sends the result back,
+or throws the typed error in. The core so knows neither sockets nor threads nor an event loop.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from kvstore.protocol.messages import Message, Slabs, Welcome
+from kvstore.transfer.address import Address
+from kvstore.transfer.channel import Deadline
+from kvstore.transfer.pool import Loan
+
+T = TypeVar("T")
+
+
+class AnyChannel(Protocol):
+    """What the core sees of a channel, blocking or not; its I/O goes through effects."""
+
+    address: Address
+    is_open: bool
+    welcome: Welcome
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Take:
+    """Lend a channel to `address`: a Loan."""
+
+    address: Address
+    deadline: Deadline
+
+
+@dataclass(slots=True)
+class Ask:
+    """Send `message` with the values of `payload`; the answer, a message of type `answer`."""
+
+    channel: AnyChannel
+    message: Message
+    answer: type[Message]
+    deadline: Deadline
+    payload: Sequence[memoryview] = ()
+
+
+@dataclass(slots=True)
+class AskForFds:
+    """Send `message`; (SlabFds, descriptors), which the operation closes."""
+
+    channel: AnyChannel
+    message: Slabs
+    deadline: Deadline
+
+
+@dataclass(slots=True)
+class Fill:
+    """Read the last answer's payload, or its next part, into `destinations`."""
+
+    channel: AnyChannel
+    destinations: Sequence[memoryview]
+    deadline: Deadline
+
+
+@dataclass(slots=True)
+class Post:
+    """Send `message`, which has no answer."""
+
+    channel: AnyChannel
+    message: Message
+
+
+@dataclass(slots=True)
+class Work:
+    """Run `function`, which touches about `size_bytes` of memory or waits for a thread: its result. Many bytes must not stop an event loop."""
+
+    function: Callable[[], Any]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Later:
+    """Run `function` in the background, soon; nobody waits for it."""
+
+    function: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Sleep:
+    seconds: float
+
+
+Effect = Take | Ask | AskForFds | Fill | Post | Work | Later | Sleep
+Operation = Generator[Effect, Any, T]
+AnyLoan = Loan[AnyChannel]

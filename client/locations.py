@@ -1,0 +1,71 @@
+"""Where blocks are: what `locate` tells, and the hints that save most reads their question to the master."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.protocol.messages import TIER_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One replica of a block, as the master knew it when asked."""
+
+    node: str
+    node_id: int
+    tiers: tuple[str, ...]
+    """Names of the node's tiers that hold it: `hbm`, `dram`, `nvme`."""
+    size_bytes: int
+    checksum: int
+    """xxh3_64 of the value."""
+    generation: int
+    """Rises when a key is written anew: a read that names it gets this version or nothing."""
+
+
+class Hint(NamedTuple):
+    """Where a block was. May be stale at any time; the node checks the generation."""
+
+    node_id: int
+    generation: int
+    size_bytes: int
+
+
+class Hints:
+    """The last `capacity` blocks whose place was learned or used. Thread-safe; each call takes the lock once a batch."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._hints: OrderedDict[bytes, Hint] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, keys: Sequence[bytes]) -> list[Hint | None]:
+        """A hint, or None, for each key."""
+        with self._lock:
+            found = [self._hints.get(key) for key in keys]
+            for key, hint in zip(keys, found, strict=True):
+                if hint is not None:
+                    self._hints.move_to_end(key)
+        return found
+
+    def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
+        with self._lock:
+            for key, hint in hints:
+                self._hints[key] = hint
+                self._hints.move_to_end(key)
+            while len(self._hints) > self._capacity:
+                self._hints.popitem(last=False)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._hints.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._hints)
+
+
+def tier_names(mask: int) -> tuple[str, ...]:
+    """The tiers of a tier mask, fastest first."""
+    return tuple(name for name, bit in TIER_BITS.items() if mask & bit)

@@ -1,0 +1,285 @@
+"""How values are read: which node has each block, one Read to each node, values straight into their destinations, and what to do
+when a hint is stale, a node is gone, bytes are damaged or a lease lapsed. Sans-I/O: see effects.py."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from kvstore.client.buffers import Destination, checksum, copy, fresh_bytes
+from kvstore.client.core import Core, check_keys
+from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, Work
+from kvstore.client.locations import Hint
+from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, LeaseExpired, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.messages import INLINE, MAPPED, MISS, Blocks, Locations, Lookup, Read, Release
+from kvstore.transfer.channel import Deadline
+
+R = TypeVar("R", covariant=True)
+Wanted = tuple[int, Hint]
+"""A key's index and where it is."""
+
+ATTEMPTS: Final = 3
+"""A hint may be stale, and the node that the master then names may be gone: the third try knows both."""
+
+
+class Sink(Protocol[R]):
+    """Where the values of one operation go, by the index of their key."""
+
+    def room(self, index: int, size_bytes: int) -> memoryview:
+        """A writable view of `size_bytes`. Raises InvalidArgument when there is not as much."""
+
+    def done(self, index: int, size_bytes: int) -> None:
+        """The value is in its room and is right."""
+
+    def results(self) -> list[R | None]:
+        """One a key, None for a miss."""
+
+
+class FreshBytes:
+    """Values become new bytes objects."""
+
+    def __init__(self, count: int) -> None:
+        self._values: list[bytes | None] = [None] * count
+        self._done: list[bytes | None] = [None] * count
+
+    def room(self, index: int, size_bytes: int) -> memoryview:
+        self._values[index], view = fresh_bytes(size_bytes)
+        return view
+
+    def done(self, index: int, size_bytes: int) -> None:
+        self._done[index] = self._values[index]
+
+    def results(self) -> list[bytes | None]:
+        return self._done
+
+
+class IntoBuffers:
+    """Values go to the caller's buffers; the results are sizes."""
+
+    def __init__(self, destinations: Sequence[Destination]) -> None:
+        self._destinations = destinations
+        self._sizes: list[int | None] = [None] * len(destinations)
+
+    def room(self, index: int, size_bytes: int) -> memoryview:
+        view = self._destinations[index].view
+        if len(view) < size_bytes:
+            raise InvalidArgument(f"the buffer of key {index} has {len(view)} bytes, its value has {size_bytes}")
+        return view[:size_bytes]
+
+    def done(self, index: int, size_bytes: int) -> None:
+        finish = self._destinations[index].finish
+        if finish is not None:
+            finish()
+        self._sizes[index] = size_bytes
+
+    def results(self) -> list[int | None]:
+        return self._sizes
+
+
+class Reading(Generic[R]):
+    """One get of a batch. Use once: `yield from Reading(...).run()`."""
+
+    def __init__(self, core: Core, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline, clock_ns: Callable[[], int]) -> None:
+        self._core = core
+        self._keys = keys
+        self._sink = sink
+        self._deadline = deadline
+        self._clock_ns = clock_ns
+        self._inline_bytes = int(core.settings.inline_bytes)
+        self._lease_ms = int(core.settings.read_lease_s * 1000)
+        self._again: dict[int, list[int]] = defaultdict(list)
+        """Keys to be looked up anew, by the node to avoid (0: none)."""
+        self._failures: dict[int, KVStoreError] = {}
+        self._refusal: InvalidArgument | None = None
+
+    def run(self) -> Operation[list[R | None]]:
+        """The sink's results. Raises InvalidArgument, ChecksumMismatch, LeaseExpired, Unavailable (no master), DeadlineExceeded.
+
+        After an error the destinations' content is undefined.
+        """
+        self._core.counters.add(requests=1)
+        check_keys(self._keys)
+        found = yield from self._find({0: list(range(len(self._keys)))}, from_hints=True)
+        for attempt in range(1, ATTEMPTS + 1):
+            for node_id, wanted in found.items():
+                yield from self._read_from(node_id, wanted)
+            again, self._again = self._again, defaultdict(list)
+            if not again or attempt == ATTEMPTS:
+                break
+            self._core.counters.add(retries=1)
+            found = yield from self._find(again, from_hints=False)
+        if self._refusal is not None:
+            raise self._refusal
+        results = self._sink.results()
+        for index, failure in self._failures.items():
+            if results[index] is None:
+                raise failure
+        self._core.counters.add(misses=results.count(None))
+        return results
+
+    # --- finding ---
+
+    def _find(self, wanted: dict[int, list[int]], *, from_hints: bool) -> Operation[dict[int, list[Wanted]]]:
+        """Which node to ask for which keys; keys that nobody has are left out."""
+        found: dict[int, list[Wanted]] = {}
+        for avoid, indices in wanted.items():
+            unknown = indices
+            if from_hints:
+                hints = self._core.hints.find([self._keys[i] for i in indices])
+                for i, hint in zip(indices, hints, strict=True):
+                    if hint is not None:
+                        found.setdefault(hint.node_id, []).append((i, hint))
+                unknown = [i for i, hint in zip(indices, hints, strict=True) if hint is None]
+            for start in range(0, len(unknown), MAX_BATCH):
+                part = unknown[start : start + MAX_BATCH]
+                reply = yield from self._core.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, self._deadline)
+                learned = []
+                for i, hint in zip(part, self._best(reply, avoid), strict=True):
+                    if hint is not None:
+                        found.setdefault(hint.node_id, []).append((i, hint))
+                        learned.append((self._keys[i], hint))
+                self._core.hints.learn(learned)
+        return found
+
+    def _best(self, reply: Locations, avoid: int) -> Iterator[Hint | None]:
+        """For each key the replica to read: on this host if possible, then in the fastest tier."""
+        replica = 0
+        for count, size, generation in zip(reply.replicas, reply.sizes, reply.generations, strict=True):
+            best = None
+            for at in range(replica, replica + count):
+                node_id, tiers = reply.nodes[at], reply.tiers[at]
+                if node_id != avoid:
+                    rank = (not self._core.nodes.is_local(node_id), tiers & -tiers, node_id)
+                    best = min(best, rank) if best is not None else rank
+            replica += count
+            yield None if best is None else Hint(best[2], generation, size)
+
+    # --- reading ---
+
+    def _read_from(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
+        node = yield from self._core.find_node(node_id, self._deadline)
+        if node is None:
+            self._retry(node_id, wanted)
+            return
+        for part in self._parts(wanted):
+            try:
+                yield from self._read(node_id, part)
+            except (Unavailable, StaleHandle):
+                self._retry(node_id, part)
+
+    def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
+        """Cut where a message's values or keys become too many."""
+        part: list[Wanted] = []
+        left = int(self._core.settings.frame_bytes)
+        for item in wanted:
+            if part and (item[1].size_bytes > left or len(part) == MAX_BATCH):
+                yield part
+                part, left = [], int(self._core.settings.frame_bytes)
+            part.append(item)
+            left -= item[1].size_bytes
+        yield part
+
+    def _retry(self, avoid: int, wanted: Sequence[Wanted], failure: KVStoreError | None = None) -> None:
+        """Look these up anew, elsewhere if possible."""
+        self._core.hints.forget(self._keys[i] for i, _ in wanted)
+        self._again[avoid] += [i for i, _ in wanted]
+        if failure is not None:
+            self._failures.update((i, failure) for i, _ in wanted)
+
+    def _read(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
+        """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
+        core = self._core
+        node = core.nodes.get(node_id)
+        assert node is not None
+        message = Read([self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms)
+        loan, blocks = yield from core.begin(node.route, message, Blocks, self._deadline)
+        keep = False
+        try:
+            if len(blocks.statuses) != len(wanted):
+                raise ProtocolError(f"node {node_id} gave {len(blocks.statuses)} blocks for {len(wanted)} keys")
+            yield from self._take_inline(loan.channel, node_id, wanted, blocks)
+            if blocks.lease:
+                keep = yield from self._take_mapped(loan, node_id, wanted, blocks)
+        except BaseException:
+            loan.discard()  # with it go the lease and what is left of the payload
+            raise
+        if not keep:
+            loan.give_back()
+        missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
+        if missed:
+            core.counters.add(stale_hints=len(missed))
+            self._retry(0, missed)
+
+    def _take_inline(self, channel: AnyChannel, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[None]:
+        places = [place for place, status in enumerate(blocks.statuses) if status == INLINE]
+        if not places:
+            return
+        views = [self._room(wanted[place][0], blocks.sizes[place]) for place in places]
+        # A value that has no room is read all the same: the rest of the batch comes after it.
+        yield Fill(
+            channel,
+            [bytearray_view(blocks.sizes[place]) if view is None else view for view, place in zip(views, places, strict=True)],
+            self._deadline,
+        )
+        total = sum(blocks.sizes[place] for place in places)
+        sums = yield Work(lambda: [None if view is None else checksum(view) for view in views], total)
+        good, damaged = [], []
+        for place, found in zip(places, sums, strict=True):
+            if found is not None:
+                (good if found == blocks.checksums[place] else damaged).append(place)
+        self._arrived(wanted, blocks, good)
+        if damaged:
+            self._core.counters.add(checksum_failures=len(damaged))
+            error = ChecksumMismatch(f"node {node_id} sent a value whose xxh3_64 is not the one recorded")
+            self._retry(node_id, [wanted[place] for place in damaged], error)
+
+    def _take_mapped(self, loan: AnyLoan, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[bool]:
+        """Copy out of the slabs and release the lease. True if the loan is kept for later."""
+        places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
+        parts = yield from self._parts_of_slabs(loan.channel, node_id, places, blocks)
+        rooms = [self._room(wanted[place][0], len(part)) for place, part in zip(places, parts, strict=True)]
+        copies = [(room, part) for room, part in zip(rooms, parts, strict=True) if room is not None]
+        yield Work(lambda: copy_all(copies), sum(len(part) for _, part in copies))
+        in_time = self._clock_ns() < blocks.lease_until_ns
+        yield Post(loan.channel, Release([blocks.lease]))
+        good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
+        if in_time:
+            self._arrived(wanted, blocks, good)
+        else:
+            lapsed = LeaseExpired(f"copying took longer than the lease of {self._lease_ms} ms")
+            self._retry(0, [wanted[place] for place in good], lapsed)
+        return False
+
+    def _parts_of_slabs(self, channel: AnyChannel, node_id: int, places: Sequence[int], blocks: Blocks) -> Operation[list[memoryview]]:
+        """The memory of mapped blocks, in order."""
+        slabs = yield from self._core.map_slabs(
+            channel, node_id, [blocks.slabs[place] for place in places], self._deadline, writable=False
+        )
+        return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
+
+    def _room(self, index: int, size_bytes: int) -> memoryview | None:
+        try:
+            return self._sink.room(index, size_bytes)
+        except InvalidArgument as error:
+            self._refusal = self._refusal or error
+            return None
+
+    def _arrived(self, wanted: list[Wanted], blocks: Blocks, places: Sequence[int]) -> None:
+        tiers: dict[int, int] = {}
+        total = 0
+        for place in places:
+            size, tier = blocks.sizes[place], blocks.tiers[place]
+            self._sink.done(wanted[place][0], size)
+            tiers[tier] = tiers.get(tier, 0) + 1
+            total += size
+        self._core.counters.hit(tiers, total)
+
+
+def copy_all(copies: Sequence[tuple[memoryview, memoryview]]) -> None:
+    """(destination, source) pairs."""
+    for destination, source in copies:
+        copy(destination, source)
+
+
+def bytearray_view(size_bytes: int) -> memoryview:
+    return memoryview(bytearray(size_bytes))

@@ -1,0 +1,64 @@
+"""What a client has done since it was made."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.protocol.messages import TIER_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Counters since the client was made."""
+
+    requests: int = 0
+    """Operations called, a batch being one."""
+    hits: int = 0
+    """Blocks found by get, get_into, view and their batches."""
+    misses: int = 0
+    puts: int = 0
+    """Blocks stored by this client."""
+    already_present: int = 0
+    """Puts that found their block stored."""
+    bytes_in: int = 0
+    """Bytes of values read."""
+    bytes_out: int = 0
+    """Bytes of values stored."""
+    stale_hints: int = 0
+    """Reads that went to a node which no longer had the block."""
+    retries: int = 0
+    """Requests sent again: busy keys, unreachable nodes, stale hints, lapsed leases."""
+    checksum_failures: int = 0
+    """Values that arrived with another checksum than recorded; the caller never saw them."""
+    hits_by_tier: Mapping[str, int] = field(default_factory=dict)
+
+
+class Counters:
+    """The live form of ClientStats. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, int] = {}
+        self._by_tier = dict.fromkeys(TIER_BITS.values(), 0)
+
+    def add(self, **counts: int) -> None:
+        """Raise counters by name."""
+        with self._lock:
+            for name, count in counts.items():
+                self._values[name] = self._values.get(name, 0) + count
+
+    def hit(self, tiers: Mapping[int, int], size_bytes: int) -> None:
+        """Blocks were read: how many by the bit of the tier they came from, and their bytes together."""
+        with self._lock:
+            values = self._values
+            for bit, count in tiers.items():
+                values["hits"] = values.get("hits", 0) + count
+                self._by_tier[bit] = self._by_tier.get(bit, 0) + count
+            values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
+
+    def snapshot(self) -> ClientStats:
+        with self._lock:
+            values: dict[str, Any] = dict(self._values)
+            by_tier = {name: self._by_tier[bit] for name, bit in TIER_BITS.items()}
+        return ClientStats(**values, hits_by_tier=by_tier)

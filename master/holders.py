@@ -1,0 +1,153 @@
+"""Which nodes hold a block: interned sets of holders, shared by all blocks that are at the same nodes in the same tiers.
+
+A million blocks have a handful of distinct sets. So a block's row keeps only a set's index, a query reads one flag a set, and
+whatever happens to a whole node (it dies, it comes back, its inventory ends) rewrites the sets and touches no block.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Final
+
+HINT: Final = 0x40
+"""State bit: known from the catalog or from before the node's inventory began, which has not named it yet."""
+TIERS: Final = 0x3F
+"""The bits of a state that are the tier mask."""
+MAX_REPLICAS: Final = 255
+"""Replicas told in one answer (a u8 on the wire)."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""(node id, state) of each holder, by ascending node id."""
+
+
+def with_holder(pairs: Pairs, node_id: int, state: int) -> Pairs:
+    """`pairs` with `node_id` in `state`, whether it was in before or not."""
+    return tuple(sorted((*without_holder(pairs, node_id), (node_id, state))))
+
+
+def without_holder(pairs: Pairs, node_id: int) -> Pairs:
+    return tuple(pair for pair in pairs if pair[0] != node_id)
+
+
+class HolderSets:
+    """The sets by index; `enter` and `leave` count the rows of each, and an index without rows is used again.
+
+    Index 0 is the set of nobody: free rows and blocks that are gone have it, it is never counted and never live. A rewrite can
+    leave two indexes with equal pairs: that is harmless, the older drains as its rows change. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.live = bytearray(1)
+        """By index: 1 when a block with this set can be read now."""
+        self.replicas = bytearray(1)
+        """By index: how many holders can be read from."""
+        self.nodes = [b""]
+        """By index: their node ids, packed u32; `tiers` their tier masks, in the same order."""
+        self.tiers: list[bytes] = [b""]
+        self.empty: set[int] = set()
+        """Indexes that lost all their holders while rows still have them: those rows wait for a sweep."""
+        self._pairs: list[Pairs] = [()]
+        self._rows = [0]
+        self._index: dict[Pairs, int] = {}
+        self._free: list[int] = []
+        self._live_nodes: frozenset[int] = frozenset()
+
+    def __getitem__(self, index: int) -> Pairs:
+        return self._pairs[index]
+
+    def enter(self, pairs: Pairs) -> int:
+        """Count one row more with `pairs`; the set's index. Nobody's set is index 0."""
+        if not pairs:
+            return 0
+        index = self._index.get(pairs)
+        if index is None:
+            index = self._new(pairs)
+        self._rows[index] += 1
+        return index
+
+    def leave(self, index: int) -> None:
+        """Count one row less; an index without rows is forgotten."""
+        if not index:
+            return
+        self._rows[index] -= 1
+        if not self._rows[index]:
+            self._forget(index)
+
+    def rewrite(self, node_id: int, change: Callable[[int], int | None]) -> None:
+        """Give `node_id` the state `change(state)` in every set it is in, or take it out where that is None. O(sets)."""
+        for index, pairs in enumerate(self._pairs):
+            state = dict(pairs).get(node_id)
+            if state is None or (changed := change(state)) == state:
+                continue
+            if self._index.get(pairs) == index:
+                del self._index[pairs]
+            rest = without_holder(pairs, node_id)
+            self._place(index, rest if changed is None else with_holder(rest, node_id, changed))
+
+    def set_live(self, node_ids: Iterable[int]) -> None:
+        """These nodes can be read from, all others cannot. O(sets)."""
+        self._live_nodes = frozenset(node_ids)
+        for index in range(len(self._pairs)):
+            self._refresh(index)
+
+    def readable_at(self, index: int) -> "array[int]":
+        """The node ids that a block with this set can be read from."""
+        return array("I", self.nodes[index])
+
+    def live_blocks(self) -> int:
+        """Blocks that can be read now."""
+        return sum(count for count, live in zip(self._rows, self.live, strict=True) if live)
+
+    def blocks_at(self, node_id: int) -> int:
+        """Blocks thought to be at `node_id`."""
+        return sum(count for count, pairs in zip(self._rows, self._pairs, strict=True) if any(pair[0] == node_id for pair in pairs))
+
+    def check_integrity(self, column: Iterable[int]) -> None:
+        """Assert that `column` (the set of every row) agrees with the counts and flags. For tests; O(rows)."""
+        counted = [0] * len(self._pairs)
+        for index in column:
+            counted[index] += 1
+        assert counted[1:] == self._rows[1:]
+        assert all(self._pairs[index] == pairs for pairs, index in self._index.items())
+        assert self.empty == {index for index in range(1, len(self._pairs)) if counted[index] and not self._pairs[index]}
+        for index, pairs in enumerate(self._pairs):
+            assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self._live_nodes], index
+            assert self.live[index] == bool(self.replicas[index]), index
+            assert len(self.nodes[index]) == 4 * len(self.tiers[index]) == 4 * self.replicas[index], index
+
+    def _new(self, pairs: Pairs) -> int:
+        if self._free:
+            index = self._free.pop()
+        else:
+            index = len(self._pairs)
+            self._pairs.append(())
+            self._rows.append(0)
+            self.live.append(0)
+            self.replicas.append(0)
+            self.nodes.append(b"")
+            self.tiers.append(b"")
+        self._place(index, pairs)
+        return index
+
+    def _place(self, index: int, pairs: Pairs) -> None:
+        self._pairs[index] = pairs
+        if pairs:
+            self._index.setdefault(pairs, index)
+        else:
+            self.empty.add(index)
+        self._refresh(index)
+
+    def _forget(self, index: int) -> None:
+        pairs = self._pairs[index]
+        if self._index.get(pairs) == index:
+            del self._index[pairs]
+        self.empty.discard(index)
+        self._pairs[index] = ()
+        self._refresh(index)
+        self._free.append(index)
+
+    def _refresh(self, index: int) -> None:
+        live = [pair for pair in self._pairs[index] if pair[0] in self._live_nodes][:MAX_REPLICAS]
+        self.live[index] = bool(live)
+        self.replicas[index] = len(live)
+        self.nodes[index] = array("I", [node_id for node_id, _state in live]).tobytes()
+        self.tiers[index] = bytes([state & TIERS for _node_id, state in live])

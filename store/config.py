@@ -1,0 +1,60 @@
+"""The settings of kvstore-node, and the two that need parsing: `nvme` and `hbm`."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import Size, parse_size, setting
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """See docs/settings.md, which is made from this."""
+
+    name: str = setting("", "Name of the node, stable across restarts; default: the host's name and the listening port.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
+    advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
+    run_dir: str = setting(
+        "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
+    )
+    dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
+    nvme: str = setting("", "DIR:SIZE of the NVMe tier; none by default.")
+    hbm: str = setting("", "DEVICE:SIZE of the HBM tier (cuda:0:8GiB), any torch device; none by default. Needs the extra kvstore[hbm].")
+    policy: str = setting("lru", "Eviction policy of every tier.", choices=("lru", "lfu", "sieve"))
+    hugepages: bool = setting(False, "Take huge pages for DRAM when the system has enough reserved.")
+    prefault_step: Size = setting(Size(64 << 20), "Bytes of DRAM touched at once by the thread that makes fresh memory fast.", minimum=4096)
+    high_watermark: float = setting(
+        0.95, "Share of a tier's capacity above which blocks are demoted, if there is a lower tier.", minimum=0.01, maximum=1
+    )
+    low_watermark: float = setting(0.90, "Share of a tier's capacity down to which blocks are demoted.", minimum=0, maximum=1)
+    put_ttl_s: float = setting(30.0, "An open put is forgotten after this long.", minimum=0.001)
+    max_lease_s: float = setting(60.0, "Longest lease a reader gets on mapped blocks.", minimum=0.001)
+    move_batch: Size = setting(Size(8 << 20), "Bytes copied between tiers in one batch (one LMDB transaction).", minimum=1)
+    read_threads: int = setting(2, "Threads that read from NVMe and HBM.", minimum=1, maximum=256)
+    tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)
+    publish_batch: int = setting(4096, "Events in one message to the master.", minimum=1, maximum=65536)
+    publish_in_flight: int = setting(4, "Messages to the master that may wait for their answer.", minimum=1)
+    control_timeout_s: float = setting(5.0, "Deadline of a call to the master's control plane.", minimum=0.01)
+    reconnect_interval_s: float = setting(
+        0.2, "Pause before the master is tried again; doubles up to reconnect_max_interval_s.", minimum=0.001
+    )
+    reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach the master.", minimum=0.001)
+    max_connections: int = setting(4096, "Connections beyond this are refused.", minimum=1)
+    shutdown_timeout_s: float = setting(5.0, "Time that copies under way get at the end.", minimum=0.001)
+
+
+def split_place(text: str, name: str) -> tuple[str, int]:
+    """`PLACE:SIZE`, the last colon before the size. Raises ConfigError with the form expected."""
+    place, colon, size = text.rpartition(":")
+    if not colon or not place:
+        raise ConfigError(f"{name} is {text!r}: write {name.upper()} as PLACE:SIZE, such as /mnt/nvme:100GiB or cuda:0:8GiB")
+    return place, parse_size(size)
+
+
+def default_run_dir() -> Path:
+    """A folder that only this user can enter."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime, "kvstore") if runtime else Path(tempfile.gettempdir(), f"kvstore-{os.getuid()}")

@@ -1,0 +1,73 @@
+"""kvstore-node: settings in, one node out, until a signal.
+
+Standard output carries two JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
+the master knows it and all of its DRAM has been touched. Logs go to standard error. Exit code 2: the settings cannot be met.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.settings import load_settings, options
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node
+
+log = logging.getLogger("kvstore.store")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvstore")
+@options(NodeSettings)
+def main(config: str | None, **flags: Any) -> None:
+    """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        node = Node(load_settings(NodeSettings, "node", flags=flags, config=config))
+        try:
+            places = node.start()
+        except BaseException:
+            node.close()
+            raise
+    except KVStoreError as error:
+        click.echo(f"kvstore-node: error: {error}", err=True)
+        sys.exit(2)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.reactor.stop())
+    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
+    say("serving", facts)
+    waiting_for = {"memory", "master"}
+
+    def is_done(part: str) -> None:
+        waiting_for.discard(part)
+        if not waiting_for:
+            say("ready", facts)
+
+    node.on_synced = lambda: is_done("master")
+    node.prefault(lambda: is_done("memory"))
+    # What is alive now stays: the collector need not walk it again, and a block table of millions is no garbage.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        node.reactor.run()
+    finally:
+        node.close()
+
+
+def say(event: str, facts: dict[str, Any]) -> None:
+    """A line for the starter; one that no longer listens is no reason to stop."""
+    try:
+        print(json.dumps({"event": event, **facts}), flush=True)
+    except BrokenPipeError:
+        log.warning("nobody reads standard output any more")
+
+
+if __name__ == "__main__":
+    main()

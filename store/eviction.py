@@ -1,0 +1,61 @@
+"""Which block leaves a tier: one eviction policy a slot group, and the rule by which a group gets another group's memory.
+
+A slot freed in one group (tenant and size class) is of no use to another until its whole slab is free. So the victim is normally of
+the newcomer's own group. But every time the coldest block of all is in another group, that group owes us: when it owes a whole slab,
+the slab of its coldest block is taken. Memory so follows the load, and at most one slab is flushed for one slab's worth of evictions.
+"""
+
+from collections.abc import Callable
+
+from kvstore.store.block import Block
+from kvstore.tiers.policy import EvictionPolicy
+
+
+class EvictionOrder:
+    """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, make_policy: Callable[[], EvictionPolicy[Block]]) -> None:
+        self._make_policy = make_policy
+        self._policies: dict[int, EvictionPolicy[Block]] = {}
+        self._owed_bytes: dict[int, int] = {}
+
+    def insert(self, block: Block, group: int) -> None:
+        policy = self._policies.get(group)
+        if policy is None:
+            policy = self._policies[group] = self._make_policy()
+        policy.insert(block)
+
+    def touch(self, block: Block, group: int) -> None:
+        self._policies[group].touch(block)
+
+    def remove(self, block: Block, group: int) -> None:
+        self._policies[group].remove(block)
+
+    def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """The group's next block to leave; None when it has none that may."""
+        policy = self._policies.get(group)
+        return policy.victim(evictable) if policy is not None else None
+
+    def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """Of the other groups' next victims the one read longest ago."""
+        victims = [policy.victim(evictable) for other, policy in self._policies.items() if other != group]
+        return min((block for block in victims if block is not None), key=lambda block: block.last_access, default=None)
+
+    def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
+        """Of all groups' next victims the one read longest ago."""
+        return self.coldest_elsewhere(-1, evictable)
+
+    def owe(self, group: int, size_bytes: int, slab_bytes: int) -> bool:
+        """`group` gave up a block of `size_bytes` though a colder one was elsewhere; True when it is now owed a whole slab."""
+        owed_bytes = self._owed_bytes.get(group, 0) + size_bytes
+        is_due = owed_bytes >= slab_bytes
+        self._owed_bytes[group] = 0 if is_due else owed_bytes
+        return is_due
+
+    def __len__(self) -> int:
+        return sum(map(len, self._policies.values()))
+
+    def check_integrity(self, tier: int) -> None:
+        """Assert that the order holds exactly blocks with a copy in `tier`. For tests; O(blocks)."""
+        for policy in self._policies.values():
+            policy.check_integrity()

@@ -1,0 +1,170 @@
+"""The node's tie to its master: registration and heartbeats by gRPC in a thread of its own, and the connection for frames.
+
+The thread finds a master, registers, hands the connected socket to the node's loop, and beats until the link is lost; then it begins
+anew. It owns nothing that the loop uses: everything goes over by `reactor.call`.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.messages import ROLE_NODE, Hello, Welcome
+from kvstore.transfer.address import Address, host_id
+from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.reactor import Reactor
+
+log = logging.getLogger("kvstore.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node says of itself. `instance` differs in every process."""
+
+    name: str
+    version: str
+    unix: str
+    tcp: str
+    instance: int
+
+
+def new_instance() -> int:
+    return secrets.randbits(63) | 1
+
+
+class MasterLink:
+    """See the module. `start`, `lost` and `stop` are for the node's loop."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        masters: Sequence[Address],
+        identity: Identity,
+        *,
+        tier_status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
+        on_link: Callable[[socket.socket, pb.RegisterReply], None],
+        timeout_s: float,
+        pause_s: float,
+        max_pause_s: float,
+    ) -> None:
+        """`tier_status` and `on_link` are called in the loop; the socket that `on_link` gets is its own."""
+        self._reactor = reactor
+        self._masters = masters
+        self._identity = identity
+        self._tier_status = tier_status
+        self._on_link = on_link
+        self._timeout_s = timeout_s
+        self._pause_s = pause_s
+        self._max_pause_s = max_pause_s
+        self._seen_epoch = 0
+        self._stopping = threading.Event()
+        self._lost = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def lost(self) -> None:
+        """The link's connection is gone: register again."""
+        self._lost.set()
+
+    def stop(self) -> None:
+        """End the thread. Waits for a call under way, no longer than its deadline."""
+        self._stopping.set()
+        self._lost.set()
+        self._thread.join(self._timeout_s + 1)
+
+    def _run(self) -> None:
+        pause_s, complaint = self._pause_s, ""
+        while not self._stopping.is_set():
+            try:
+                self._live_once()
+                pause_s, complaint = self._pause_s, ""
+            except (KVStoreError, grpc.RpcError) as error:
+                text = error.details() if isinstance(error, grpc.Call) else str(error)
+                if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
+                    log.warning("no master: %s", text)
+                complaint = text or ""
+            except Exception:
+                log.exception("the link to the master failed")
+            self._stopping.wait(pause_s)
+            pause_s = min(pause_s * 2, self._max_pause_s)
+
+    def _live_once(self) -> None:
+        channel = self._find_master()
+        try:
+            with grpc.insecure_channel(channel.welcome.control) as control:
+                stub = ControlStub(control)  # type: ignore[no-untyped-call]
+                reply = self._register(stub)
+                hello = Hello(ROLE_NODE, name=self._identity.name, epoch=reply.registration_epoch)
+                channel.call(hello, Welcome, Deadline(self._timeout_s))
+                self._lost.clear()
+                self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
+                log.info("registered with the master of epoch %d as node %d", reply.master_epoch, reply.node_id)
+                self._beat(stub, reply)
+        finally:
+            if channel.is_open:
+                channel.close()
+
+    def _find_master(self) -> Channel:
+        """An introduced connection to the first master that answers; through its Unix socket when it is on this host."""
+        hello = Hello(ROLE_NODE, name=self._identity.name)
+        failure: KVStoreError = Unavailable("no master is named")
+        for address in self._masters:
+            try:
+                channel = Channel.open(address, hello, Deadline(self._timeout_s))
+            except KVStoreError as error:
+                failure = error
+                continue
+            welcome = channel.welcome
+            if welcome.host_id == host_id() and welcome.unix and not address.unix:
+                try:
+                    local = Channel.open(Address(unix=welcome.unix), hello, Deadline(self._timeout_s))
+                except KVStoreError:  # another mount namespace: TCP does as well
+                    return channel
+                channel.close()
+                return local
+            return channel
+        raise failure
+
+    def _register(self, stub: ControlStub) -> pb.RegisterReply:
+        tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
+        identity = self._identity
+        reply: pb.RegisterReply = stub.Register(
+            pb.RegisterRequest(
+                name=identity.name,
+                instance=identity.instance,
+                version=identity.version,
+                host_id=host_id(),
+                unix=identity.unix,
+                tcp=identity.tcp,
+                seen_master_epoch=self._seen_epoch,
+                tiers=tiers,
+            ),
+            timeout=self._timeout_s,
+        )
+        if reply.master_epoch < self._seen_epoch:
+            raise StaleEpoch(f"a master of epoch {reply.master_epoch} answered, but one of epoch {self._seen_epoch} has spoken")
+        self._seen_epoch = reply.master_epoch
+        return reply
+
+    def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> None:
+        """Send heartbeats until the link is lost, or the master says that this registration is not the newest."""
+        while not self._lost.wait(registration.heartbeat_interval_s):
+            tiers, counters = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
+            request = pb.HeartbeatRequest(
+                node_id=registration.node_id, registration_epoch=registration.registration_epoch, tiers=tiers, counters=counters
+            )
+            try:
+                stub.Heartbeat(request, timeout=self._timeout_s)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                log.warning("a heartbeat failed: %s", error.details())

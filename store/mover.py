@@ -1,0 +1,151 @@
+"""Copies between tiers, in threads of their own: demotions and warm-ups planned by the table, and reads from tiers that block.
+
+The node's loop plans and records; here only bytes move. Slots of a planned copy and of a block being read are neither freed nor
+reused until the loop is told that it is over, so the threads need no locks.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from kvstore.protocol.errors import KVStoreError
+from kvstore.store.block import Block
+from kvstore.store.table import BlockTable, Move
+from kvstore.tiers.tier import Record, Slot, Tier, TierFull
+from kvstore.transfer.reactor import Reactor
+
+log = logging.getLogger("kvstore.store")
+
+
+class SlowRead(NamedTuple):
+    """One block to be read from a tier that blocks, into `destination`."""
+
+    block: Block
+    tier: int
+    slot: Slot
+    destination: memoryview
+
+
+class Mover:
+    """Owns the threads. Methods belong to the node's loop; `on_room` is called there whenever slots may have become free."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        table: BlockTable,
+        tiers: dict[int, Tier],
+        *,
+        batch_bytes: int,
+        read_threads: int,
+        tier_retry_s: float,
+        on_room: Callable[[], None],
+    ) -> None:
+        self._reactor = reactor
+        self._table = table
+        self._tiers = tiers
+        self._batch_bytes = batch_bytes
+        self._tier_retry_s = tier_retry_s
+        self._on_room = on_room
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="mover")
+        self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="tier-reader")
+
+    def kick(self) -> None:
+        """Start the copies that the table wants. Called after every round of events."""
+        self._table.relieve()
+        moves = self._table.take_moves()
+        for pair in sorted({(move.source, move.target) for move in moves}):
+            self._start([move for move in moves if (move.source, move.target) == pair])
+
+    def _start(self, moves: list[Move]) -> None:
+        batch: list[Move] = []
+        size_bytes = 0
+        for move in moves:
+            if batch and size_bytes + move.block.size_bytes > self._batch_bytes:
+                self._submit(batch)
+                batch, size_bytes = [], 0
+            batch.append(move)
+            size_bytes += move.block.size_bytes
+        self._submit(batch)
+
+    def _submit(self, batch: list[Move]) -> None:
+        sources = [move.block.slots[move.source] for move in batch]
+        slots = [slot for slot in sources if slot is not None]
+        assert len(slots) == len(batch)
+        self._writer.submit(self._copy, batch, slots)
+
+    def _copy(self, batch: list[Move], sources: list[Slot]) -> None:
+        """In the writer's thread."""
+        source, target = self._tiers[batch[0].source], self._tiers[batch[0].target]
+        failure: Exception | None = None
+        damaged: list[Move] = []
+        try:
+            if source.mappable:
+                data = [source.view(slot) for slot in sources]  # type: ignore[attr-defined]
+            else:
+                data = [memoryview(bytearray(slot.size_bytes)) for slot in sources]
+                answers = source.read_batch_into(sources, data)
+                damaged = [move for move, answer in zip(batch, answers, strict=True) if answer is not None]
+            good = [(move, part) for move, part in zip(batch, data, strict=True) if move not in damaged]
+            target.write_batch([Record(move.slot, part, move.block.checksum, move.block.tag()) for move, part in good])
+        except (TierFull, KVStoreError) as error:
+            failure = error
+        except Exception as error:
+            log.exception("a copy between tiers failed")
+            failure = error
+        self._reactor.call_soon(lambda: self._finish(batch, damaged, failure))
+
+    def _finish(self, batch: list[Move], damaged: list[Move], failure: Exception | None) -> None:
+        if failure is not None:
+            log.warning("%d blocks could not be copied to %s: %s", len(batch), self._tiers[batch[0].target].name, failure)
+            self._rest(batch[0].target)
+        for move in batch:
+            is_done = failure is None and move not in damaged
+            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
+            if move in damaged:
+                self._table.drop_copy(move.block, move.source)
+        self._on_room()
+
+    def _rest(self, tier: int) -> None:
+        """The tier refused: go on without it for a while."""
+        self._table.suspend(tier, is_suspended=True)
+        self._reactor.call_later(self._tier_retry_s, lambda: self._table.suspend(tier, is_suspended=False))
+
+    def read(self, reads: Sequence[SlowRead], done: Callable[[list[Exception | None]], None]) -> None:
+        """Read blocks from tiers that block; `done` gets one answer each, in the loop's thread. The caller holds the blocks."""
+
+        def work() -> None:
+            answers: list[Exception | None] = [None] * len(reads)
+            for tier in {read.tier for read in reads}:
+                indexes = [index for index, read in enumerate(reads) if read.tier == tier]
+                try:
+                    found = self._tiers[tier].read_batch_into(
+                        [reads[index].slot for index in indexes], [reads[index].destination for index in indexes]
+                    )
+                except Exception as error:
+                    log.exception("reading from %s failed", self._tiers[tier].name)
+                    found = [error] * len(indexes)
+                for index, answer in zip(indexes, found, strict=True):
+                    answers[index] = answer
+            self._reactor.call_soon(lambda: done(answers))
+
+        self._readers.submit(work)
+
+    def flush(self, done: Callable[[], None] = lambda: None) -> None:
+        """Make deletions durable where a tier queues them; `done` is called in the loop's thread."""
+
+        def work() -> None:
+            for tier in self._tiers.values():
+                flush: Callable[[], None] = getattr(tier, "flush", lambda: None)
+                try:
+                    flush()
+                except (TierFull, KVStoreError) as error:
+                    log.warning("deletions in %s wait: %s", tier.name, error)
+            self._reactor.call_soon(done)
+
+        self._writer.submit(work)
+
+    def close(self) -> None:
+        """Wait for the copies under way; those that have not begun are given up."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)

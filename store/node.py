@@ -1,0 +1,283 @@
+"""A storage node put together: tiers, table, services, server and the link to the master, on one reactor.
+
+It owns all of them and the order in which they start and stop. It does not read settings files or print: daemon.py does.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError
+from kvstore.protocol.frames import Header
+from kvstore.protocol.messages import Ok, Publish
+from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
+from kvstore.store.config import NodeSettings, default_run_dir, split_place
+from kvstore.store.leases import Leases
+from kvstore.store.link import Identity, MasterLink, new_instance
+from kvstore.store.mover import Mover
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts import PutService
+from kvstore.store.reads import ReadService
+from kvstore.store.service import NodeService
+from kvstore.store.table import BlockTable
+from kvstore.store.waiting import WaitingRoom
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.policies import make_policy
+from kvstore.tiers.tier import Tier
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.reactor import Reactor
+from kvstore.transfer.server import Server
+from kvstore.transfer.session import Session
+
+TICK_S = 0.1
+"""How often leases, open puts and waiting requests are looked at for their deadlines."""
+FLUSH_INTERVAL_S = 1.0
+"""How often queued deletions are written down in a tier that nothing else is written to."""
+ANSWER_TIMEOUT_S = 3600.0
+"""The master answers a Publish when its catalog has it, however long that is away; a broken link is noticed by itself."""
+
+log = logging.getLogger("kvstore.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a started node can be reached."""
+
+    name: str
+    tcp: str
+    unix: str
+
+
+class Node:
+    """See the module. All methods but `prefault` belong to the thread that calls `reactor.run`."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Open the tiers and recover what NVMe holds. Raises ConfigError; nothing is left open then."""
+        if settings.low_watermark > settings.high_watermark:
+            raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+        self._settings = settings
+        self.reactor = Reactor()
+        self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
+        self._tiers = open_tiers(settings)
+        dram = self._tiers[DRAM]
+        assert isinstance(dram, DramTier)
+        self._dram = dram
+        self._publisher = Publisher(self._visible, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
+        self._table = BlockTable(
+            self._tiers,
+            make_policy=lambda: make_policy(settings.policy),
+            emit=self._publisher.emit,
+            put_ttl_ns=int(settings.put_ttl_s * 1e9),
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+        )
+        if NVME in self._tiers:
+            found = self._table.recover(readable_blocks(self._tiers[NVME]))
+            log.info("recovered %d blocks from NVMe", found)
+        self._waiting = WaitingRoom()
+        self._leases = Leases(self._table.release)
+        self._mover = Mover(
+            self.reactor,
+            self._table,
+            self._tiers,
+            batch_bytes=settings.move_batch,
+            read_threads=settings.read_threads,
+            tier_retry_s=settings.tier_retry_s,
+            on_room=self._waiting.retry,
+        )
+        self._puts = PutService(self._table, dram, self._publisher, self._waiting)
+        self._reads = ReadService(self._table, dram, self._mover, self._leases, max_lease_ns=int(settings.max_lease_s * 1e9))
+        self._instance = new_instance()
+        self._stop_prefault = threading.Event()
+        self._link: MasterLink | None = None
+        self._session: Session | None = None
+        self._prefaulter: threading.Thread | None = None
+        self.on_synced: Callable[[], None] = lambda: None
+        """Called each time the master knows the whole inventory."""
+
+    def start(self) -> Places:
+        """Listen, look for the master, and set the clockwork going. Raises ConfigError when an address cannot be had."""
+        settings, listen = self._settings, parse_address(self._settings.listen)
+        name = settings.name
+        self._service = NodeService(
+            self._table, self._dram, self._mover, self._leases, self._waiting, self._puts, self._reads, name=name, instance=self._instance
+        )
+        self._server = Server(self.reactor, self._service, max_connections=settings.max_connections)
+        tcp = self._server.listen_tcp(listen.host, listen.port)
+        name = name or f"{socket.gethostname()}:{tcp.rpartition(':')[2]}"
+        run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
+        unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock")
+        self._service.unix_path = unix
+        places = Places(name, settings.advertise or tcp, unix)
+        self._link = MasterLink(
+            self.reactor,
+            self._masters,
+            Identity(name, version("kvstore"), unix, places.tcp, self._instance),
+            tier_status=self.status,
+            on_link=self._on_link,
+            timeout_s=settings.control_timeout_s,
+            pause_s=settings.reconnect_interval_s,
+            max_pause_s=settings.reconnect_max_interval_s,
+        )
+        self._publisher.on_refused = self._on_refused
+        self.reactor.after_events += [self._mover.kick, self._publisher.flush]
+        self.reactor.every(TICK_S, self._tick)
+        self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
+        self._link.start()
+        return places
+
+    def prefault(self, on_done: Callable[[], None]) -> None:
+        """Touch all of DRAM once, in a thread: fresh memory is ten times slower to write. `on_done` runs in the loop."""
+
+        def work() -> None:
+            while not self._stop_prefault.is_set():
+                if not self._dram.prefault_step(self._settings.prefault_step):
+                    self.reactor.call_soon(on_done)
+                    return
+
+        self._prefaulter = threading.Thread(target=work, name="prefault", daemon=True)
+        self._prefaulter.start()
+
+    def close(self) -> None:
+        """Hang up, let copies under way end, close the tiers."""
+        self._stop_prefault.set()
+        if self._link is not None:
+            self._link.stop()
+            self._server.close()
+            if self._session is not None:
+                self._session.close("the node stops")
+        self._publisher.close()
+        self._mover.close()
+        if self._prefaulter is not None:
+            self._prefaulter.join(self._settings.shutdown_timeout_s)
+        for tier in self._tiers.values():
+            tier.close()
+        self.reactor.close()
+
+    def _visible(self) -> list[Block]:
+        return list(self._table.blocks())
+
+    def _tick(self) -> None:
+        now_ns = self.reactor.now_ns()
+        if self._leases.expire(now_ns=now_ns) + self._table.expire(now_ns=now_ns):
+            self._waiting.retry()
+        self._waiting.expire(now_ns=now_ns)
+
+    # --- the link ---
+
+    def _on_link(self, sock: socket.socket, registration: pb.RegisterReply) -> None:
+        """A registered connection to the master: introduce the inventory over it."""
+        if self._session is not None:
+            self._session.close("a newer registration")
+        session = Session(self.reactor, sock, _LinkHandler(self._service, self._on_link_lost))
+        self._session = self._service.link = session
+        self._service.node_id = registration.node_id
+        self._service.master_epoch = registration.master_epoch
+        self._service.token_digests = dict(registration.tenant_token_sha256)
+
+        def send(message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
+            def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+                if isinstance(body, KVStoreError):
+                    answered(body)
+                elif header is not None and header.type == Ok.TYPE:
+                    answered(None)
+                else:
+                    answered(ProtocolError("the master answered a Publish with something else"))
+
+            session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
+
+        self._publisher.link_up(send, registration.registration_epoch, on_synced=self.on_synced)
+
+    def _on_link_lost(self, session: Session) -> None:
+        if session is self._session:
+            self._session = self._service.link = None
+            self._publisher.link_down()
+            if self._link is not None:
+                self._link.lost()
+
+    def _on_refused(self, error: KVStoreError) -> None:
+        log.warning("the master refused an event: %s", error)
+        if self._session is not None:
+            self._session.close(str(error))
+
+    # --- status ---
+
+    def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
+        """Tiers and counters as the master hears them."""
+        tiers = []
+        for index, tier, counts, blocks in self._table.levels():
+            tiers.append(
+                pb.TierStatus(
+                    name=TIERS[index],
+                    capacity_bytes=tier.capacity_bytes,
+                    used_bytes=tier.used_bytes,
+                    quarantined_bytes=tier.quarantined_bytes,
+                    blocks=blocks,
+                    hits=counts.hits,
+                    evictions=counts.evictions,
+                    demotions=counts.demotions,
+                    promotions=counts.promotions,
+                    prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
+                    health=tier.health,
+                )
+            )
+        counters = {
+            "misses": self._table.misses,
+            "corrupt_reads": self._table.corrupt_reads,
+            "in_bytes": self._puts.in_bytes,
+            "out_bytes": self._reads.out_bytes,
+            "open_puts": self._table.open_puts,
+            "leases": len(self._leases),
+            "waiting": len(self._waiting),
+            "connections": len(self._server.sessions),
+            "publish_backlog": self._publisher.backlog,
+            "synced": int(self._publisher.is_synced),
+        }
+        return tiers, counters
+
+
+class _LinkHandler:
+    """The master's connection: its commands go to the service, its end to the node."""
+
+    def __init__(self, service: NodeService, on_lost: Callable[[Session], None]) -> None:
+        self.frame = service.frame
+        self.payload = service.payload
+        self.closed = on_lost
+
+
+def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
+    """The tiers that are configured, by index. Raises ConfigError; those already opened are closed then."""
+    tiers: dict[int, Tier] = {}
+    try:
+        tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages)
+        if settings.nvme:
+            folder, size_bytes = split_place(settings.nvme, "nvme")
+            tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
+        if settings.hbm:
+            from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
+
+            device, size_bytes = split_place(settings.hbm, "hbm")
+            tiers[HBM] = HbmTier(size_bytes, device)
+    except BaseException:
+        for tier in tiers.values():
+            tier.close()
+        raise
+    return tiers
+
+
+def readable_blocks(tier: Tier) -> list[Block]:
+    """What a durable tier held; a value whose tag cannot be read is given up."""
+    blocks = []
+    for found in tier.recover():
+        try:
+            blocks.append(from_recovered(found))
+        except ProtocolError as error:
+            log.warning("a stored block is given up: %s", error)
+            tier.free(found.slot)
+    return blocks

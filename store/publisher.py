@@ -1,0 +1,167 @@
+"""What the master must hear, in order: commits, blocks that are gone, moves between tiers; and the inventory after each registration.
+
+It turns the table's events into Publish messages, keeps a few in flight, and calls back those who wait until the master has made
+an event durable. While there is no link nothing is kept: the inventory that opens every link says it all.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.store.block import Block
+
+Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
+"""Sends one message to the master and calls back once with None (durable) or the error."""
+Published = Callable[[KVStoreError | None], None]
+
+
+class _Event(NamedTuple):
+    kind: int
+    block: Block
+    tier_mask: int
+
+
+class Publisher:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, blocks: Callable[[], Iterable[Block]], *, batch_events: int, max_in_flight: int) -> None:
+        self._blocks = blocks
+        self._batch_events = batch_events
+        self._max_in_flight = max_in_flight
+        self._send: Send | None = None
+        self._epoch = 0
+        self._link = 0
+        self._seq = 0
+        self._durable_seq = 0
+        self._queue: deque[_Event] = deque()
+        self._inventory: Iterator[Block] | None = None
+        self._inventory_seq = 0
+        self._in_flight = 0
+        self._on_synced: Callable[[], None] = lambda: None
+        self._waiters: deque[tuple[int, Published]] = deque()
+        self.on_refused: Callable[[KVStoreError], None] = lambda error: None
+        """Called when the master refuses a message: the link must be made anew."""
+
+    @property
+    def is_synced(self) -> bool:
+        """The master knows everything up to the last few events."""
+        return self._send is not None and self._inventory is None
+
+    @property
+    def backlog(self) -> int:
+        """Events that the master has not made durable yet."""
+        return self._seq - self._durable_seq
+
+    def emit(self, kind: int, block: Block) -> None:
+        """The table's `emit`."""
+        self._seq += 1
+        block.event_seq = self._seq
+        if self._send is not None:
+            self._queue.append(_Event(kind, block, block.tier_mask()))
+
+    def when_published(self, seq: int, callback: Published) -> None:
+        """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not."""
+        if seq <= self._durable_seq:
+            callback(None)
+        else:
+            self._waiters.append((seq, callback))
+
+    @property
+    def last_seq(self) -> int:
+        return self._seq
+
+    def link_up(self, send: Send, epoch: int, on_synced: Callable[[], None]) -> None:
+        """There is a new link, under this registration: tell it the whole inventory first, and `on_synced` when it has it."""
+        self.link_down()
+        self._on_synced = on_synced
+        self._send, self._epoch = send, epoch
+        self._inventory = iter(list(self._blocks()))
+        self._inventory_seq = self._seq
+        self._say(PHASE_SYNC_BEGIN, [], None)
+        self.flush()
+
+    def link_down(self) -> None:
+        """The link broke. Answers that still come from it are ignored; who waits goes on waiting for the next link."""
+        self._send = None
+        self._link += 1
+        self._in_flight = 0
+        self._queue.clear()
+        self._inventory = None
+
+    def flush(self) -> None:
+        """Send what there is, as far as the window allows. Called after every round of events, so that batches form by themselves."""
+        while self._send is not None and self._in_flight < self._max_in_flight:
+            if self._inventory is not None:
+                self._say_inventory()
+            elif self._queue:
+                events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
+                self._say(PHASE_STREAM, events, self._seq - len(self._queue))
+            else:
+                return
+
+    def _say_inventory(self) -> None:
+        assert self._inventory is not None
+        found = list(islice(self._inventory, self._batch_events))
+        if found:
+            events = [_Event(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
+            self._say(PHASE_SYNC, events, None)
+        else:
+            self._inventory = None
+            self._say(PHASE_SYNC_END, [], self._inventory_seq)
+
+    def _say(self, phase: int, events: list[_Event], durable_seq: int | None) -> None:
+        assert self._send is not None
+        self._in_flight += 1
+        link = self._link
+
+        def answered(error: KVStoreError | None) -> None:
+            if link != self._link:
+                return
+            self._in_flight -= 1
+            if error is not None:
+                self.link_down()
+                self.on_refused(error)
+                return
+            if durable_seq is not None:
+                self._advance(durable_seq)
+            if phase == PHASE_SYNC_END:
+                self._on_synced()
+            self.flush()
+
+        self._send(_message(self._epoch, phase, events), answered)
+
+    def _advance(self, seq: int) -> None:
+        self._durable_seq = seq
+        while self._waiters and self._waiters[0][0] <= seq:
+            self._waiters.popleft()[1](None)
+
+    def close(self) -> None:
+        """Nothing more will be published: who waits is told."""
+        self.link_down()
+        waiters, self._waiters = self._waiters, deque()
+        for _, callback in waiters:
+            callback(Unavailable("the node stops before the master has made this durable; try again"))
+
+
+def _message(epoch: int, phase: int, events: list[_Event]) -> Publish:
+    tenants: dict[str, int] = {}
+    namespaces: dict[str, int] = {}
+    blocks = [event.block for event in events]
+    return Publish(
+        epoch=epoch,
+        phase=phase,
+        tenant_indexes=[tenants.setdefault(block.tenant, len(tenants)) for block in blocks],
+        namespace_indexes=[namespaces.setdefault(block.namespace, len(namespaces)) for block in blocks],
+        tenants=list(tenants),
+        namespaces=list(namespaces),
+        keys=[block.key for block in blocks],
+        kinds=bytes(event.kind for event in events),
+        sizes=[block.size_bytes for block in blocks],
+        checksums=[block.checksum for block in blocks],
+        generations=[block.generation for block in blocks],
+        tiers=bytes(event.tier_mask for event in events),
+        parents=[block.parent for block in blocks],
+    )

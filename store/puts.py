@@ -1,0 +1,241 @@
+"""Puts at a node: Open, Commit and Abort for writers that share memory, Put for values that come through the socket.
+
+A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
+more, so two large batches cannot block one another. One that gets nothing waits for room until its deadline, then fails as Full.
+"""
+
+from collections.abc import Callable, Sequence
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
+from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
+from kvstore.store.block import DRAM, Block
+from kvstore.store.peer import Peer, PutFrame, peer_of
+from kvstore.store.publisher import Publisher
+from kvstore.store.table import BlockTable
+from kvstore.store.table import Put as OpenPut
+from kvstore.store.waiting import Waiting, WaitingRoom
+from kvstore.tiers.dram import DramTier
+from kvstore.transfer.reactor import Timer
+from kvstore.transfer.session import Session
+
+STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
+"""Flags of an answered Put or Commit."""
+DISCARD_BYTES = 1 << 20
+DEFAULT_DEADLINE_NS = 10 * 1_000_000_000
+"""For a peer that named no deadline."""
+
+
+class PutService:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, table: BlockTable, dram: DramTier, publisher: Publisher, waiting: WaitingRoom) -> None:
+        self._table = table
+        self._dram = dram
+        self._publisher = publisher
+        self._waiting = waiting
+        self._discard = memoryview(bytearray(DISCARD_BYTES))
+        self.in_bytes = 0
+
+    # --- through shared memory ---
+
+    def open(self, session: Session, header: Header, message: Open) -> None:
+        """Answer with slots for as many keys as there is room for, or wait."""
+        peer = peer_of(session)
+        if not session.is_local:
+            raise InvalidArgument("Open needs shared memory: connect to the node's Unix socket, or use Put")
+        _check_sizes(message.sizes)
+        self._table.check_room(max(message.sizes, default=0))
+
+        def attempt() -> bool:
+            statuses, puts = self._open_all(session, peer, message)
+            if self._must_wait(peer, message.keys, statuses):
+                return False
+            session.reply(header.request_id, self._opened(peer, statuses, puts))
+            return True
+
+        self._attempt_or_wait(session, header, attempt, lambda error: session.fail(header.request_id, error))
+
+    def _open_all(self, session: Session, peer: Peer, message: Open | Put) -> tuple[bytearray, list[OpenPut | None]]:
+        """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority."""
+        statuses = bytearray()
+        puts: list[OpenPut | None] = []
+        is_full = False
+        now_ns = session.reactor.now_ns()
+        table, tenant = self._table, peer.tenant
+        for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
+            put = None
+            if table.find(tenant, key) is not None:
+                statuses.append(PRESENT)
+            elif is_full or table.writer(tenant, key) is not None:
+                statuses.append(BUSY)
+            else:
+                block = Block(tenant, key, size, generation, message.namespace, parent)
+                put = table.open(block, session, now_ns=now_ns)
+                is_full = put is None
+                statuses.append(BUSY if is_full else GRANTED)
+            puts.append(put)
+        return statuses, puts
+
+    def _must_wait(self, peer: Peer, keys: Sequence[bytes], statuses: bytearray) -> bool:
+        """Nothing was granted, and a key lacks room: one that is there, or another writer's, is no reason to wait for room."""
+        if GRANTED in statuses:
+            return False
+        writer, tenant = self._table.writer, peer.tenant
+        return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
+
+    def _opened(self, peer: Peer, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
+        ids, slabs, offsets = [], [], []
+        groups = set()
+        for put in puts:
+            slot = put.block.slots[DRAM] if put is not None else None
+            if put is None or slot is None:
+                ids.append(0)
+                slabs.append(0)
+                offsets.append(0)
+                continue
+            slab, offset = self._dram.locate(slot)
+            ids.append(put.put_id)
+            slabs.append(slab)
+            offsets.append(offset)
+            groups.add(slot.group)
+        return Opened(bytes(statuses), ids, slabs, offsets, self._slabs_ahead(peer, set(slabs), groups))
+
+    def _slabs_ahead(self, peer: Peer, used: set[int], groups: set[int]) -> list[int]:
+        """Slabs the writer will need next: those it was not told of yet, and a spare one for each group."""
+        fresh = used - peer.exported - {0}
+        peer.exported |= fresh
+        if not fresh:
+            return []
+        spares = (self._dram.reserve_slab(group) for group in groups)
+        return [slab for slab in spares if slab is not None]
+
+    def commit(self, session: Session, header: Header, message: Commit) -> None:
+        """Make written puts visible, and answer when the master has made them durable."""
+        peer_of(session)
+        flags = bytearray()
+        for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
+            put = self._table.put(put_id, session)
+            if put is not None:
+                self._table.commit(put, checksum)
+                self.in_bytes += put.block.size_bytes
+            flags.append(ASK_AGAIN if put is None else STORED)
+        self._answer_when_published(session, header, self._publisher.last_seq, flags)
+
+    def abort(self, session: Session, header: Header, message: Abort) -> None:
+        for put_id in message.put_ids:
+            put = self._table.put(put_id, session)
+            if put is not None:
+                self._table.abort(put)
+        session.reply(header.request_id, Ok())
+        self._waiting.retry()
+
+    # --- through the socket ---
+
+    def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
+        """Where the values go: straight into their slots; those not wanted into a buffer nobody reads."""
+        peer = peer_of(session)
+        _check_sizes(message.sizes)
+        if sum(message.sizes) != header.payload_bytes:
+            raise ProtocolError(f"a payload of {header.payload_bytes} bytes for values of {sum(message.sizes)} bytes")
+        self._table.check_room(max(message.sizes, default=0))
+        views: list[memoryview] | None = None
+        is_waiting = False
+
+        def attempt() -> bool:
+            nonlocal views
+            statuses, puts = self._open_all(session, peer, message)
+            if self._must_wait(peer, message.keys, statuses):
+                return False
+            views = self._destinations(peer, message, statuses, puts)
+            if is_waiting:
+                session.accept_payload(views)
+            return True
+
+        self._attempt_or_wait(session, header, attempt, session.refuse_payload)
+        is_waiting = True
+        return views
+
+    def _destinations(self, peer: Peer, message: Put, statuses: bytearray, puts: list[OpenPut | None]) -> list[memoryview]:
+        seqs = [block.event_seq for key in message.keys if (block := self._table.find(peer.tenant, key)) is not None]
+        peer.frame = PutFrame(statuses, puts, list(message.checksums), max(seqs, default=0))
+        views: list[memoryview] = []
+        for put, size in zip(puts, message.sizes, strict=True):
+            slot = put.block.slots[DRAM] if put is not None else None
+            if slot is not None:
+                views.append(self._dram.view(slot))
+                continue
+            views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
+        return views
+
+    def arrived(self, session: Session, header: Header) -> None:
+        """The payload is whole: verify, make visible, answer when published."""
+        frame = peer_of(session).frame
+        if frame is None:
+            raise ProtocolError("a Put without values")
+        peer_of(session).frame = None
+        self._verify(frame)
+        flags = bytearray()
+        for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
+            if put is not None and self._table.put(put.put_id, session) is put:
+                self._table.commit(put, checksum)
+                self.in_bytes += put.block.size_bytes
+                flags.append(STORED)
+                frame.wait_seq = self._publisher.last_seq
+            else:
+                flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
+        self._answer_when_published(session, header, frame.wait_seq, flags)
+
+    def _verify(self, frame: PutFrame) -> None:
+        """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
+        for put, checksum in zip(frame.puts, frame.checksums, strict=True):
+            slot = put.block.slots[DRAM] if put is not None else None
+            if put is None or slot is None or xxhash.xxh3_64_intdigest(self._dram.view(slot)) == checksum:
+                continue
+            for other in frame.puts:
+                if other is not None and self._table.put(other.put_id, other.owner) is other:
+                    self._table.abort(other)
+            raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
+
+    # --- both ---
+
+    def _attempt_or_wait(self, session: Session, header: Header, attempt: Callable[[], bool], fail: Callable[[KVStoreError], None]) -> None:
+        if not len(self._waiting) and attempt():
+            return
+        deadline_ns = header.deadline_ms * 1_000_000 or DEFAULT_DEADLINE_NS
+
+        def give_up() -> None:
+            fail(Full(f"no room was freed within {deadline_ns / 1e9:g} s; try again later, or give the node more capacity"))
+
+        # A little before the asker's own deadline, so that it hears the reason instead of silence.
+        until_ns = session.reactor.now_ns() + deadline_ns - min(deadline_ns // 10, 50_000_000)
+        self._waiting.add(Waiting(session, until_ns, attempt, give_up))
+
+    def _answer_when_published(self, session: Session, header: Header, seq: int, flags: bytearray) -> None:
+        timer: Timer | None = None
+        is_answered = False
+
+        def answer(error: KVStoreError | None) -> None:
+            nonlocal is_answered
+            if is_answered:
+                return
+            is_answered = True
+            if timer is not None:
+                timer.cancel()
+            if error is None:
+                session.reply(header.request_id, Flags(bytes(flags)))
+            else:
+                session.fail(header.request_id, error)
+
+        self._publisher.when_published(seq, answer)
+        if not is_answered:
+            timeout_s = (header.deadline_ms or DEFAULT_DEADLINE_NS // 1_000_000) / 1000
+            late = DeadlineExceeded("the master has not made the blocks durable yet; they are kept, try again")
+            timer = session.reactor.call_later(timeout_s * 0.95, lambda: answer(late))
+
+
+def _check_sizes(sizes: Sequence[int]) -> None:
+    if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
+        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")

@@ -1,0 +1,166 @@
+"""Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first."""
+
+from collections.abc import Sequence
+
+from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument
+from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
+from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Blocks, Read, Release
+from kvstore.store.block import DRAM, TIERS, Block
+from kvstore.store.leases import Leases
+from kvstore.store.mover import Mover, SlowRead
+from kvstore.store.peer import Peer, peer_of
+from kvstore.store.table import BlockTable
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.tier import Slot
+from kvstore.transfer.session import Session
+
+
+class _Answer:
+    """The columns of one Blocks message, filled key by key."""
+
+    __slots__ = ("checksums", "mapped", "offsets", "payload", "sent", "sizes", "slabs", "statuses", "tiers")
+
+    def __init__(self, count: int) -> None:
+        self.statuses = bytearray(count)
+        self.tiers = bytearray(count)
+        self.sizes = [0] * count
+        self.checksums = [0] * count
+        self.slabs = [0] * count
+        self.offsets = [0] * count
+        self.payload: list[memoryview | None] = [None] * count
+        self.mapped: list[Block] = []
+        self.sent: list[Block] = []
+
+    def fill(self, index: int, status: int, block: Block, tier: int) -> None:
+        self.statuses[index] = status
+        self.tiers[index] = TIER_BITS[TIERS[tier]]
+        self.sizes[index] = block.size_bytes
+        self.checksums[index] = block.checksum
+
+
+class ReadService:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, table: BlockTable, dram: DramTier, mover: Mover, leases: Leases, *, max_lease_ns: int) -> None:
+        self._table = table
+        self._dram = dram
+        self._mover = mover
+        self._leases = leases
+        self._max_lease_ns = max_lease_ns
+        self.out_bytes = 0
+
+    def read(self, session: Session, header: Header, message: Read) -> None:
+        peer = peer_of(session)
+        answer = _Answer(len(message.keys))
+        slow: list[tuple[int, SlowRead, Slot | None]] = []
+        total_bytes = 0
+        for index, (key, generation) in enumerate(zip(message.keys, message.generations, strict=True)):
+            block = self._table.read(peer.tenant, key, generation)
+            if block is None:
+                continue
+            total_bytes += block.size_bytes
+            self._table.acquire(block)
+            if block.slots[DRAM] is None:
+                slow.append(self._plan(index, block))
+            else:
+                self._point_at(session, message, answer, index, block)
+                self._table.warm(block)
+        if total_bytes > MAX_PAYLOAD_BYTES:
+            self._release_all(answer, slow)
+            raise InvalidArgument(f"a read of {total_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}: ask for fewer blocks at once")
+        if slow:
+            reads = [read for _, read, _ in slow]
+            self._mover.read(reads, lambda answers: self._fetched(session, header, message, answer, slow, answers))
+        else:
+            self._reply(session, header, message, answer)
+
+    def _plan(self, index: int, block: Block) -> tuple[int, SlowRead, Slot | None]:
+        """How to fetch a block that is not in DRAM: into a DRAM slot if it earned one, else into memory for this answer only."""
+        tier = block.fastest()
+        assert tier is not None
+        source = block.slots[tier]
+        assert source is not None
+        slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
+        destination = self._dram.view(slot) if slot is not None else memoryview(bytearray(block.size_bytes))
+        return index, SlowRead(block, tier, source, destination), slot
+
+    def _point_at(self, session: Session, message: Read, answer: _Answer, index: int, block: Block) -> None:
+        slot = block.slots[DRAM]
+        assert slot is not None
+        if session.is_local and block.size_bytes > message.inline_bytes:
+            answer.fill(index, MAPPED, block, DRAM)
+            answer.slabs[index], answer.offsets[index] = self._dram.locate(slot)
+            answer.mapped.append(block)
+        else:
+            answer.fill(index, INLINE, block, DRAM)
+            answer.payload[index] = self._dram.view(slot)
+            answer.sent.append(block)
+
+    def _fetched(
+        self,
+        session: Session,
+        header: Header,
+        message: Read,
+        answer: _Answer,
+        slow: list[tuple[int, SlowRead, Slot | None]],
+        results: Sequence[Exception | None],
+    ) -> None:
+        """The slow reads are done: record promotions, drop damaged copies, answer."""
+        for (index, read, slot), result in zip(slow, results, strict=True):
+            block = read.block
+            if slot is not None:
+                self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None)
+            if result is not None:
+                if isinstance(result, ChecksumMismatch):
+                    self._table.corrupt_reads += 1
+                    self._table.drop_copy(block, read.tier)
+                self._table.release(block)
+            elif block.slots[DRAM] is not None and not block.is_gone and session.is_open:
+                self._point_at(session, message, answer, index, block)
+                answer.tiers[index] = TIER_BITS[TIERS[read.tier]]
+            else:
+                answer.fill(index, INLINE, block, read.tier)
+                # A promotion that was overtaken by a removal leaves the bytes in a slot that is free again: it is a miss.
+                if slot is not None:
+                    answer.statuses[index] = MISS
+                    self._table.release(block)
+                else:
+                    answer.payload[index] = read.destination
+                    answer.sent.append(block)
+        self._reply(session, header, message, answer)
+
+    def _reply(self, session: Session, header: Header, message: Read, answer: _Answer) -> None:
+        peer = session.context
+        if not session.is_open or not isinstance(peer, Peer):
+            self._release_all(answer, [])
+            return
+        lease, until_ns = 0, 0
+        if answer.mapped:
+            until_ns = session.reactor.now_ns() + min(message.lease_ms * 1_000_000, self._max_lease_ns)
+            lease = self._leases.grant(session, answer.mapped, until_ns)
+        payload = [part for part in answer.payload if part is not None]
+        self.out_bytes += sum(size for size, status in zip(answer.sizes, answer.statuses, strict=True) if status != MISS)
+        session.reply(
+            header.request_id,
+            Blocks(
+                lease, until_ns, bytes(answer.statuses), answer.sizes, answer.checksums, bytes(answer.tiers), answer.slabs, answer.offsets
+            ),
+            payload,
+            on_sent=(lambda: self._release_sent(answer)) if answer.sent else None,
+        )
+
+    def _release_sent(self, answer: _Answer) -> None:
+        for block in answer.sent:
+            self._table.release(block)
+
+    def _release_all(self, answer: _Answer, slow: list[tuple[int, SlowRead, Slot | None]]) -> None:
+        for block in answer.mapped + answer.sent:
+            self._table.release(block)
+        for _, read, slot in slow:
+            if slot is not None:
+                self._table.finish_move(read.block, read.tier, DRAM, slot, is_done=False)
+            self._table.release(read.block)
+
+    def release(self, session: Session, message: Release) -> None:
+        for lease in message.leases:
+            self._leases.release(session, lease)

@@ -1,0 +1,39 @@
+"""Fixtures of every folder of tests: a real etcd, shared by the session or one's own to kill."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.etcd_server import EtcdServer
+
+pytest.register_assert_rewrite("tests.master.catalog_conformance")
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """The session's etcd. Tests share it: each keeps to a prefix of its own, and none may stop it."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_url(etcd: EtcdServer) -> str:
+    """`etcd://HOST:PORT` of the session's etcd; a test adds `/PREFIX`."""
+    return f"etcd://{etcd.host_port}"
+
+
+@pytest.fixture
+def etcd_server_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EtcdServer]]:
+    """Makes started servers of the test's own, to stop, kill and start again; takes EtcdServer's arguments but the folder."""
+    servers: list[EtcdServer] = []
+
+    def start(*extra_flags: str, tls: bool = False) -> EtcdServer:
+        servers.append(EtcdServer(tmp_path_factory.mktemp("etcd"), *extra_flags, tls=tls))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()

@@ -1,0 +1,109 @@
+"""Builders for tests of the directory: tiers, nodes and Publish messages in one short call each."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.master.catalog import Op
+from kvstore.master.directory import Directory, Timing
+from kvstore.master.membership import Node, NodeInfo
+from kvstore.protocol.messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
+
+S: Final = 1_000_000_000
+DRAM, NVME = 2, 4
+TENANT: Final = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A TierReport."""
+
+    name: str = "dram"
+    capacity_bytes: int = 1 << 30
+    used_bytes: int = 0
+    quarantined_bytes: int = 0
+    health: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a Publish."""
+
+    key: bytes
+    generation: int = 1
+    kind: int = EVENT_COMMIT
+    size: int = 100
+    checksum: int = 7
+    tiers: int = DRAM
+    tenant: str = TENANT
+    namespace: str = "ns"
+    parent: bytes = b""
+
+
+def publish(epoch: int, events: Iterable[Event], phase: int = PHASE_STREAM) -> Publish:
+    rows = list(events)
+    tenants, namespaces = sorted({row.tenant for row in rows}), sorted({row.namespace for row in rows})
+    return Publish(
+        epoch,
+        phase,
+        tenants,
+        namespaces,
+        [row.key for row in rows],
+        bytes(row.kind for row in rows),
+        [tenants.index(row.tenant) for row in rows],
+        [namespaces.index(row.namespace) for row in rows],
+        [row.size for row in rows],
+        [row.checksum for row in rows],
+        [row.generation for row in rows],
+        bytes(row.tiers for row in rows),
+        [row.parent for row in rows],
+    )
+
+
+class Master:
+    """A Directory with the catalog that its operations make, `now_ns` included. Commits are durable at once unless told otherwise."""
+
+    def __init__(self, epoch: int = 1, catalog: dict[bytes, bytes] | None = None, timing: Timing | None = None) -> None:
+        self.now_ns = 0
+        self.catalog: dict[bytes, bytes] = dict(catalog or {})
+        self.directory = Directory(epoch, wall_ns=1000 * epoch, rng=random.Random(1), timing=timing)
+        self.directory.load(self.catalog.items(), self.now_ns)
+
+    def commit(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            if op.value is None:
+                self.catalog.pop(op.key, None)
+            else:
+                self.catalog[op.key] = op.value
+
+    def register(self, name: str, instance: int = 1, *tiers: Tier) -> Node:
+        node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns)
+        self.commit(ops)
+        return node
+
+    def publish(self, node: Node, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, Drop | Hold]]:
+        """Plan, commit and apply; the commands that came of it."""
+        plan = self.directory.plan_publish(node.node_id, publish(node.epoch, events, phase))
+        self.commit(plan.ops)
+        effects = self.directory.apply(plan)
+        self.commit(effects.ops)
+        self.directory.check_integrity()
+        return [*plan.commands.messages(), *effects.commands.messages()]
+
+    def sync(self, node: Node, *events: Event) -> list[tuple[int, Drop | Hold]]:
+        """A full inventory."""
+        begin = self.publish(node, phase=PHASE_SYNC_BEGIN)
+        return [*begin, *self.publish(node, *events, phase=PHASE_SYNC), *self.publish(node, phase=PHASE_SYNC_END)]
+
+    def sweep(self) -> None:
+        for _ in range(3):
+            self.commit(self.directory.sweep(1 << 20))
+        self.directory.check_integrity()
+
+    def exists(self, *keys: bytes, tenant: str = TENANT) -> list[int]:
+        return list(self.directory.exists(tenant, keys))
+
+    def restart(self) -> "Master":
+        """A new master on the same catalog."""
+        return Master(self.directory.members.master_epoch + 1, self.catalog)

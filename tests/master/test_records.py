@@ -1,0 +1,68 @@
+"""Promises of records.py."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvstore.master.records import (
+    MAX_TENANT_BYTES,
+    BlockRecord,
+    NodeRecord,
+    PinRecord,
+    Version,
+    check_tenant,
+    decode,
+    delete_block,
+    pin,
+    put_block,
+    put_node,
+    tenant_prefix,
+)
+from kvstore.protocol.errors import Corrupt, InvalidArgument
+
+U64 = st.integers(0, (1 << 64) - 1)
+TEXT = st.text(max_size=30)
+KEY = st.binary(min_size=1, max_size=255)
+
+
+@given(TEXT, KEY, U64, U64, U64, TEXT, st.binary(max_size=255), st.lists(st.integers(0, (1 << 32) - 1), max_size=300))
+def test_a_block_comes_back_as_it_was(
+    tenant: str, key: bytes, size: int, checksum: int, generation: int, namespace: str, parent: bytes, holders: list[int]
+) -> None:
+    version = Version(size, checksum, generation, namespace, parent)
+    op = put_block(tenant_prefix(tenant), key, version, holders)
+    assert op.value is not None
+    assert decode(op.key, op.value) == BlockRecord(tenant, key, version, tuple(holders))
+    assert delete_block(tenant_prefix(tenant), key).key == op.key
+
+
+def test_records_of_the_largest_tenant_and_key_fit_the_catalog() -> None:
+    op = put_block(tenant_prefix("t" * MAX_TENANT_BYTES), bytes(255), Version(1, 1, 1, "n" * 255, bytes(255)), range(65_535))
+    assert len(op.key) <= 400
+    with pytest.raises(InvalidArgument, match="128"):
+        check_tenant("t" * 129)
+
+
+def test_a_node_and_a_pin_come_back() -> None:
+    op = put_node("näme", 77)
+    assert decode(op.key, op.value or b"") == NodeRecord("näme", 77)
+    op = pin(tenant_prefix("red"), b"key", pinned=True)
+    assert decode(op.key, b"") == PinRecord("red", b"key")
+    assert pin(tenant_prefix("red"), b"key", pinned=False).value is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"b", b""),
+        (b"b\x03redkey", b"short"),
+        (b"b\x03redkey", b"\x02" + bytes(28)),
+        (b"b\x03redkey", b"\x01" + bytes(24) + b"\x00\x00\x01\x00"),
+        (b"b\x01\xffkey", b"\x01" + bytes(28)),
+        (b"nname", b"123"),
+        (b"p\x03redkey", b"full"),
+        (b"zoo", b""),
+    ],
+)
+def test_what_is_no_record_is_refused(key: bytes, value: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(key, value)

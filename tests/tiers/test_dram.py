@@ -1,0 +1,155 @@
+"""The DRAM tier: a tier like any other, whose slabs other processes can map."""
+
+import mmap
+import os
+from pathlib import Path
+
+from kvstore.tiers.conformance import MACHINE_SETTINGS, TierMachine, VolatileTierConformance
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.tier import Slot, Tier
+
+PAGE = mmap.PAGESIZE
+
+
+class OpenDram:
+    def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
+        return DramTier(capacity_bytes)
+
+
+class TestDram(OpenDram, VolatileTierConformance):
+    def raw_get(self, tier: Tier, slot: Slot) -> bytes:
+        assert isinstance(tier, DramTier)
+        return read_as_client(tier, slot)
+
+    def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None:
+        assert isinstance(tier, DramTier)
+        slab_id, offset_bytes = tier.locate(slot)
+        descriptor = tier.slab_fd(slab_id, writable=True, tenant="")
+        os.pwrite(descriptor, data, offset_bytes)
+        os.close(descriptor)
+
+
+class DramAgainstDict(OpenDram, TierMachine):
+    pass
+
+
+TestDramAgainstDict = DramAgainstDict.TestCase
+TestDramAgainstDict.settings = MACHINE_SETTINGS
+
+
+@pytest.fixture
+def tier() -> Iterator[DramTier]:
+    tier = DramTier(8 * PAGE, slab_bytes=2 * PAGE)
+    yield tier
+    tier.check_integrity()
+    tier.close()
+
+
+def test_a_client_reads_where_the_tier_says_the_slot_is(tier: DramTier) -> None:
+    slots = put(tier, [value(1, PAGE), value(2, PAGE), value(3, 100)])
+    assert [read_as_client(tier, slot) for slot in slots] == [value(1, PAGE), value(2, PAGE), value(3, 100)]
+
+
+def test_a_client_writes_into_a_slab_of_its_own_tenant(tier: DramTier) -> None:
+    slot = tier.allocate(100, tenant="red")
+    slab_id, offset_bytes = tier.locate(slot)
+    descriptor = tier.slab_fd(slab_id, writable=True, tenant="red")
+    mapped = mmap.mmap(descriptor, tier.slab_bytes(slab_id) // PAGE * PAGE, mmap.MAP_SHARED, mmap.PROT_WRITE)
+    mapped[offset_bytes : offset_bytes + 100] = value(7, 100)
+    mapped.close()
+    os.close(descriptor)
+    assert get(tier, [slot]) == [value(7, 100)]
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_no_tenant_gets_a_descriptor_of_anothers_slab(tier: DramTier, writable: bool) -> None:
+    slab_id, _ = tier.locate(tier.allocate(100, tenant="red"))
+    with pytest.raises(Unauthorized):
+        tier.slab_fd(slab_id, writable=writable, tenant="blue")
+
+
+def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier) -> None:
+    slots = put(tier, [value(number, PAGE) for number in range(8)])
+    slab_id, _ = tier.locate(slots[0])
+    old = tier.slab_fd(slab_id, writable=True, tenant="")
+    tier.free_batch(tier.slab_slots(slots[0]))
+    newcomer = tier.allocate(PAGE, tenant="blue")
+    os.pwrite(old, b"late write", 0)
+    os.close(old)
+    assert tier.locate(newcomer)[0] != slab_id
+    assert bytes(tier.view(newcomer)) == bytes(PAGE)
+    with pytest.raises(StaleHandle):
+        tier.slab_fd(slab_id, writable=False, tenant="")
+    with pytest.raises(StaleHandle):
+        tier.slab_bytes(slab_id)
+
+
+def test_a_tenants_slabs_are_listed_for_it_alone(tier: DramTier) -> None:
+    red = tier.allocate(PAGE, tenant="red")
+    blue = tier.allocate(PAGE, tenant="blue")
+    assert tier.tenant_slabs("red") == [tier.locate(red)[0]]
+    assert tier.tenant_slabs("blue") == [tier.locate(blue)[0]]
+    assert tier.tenant_slabs("green") == []
+
+
+def test_a_view_is_the_slots_own_memory(tier: DramTier) -> None:
+    slot = tier.allocate(10)
+    view = tier.view(slot)
+    view[:] = b"0123456789"
+    assert get(tier, [slot]) == [b"0123456789"]
+    tier.free(slot)
+    with pytest.raises(StaleHandle):
+        tier.view(slot)
+    with pytest.raises(StaleHandle):
+        tier.locate(slot)
+
+
+def test_writing_checks_every_record_before_it_copies_one(tier: DramTier) -> None:
+    first, second = put(tier, [value(1, 10), value(2, 10)])
+    with pytest.raises(InvalidArgument, match="11 bytes of data for a slot of 10"):
+        tier.write_batch([record(first, value(3, 10)), record(second, bytes(11))])
+    assert get(tier, [first]) == [value(1, 10)]
+
+
+def test_prefaulting_goes_on_until_the_whole_capacity_is_present(tier: DramTier) -> None:
+    assert tier.prefaulted_bytes == 0
+    assert tier.prefault_step(3 * PAGE) == 5 * PAGE
+    assert tier.prefault_step(1 << 30) == 0
+    assert tier.prefaulted_bytes == tier.capacity_bytes
+
+
+def test_prefaulting_in_a_thread_changes_no_byte_that_is_written_meanwhile() -> None:
+    tier = DramTier(4 << 20, slab_bytes=1 << 20)
+    slots = [tier.allocate(1 << 16) for _ in range(64)]
+    worker = threading.Thread(target=tier.prefault_step, args=(tier.capacity_bytes,))
+    worker.start()
+    tier.write_batch([record(slot, value(number, 1 << 16)) for number, slot in enumerate(slots)])
+    worker.join()
+    assert get(tier, slots) == [value(number, 1 << 16) for number in range(64)]
+    tier.close()
+
+
+def test_a_tier_says_whether_it_has_huge_pages(tier: DramTier) -> None:
+    assert not tier.hugepages
+
+
+def test_more_than_the_machine_has_is_a_setting_that_cannot_be_met() -> None:
+    with pytest.raises(ConfigError, match="1152921504606846976 bytes does not fit into this machine's"):
+        DramTier(1 << 60)
+
+
+def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
+    with pytest.raises(ConfigError, match="at least 1 byte, not 0"):
+        DramTier(0)
+
+
+def test_copies_neither_wait_for_a_device_nor_hide_their_memory(tier: DramTier) -> None:
+    assert (tier.name, tier.mappable, tier.blocking, tier.durable) == ("dram", True, False, False)
+
+
+def read_as_client(tier: DramTier, slot: Slot, tenant: str = "") -> bytes:
+    slab_id, offset_bytes = tier.locate(slot)
+    descriptor = tier.slab_fd(slab_id, writable=False, tenant=tenant)
+    data = os.pread(descriptor, slot.size_bytes, offset_bytes)
+    os.close(descriptor)
+    return data

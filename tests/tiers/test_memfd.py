@@ -1,0 +1,229 @@
+"""Shared memory: its size, its descriptors and what a client can do with them; and the pool that lends it to slabs."""
+
+import fcntl
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from kvstore.protocol.errors import ConfigError, TierFailed
+from kvstore.tiers import memfd
+from kvstore.tiers.memfd import PAGE_BYTES, Memfd, MemfdPool
+
+
+@pytest.fixture
+def memory() -> Iterator[Memfd]:
+    memory = Memfd(3 * PAGE_BYTES + 1)
+    yield memory
+    memory.close()
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """The process may open `count` more files inside."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def descriptor(memory: Memfd, *, writable: bool) -> Iterator[int]:
+    number = memory.export(writable=writable)
+    yield number
+    os.close(number)
+
+
+def test_memory_is_of_the_size_asked_in_whole_pages_and_zero(memory: Memfd) -> None:
+    assert memory.size_bytes == 3 * PAGE_BYTES + 1
+    assert os.fstat(memory.fd).st_size == 4 * PAGE_BYTES
+    assert not memory.bytes.any()
+
+
+def test_trimming_gives_pages_back_and_keeps_what_comes_before(memory: Memfd) -> None:
+    memory.bytes[:] = 7
+    memory.trim(PAGE_BYTES + 1)
+    assert memory.size_bytes == PAGE_BYTES + 1
+    assert os.fstat(memory.fd).st_size == 2 * PAGE_BYTES
+    memory.trim(PAGE_BYTES + 1)
+    assert (memory.bytes == 7).all()
+
+
+def test_a_reader_sees_what_is_written_and_cannot_write(memory: Memfd) -> None:
+    with descriptor(memory, writable=False) as reader:
+        memory.bytes[5] = 42
+        mapped = mmap.mmap(reader, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        assert mapped[5] == 42
+        with pytest.raises(PermissionError):
+            mmap.mmap(reader, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_WRITE)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(reader, b"x", 0)
+        mapped.close()
+
+
+def test_a_writer_writes_into_the_same_memory(memory: Memfd) -> None:
+    with descriptor(memory, writable=True) as writer:
+        os.pwrite(writer, b"*", 3)
+    assert memory.bytes[3] == ord("*")
+
+
+def test_no_client_can_change_the_size_of_exported_memory(memory: Memfd) -> None:
+    with descriptor(memory, writable=True) as writer, descriptor(memory, writable=True) as again:
+        for size_bytes in (0, 10 * PAGE_BYTES):
+            with pytest.raises(PermissionError):
+                os.ftruncate(writer, size_bytes)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(again, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_another_user_cannot_open_the_memory_by_its_path(memory: Memfd) -> None:
+    assert os.fstat(memory.fd).st_mode & 0o777 == 0o400
+
+
+def test_views_outlive_the_memory(memory: Memfd) -> None:
+    view = memory.bytes[:10]
+    view[:] = 9
+    memory.close()
+    memory.close()
+    assert view.tolist() == [9] * 10
+    assert memory.size_bytes == 0
+
+
+@pytest.mark.parametrize("advice", [memfd.MADV_POPULATE_WRITE, -1], ids=["populate", "older kernel"])
+def test_prefaulting_makes_pages_present_and_changes_no_byte(memory: Memfd, monkeypatch: pytest.MonkeyPatch, advice: int) -> None:
+    monkeypatch.setattr(memfd, "MADV_POPULATE_WRITE", advice)
+    memory.bytes[0] = 1
+    before = os.fstat(memory.fd).st_blocks * 512
+    memory.prefault(1, memory.size_bytes)
+    assert (before, os.fstat(memory.fd).st_blocks * 512) == (PAGE_BYTES, 4 * PAGE_BYTES)
+    assert memory.bytes[0] == 1
+    assert not memory.bytes[1:].any()
+
+
+def test_prefaulting_what_was_trimmed_or_closed_does_nothing(memory: Memfd) -> None:
+    memory.trim(PAGE_BYTES)
+    memory.prefault(PAGE_BYTES, 4 * PAGE_BYTES)
+    assert os.fstat(memory.fd).st_blocks == 0
+    memory.close()
+    memory.prefault(0, PAGE_BYTES)
+
+
+def test_memory_that_the_system_refuses_leaves_no_descriptor_behind() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=r"memory|large|Invalid"):
+        Memfd(1 << 62)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_pool_holds_its_capacity_in_slabs_and_a_rest() -> None:
+    pool = MemfdPool(10 * PAGE_BYTES + 5, slab_bytes=4 * PAGE_BYTES)
+    assert [pool.acquire(slab, size, 1, "") for slab, size in enumerate((4 * PAGE_BYTES, 4 * PAGE_BYTES, 2 * PAGE_BYTES + 5))] == [1, 1, 1]
+    pool.check_integrity()
+    pool.close()
+    pool.close()
+
+
+def test_bytes_trimmed_from_slabs_become_another_slab() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    for slab in range(2):
+        pool.acquire(slab, PAGE_BYTES, 3, "")
+    pool.acquire(2, PAGE_BYTES, 2, "")
+    assert [pool.memory(slab).size_bytes for slab in range(3)] == [3 * PAGE_BYTES, 3 * PAGE_BYTES, 2 * PAGE_BYTES]
+    pool.check_integrity()
+    pool.close()
+
+
+def test_a_slab_larger_than_those_made_takes_their_place() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=2 * PAGE_BYTES)
+    pool.acquire(0, PAGE_BYTES, 2, "")
+    pool.acquire(1, 6 * PAGE_BYTES, 1, "")
+    assert pool.memory(1).size_bytes == 6 * PAGE_BYTES
+    pool.check_integrity()
+    pool.close()
+
+
+def test_released_memory_serves_its_tenant_again_warm() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.acquire(0, PAGE_BYTES, 4, "red")
+    memory = pool.memory(0)
+    pool.release(0)
+    pool.acquire(1, PAGE_BYTES, 3, "red")
+    assert pool.memory(1) is memory
+    pool.close()
+
+
+def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
+    pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.acquire(0, PAGE_BYTES, 4, "red")
+    pool.memory(0).bytes[:] = 1
+    pool.release(0)
+    pool.acquire(1, PAGE_BYTES, 4, "blue")
+    assert not pool.memory(1).bytes.any()
+    pool.check_integrity()
+    pool.close()
+
+
+def test_exported_memory_is_reused_only_at_its_own_size() -> None:
+    pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.acquire(0, PAGE_BYTES, 4, "red")
+    memory = pool.memory(0)
+    os.close(memory.export(writable=True))
+    pool.release(0)
+    pool.acquire(1, 2 * PAGE_BYTES, 2, "red")
+    assert pool.memory(1) is memory
+    pool.release(1)
+    pool.acquire(2, 3 * PAGE_BYTES, 1, "red")
+    assert pool.memory(2) is not memory
+    pool.close()
+
+
+def test_a_pool_is_prefaulted_step_by_step_until_nothing_is_left() -> None:
+    pool = MemfdPool(10 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    assert pool.prefaulted_bytes == 0
+    assert pool.prefault_step(3 * PAGE_BYTES) == 7 * PAGE_BYTES
+    assert pool.prefaulted_bytes == 3 * PAGE_BYTES
+    pool.acquire(0, PAGE_BYTES, 3, "")
+    assert pool.prefault_step(100 * PAGE_BYTES) == 0
+    assert pool.prefaulted_bytes == 10 * PAGE_BYTES
+    assert os.fstat(pool.memory(0).fd).st_blocks * 512 == 3 * PAGE_BYTES
+    assert pool.prefault_step(1) == 0
+    pool.close()
+
+
+def test_a_pool_beyond_the_descriptor_limit_is_a_setting_that_cannot_be_met() -> None:
+    with descriptors_left(3), pytest.raises(ConfigError, match=r"2 slabs of shared memory: .*Too many open files"):
+        MemfdPool(2 * PAGE_BYTES, slab_bytes=PAGE_BYTES)
+
+
+def test_a_later_slab_that_the_system_refuses_fails_typed_and_changes_nothing() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    for slab in range(2):
+        pool.acquire(slab, 3 * PAGE_BYTES, 1, "")
+    with descriptors_left(0), pytest.raises(TierFailed, match="no shared memory of"):
+        pool.acquire(2, 2 * PAGE_BYTES, 1, "")
+    pool.check_integrity()
+    assert pool.acquire(2, 2 * PAGE_BYTES, 1, "") == 1
+    pool.close()
+
+
+def test_without_enough_huge_pages_a_pool_takes_normal_ones() -> None:
+    pool = MemfdPool(1 << 44, slab_bytes=1 << 44, hugepages=True)
+    assert not pool.hugepages
+    assert pool.acquire(0, 100, 1, "") == 1
+    pool.close()
+
+
+def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few machines have huge pages set aside: ordinary pages stand in for them, all else is as it would be.
+    monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)
+    pool = MemfdPool(3 << 20, slab_bytes=3 << 20, hugepages=True)
+    assert pool.hugepages
+    pool.acquire(0, 1 << 20, 1, "")
+    assert os.fstat(pool.memory(0).fd).st_size == memfd.HUGE_PAGE_BYTES
+    pool.close()

@@ -1,0 +1,278 @@
+"""Promises of nvme_env.py, one a test: real LMDB, real full disks by RLIMIT_FSIZE; only a failing device is faked, at `begin`."""
+
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from kvstore.protocol.errors import Closed, ConfigError, TierFailed
+from kvstore.tiers import nvme_env
+from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction
+from kvstore.tiers.tier import TierFull
+
+MIB = 1 << 20
+
+
+class Faults:
+    """Begins real transactions; each writing one fails before its commit while `errors` lasts."""
+
+    def __init__(self, *errors: Exception, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.errors = list(errors)
+        self.meanwhile = meanwhile
+
+    @contextmanager
+    def __call__(self, environment: lmdb.Environment, write: bool) -> Iterator[Any]:
+        with begin_transaction(environment, write) as transaction:
+            yield transaction
+            if write and self.errors:
+                self.meanwhile()
+                raise self.errors.pop(0)
+
+
+@contextmanager
+def file_size_limit(limit_bytes: int) -> Iterator[None]:
+    """The kernel refuses to write any file behind `limit_bytes`. (Python ignores the signal that goes with it.)"""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def open_environment(tmp_path: Path) -> Iterator[Callable[..., Environment]]:
+    """Opens tmp_path/"nvme" with a map of a little over 2.25 MiB, and closes it after the test."""
+    opened: list[Environment] = []
+
+    def open_one(**settings: Any) -> Environment:
+        opened.append(Environment(tmp_path / "nvme", **{"capacity_bytes": MIB, "sync": False, **settings}))
+        return opened[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvme_env, "MAP_SLACK_BYTES", 64 << 10)
+        yield open_one
+    for environment in opened:
+        environment.close()
+
+
+def put(environment: Environment, key: bytes, value: bytes) -> None:
+    environment.write(lambda transaction: transaction.put(key, value, db=environment.values))
+
+
+def get(environment: Environment, key: bytes) -> bytes | None:
+    with environment.read() as transaction:
+        value = transaction.get(key, db=environment.values)
+        return None if value is None else bytes(value)
+
+
+def test_what_was_written_is_there_after_re_opening_and_openings_are_counted(open_environment: Callable[..., Environment]) -> None:
+    first = open_environment(sync=True)
+    put(first, b"key", b"value")
+    assert first.openings == 1
+    first.close()
+    second = open_environment(sync=True)
+    assert second.openings == 2
+    assert get(second, b"key") == b"value"
+
+
+def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Callable[..., Environment]) -> None:
+    first = open_environment()
+    with pytest.raises(ConfigError, match="in use by another node"):
+        open_environment()
+    first.close()
+    open_environment()
+
+
+@pytest.mark.parametrize("folder", ["file/below", "/proc/self/kvstore"])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Environment(tmp_path / folder, capacity_bytes=1, sync=False)
+
+
+@pytest.mark.parametrize("capacity_bytes", [0, -1, 1 << 62])
+def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: Callable[..., Environment], capacity_bytes: int) -> None:
+    with pytest.raises(ConfigError, match="must be from 1 to"):
+        open_environment(capacity_bytes=capacity_bytes)
+    open_environment()
+
+
+def test_a_file_that_is_not_lmdb_is_refused(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
+    (tmp_path / "nvme").mkdir()
+    (tmp_path / "nvme" / "data.mdb").write_bytes(b"x" * 9000)
+    with pytest.raises(ConfigError, match="cannot be opened: .*not an LMDB file"):
+        open_environment()
+
+
+def test_another_programs_lmdb_is_refused_and_left_as_it_was(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "nvme")) as foreign, foreign.begin(write=True) as transaction:
+        transaction.put(b"theirs", b"1")
+    with pytest.raises(ConfigError, match="another format"):
+        open_environment()
+    with lmdb.open(str(tmp_path / "nvme")) as foreign, foreign.begin() as transaction:
+        assert list(transaction.cursor()) == [(b"theirs", b"1")]
+
+
+def test_a_folder_of_another_format_is_refused(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
+    open_environment().close()
+    with lmdb.open(str(tmp_path / "nvme")) as later, later.begin(write=True) as transaction:
+        transaction.put(b"format", FORMAT + b"0")
+    with pytest.raises(ConfigError, match="another format"):
+        open_environment()
+
+
+def test_a_truncated_file_is_refused_by_name_before_it_can_kill_the_process(
+    open_environment: Callable[..., Environment], tmp_path: Path
+) -> None:
+    environment = open_environment()
+    put(environment, b"key", b"v" * 100_000)
+    environment.close()
+    os.truncate(tmp_path / "nvme" / "data.mdb", 50_000)
+    with pytest.raises(ConfigError, match=r"data\.mdb is truncated: 50000 of .* move the folder away"):
+        open_environment()
+
+
+def test_the_file_covers_the_map_and_the_table_of_readers_has_its_blocks(
+    open_environment: Callable[..., Environment], tmp_path: Path
+) -> None:
+    open_environment()
+    assert (tmp_path / "nvme" / "data.mdb").stat().st_size >= 2.25 * MIB
+    readers = (tmp_path / "nvme" / "lock.mdb").stat()
+    assert readers.st_blocks * 512 >= readers.st_size
+
+
+def test_a_write_that_raises_leaves_nothing_behind(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+
+    def half(transaction: Any) -> None:
+        transaction.put(b"key", b"half", db=environment.values)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        environment.write(half)
+    assert get(environment, b"key") is None
+
+
+def test_a_full_map_grows_and_readers_meanwhile_see_whole_values(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    done = threading.Event()
+    seen: set[bytes | None] = set()
+
+    def read_on() -> None:
+        while not done.is_set():
+            seen.add(get(environment, b"0"))
+
+    put(environment, b"0", b"v" * 5000)
+    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for i in range(1, 17):
+            put(environment, b"%d" % i, bytes([i]) * MIB)
+    finally:
+        done.set()
+    for reader in readers:
+        reader.join()
+    assert seen == {b"v" * 5000}
+    assert [get(environment, b"%d" % i) for i in range(1, 17)] == [bytes([i]) * MIB for i in range(1, 17)]
+
+
+def test_a_write_beyond_twice_the_map_is_full_and_leaves_nothing_behind(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+
+    def flood(transaction: Any) -> None:
+        for i in range(16):
+            transaction.put(b"%d" % i, b"v" * MIB, db=environment.values)
+
+    with pytest.raises(TierFull, match="the map is full"):
+        environment.write(flood)
+    assert get(environment, b"0") is None
+    put(environment, b"0", b"small")
+
+
+def test_the_map_does_not_grow_beyond_the_disk(open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = open_environment()
+    disk = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((disk.f_bsize, disk.f_frsize, 1, 0, 0, 0, 0, 0, 0, 255)))
+    with pytest.raises(TierFull, match="no room for a larger map"):
+        put(environment, b"key", b"v" * 4 * MIB)
+
+
+def test_a_map_that_the_kernel_does_not_let_grow_is_full(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    with file_size_limit(3 * MIB), pytest.raises(TierFull, match="cannot grow"):
+        put(environment, b"key", b"v" * 4 * MIB)
+    put(environment, b"key", b"v" * 4 * MIB)
+    assert get(environment, b"key") == b"v" * 4 * MIB
+
+
+def test_a_device_without_room_is_full_and_takes_writes_again_when_it_has_some(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    put(environment, b"old", b"old")
+    with file_size_limit(64 << 10), pytest.raises(TierFull, match="File too large|Input/output error"):
+        put(environment, b"key", b"v" * 100_000)
+    assert get(environment, b"key") is None
+    assert get(environment, b"old") == b"old"
+    put(environment, b"key", b"v" * 100_000)
+    assert get(environment, b"key") == b"v" * 100_000
+
+
+@pytest.mark.parametrize("error", [lmdb.Error("pwrite: Input/output error"), lmdb.PanicError("begin"), lmdb.BadTxnError("put")])
+def test_one_failure_of_the_device_is_outlived_by_re_opening(open_environment: Callable[..., Environment], error: Exception) -> None:
+    environment = open_environment(begin=Faults(error))
+    put(environment, b"key", b"value")
+    assert get(environment, b"key") == b"value"
+    assert environment.failure == ""
+
+
+def test_a_second_failure_in_a_row_is_for_good(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error"), lmdb.Error("pwrite: Input/output error")))
+    with pytest.raises(TierFailed, match="out of order: pwrite: Input/output error"):
+        put(environment, b"key", b"value")
+    assert "out of order" in environment.failure
+    with pytest.raises(TierFailed, match="out of order"):
+        put(environment, b"key", b"value")
+    with pytest.raises(TierFailed, match="out of order"):
+        get(environment, b"key")
+
+
+def test_a_folder_that_is_gone_when_re_opened_is_a_failure_for_good(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
+    gone = Faults(lmdb.Error("pwrite: Input/output error"), meanwhile=lambda: shutil.rmtree(tmp_path / "nvme"))
+    environment = open_environment(begin=gone)
+    with pytest.raises(TierFailed, match="No such file"):
+        put(environment, b"key", b"value")
+    assert environment.failure
+
+
+def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
+    open_environment: Callable[..., Environment], tmp_path: Path
+) -> None:
+    gone = Faults(lmdb.Error("pwrite: Input/output error"), meanwhile=(tmp_path / "nvme" / "data.mdb").unlink)
+    environment = open_environment(begin=gone)
+    with pytest.raises(TierFailed):
+        put(environment, b"key", b"value")
+    assert environment.failure
+
+
+def test_a_damaged_page_fails_the_read_and_not_the_environment(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    with pytest.raises(TierFailed, match="cannot be read"), environment.read():
+        raise lmdb.CorruptedError("get")
+    assert environment.failure == ""
+
+
+def test_a_closed_environment_says_so_and_closes_twice(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    environment.close()
+    environment.close()
+    with pytest.raises(Closed):
+        put(environment, b"key", b"value")
+    with pytest.raises(Closed):
+        get(environment, b"key")

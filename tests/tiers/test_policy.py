@@ -1,0 +1,31 @@
+"""The interface of eviction policies: what holds of every policy that the configuration can name."""
+
+import inspect
+
+import pytest
+from kvstore.tiers.policies import POLICIES
+from kvstore.tiers.policy import MAX_SCAN, EvictionPolicy
+
+
+def test_the_interface_alone_is_no_policy() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        EvictionPolicy()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_looks_at_no_more_than_max_scan_keys_by_default(name: str) -> None:
+    policy = POLICIES[name]()
+    for key in range(MAX_SCAN + 1):
+        policy.insert(key)
+    asked: set[int] = set()
+    assert policy.victim(lambda key: asked.add(key) is key) is None  # type: ignore[func-returns-value]
+    assert len(asked) == MAX_SCAN
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_victim_may_be_any_key_unless_the_caller_says(name: str) -> None:
+    default = inspect.signature(EvictionPolicy.victim).parameters["evictable"].default
+    assert default("any key") is True
+    policy = POLICIES[name]()
+    policy.insert("only")
+    assert policy.victim() == "only"

@@ -1,0 +1,62 @@
+"""What dram and hbm share: sizes of slabs, and a capacity that is one."""
+
+import pytest
+from kvstore.protocol.errors import ConfigError
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.slab_tier import MAX_SLABS_A_TIER, PAGE_BYTES, SLAB_BYTES, SLABS_A_TIER, SlabTier, chosen_slab_bytes
+
+
+@pytest.fixture
+def tier() -> SlabTier:
+    return DramTier(10 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("capacity_bytes", "slab_bytes"),
+    [
+        (1, PAGE_BYTES),
+        (SLABS_A_TIER * PAGE_BYTES * 3 + 17, PAGE_BYTES * 3),
+        (SLABS_A_TIER * SLAB_BYTES, SLAB_BYTES),
+        (MAX_SLABS_A_TIER * SLAB_BYTES, SLAB_BYTES),
+        (MAX_SLABS_A_TIER * SLAB_BYTES + 1, SLAB_BYTES + PAGE_BYTES),
+        (1 << 40, 1 << 32),
+    ],
+)
+def test_slabs_are_whole_pages_neither_few_nor_many(capacity_bytes: int, slab_bytes: int) -> None:
+    assert chosen_slab_bytes(None, capacity_bytes) == slab_bytes
+    assert chosen_slab_bytes(12345, capacity_bytes) == 12345
+
+
+@pytest.mark.parametrize(("slab_bytes", "capacity_bytes"), [(None, 0), (None, -1), (0, 100), (-1, 100)])
+def test_sizes_under_one_cannot_be_met(slab_bytes: int | None, capacity_bytes: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        chosen_slab_bytes(slab_bytes, capacity_bytes)
+
+
+def test_a_cold_groups_slab_can_be_taken_slot_by_slot(tier: SlabTier) -> None:
+    cold = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(10)]
+    assert tier.reclaimable(tier.group(PAGE_BYTES, tenant="red")) == 10
+    assert tier.reclaimable(tier.group(2 * PAGE_BYTES, tenant="blue")) == 0
+    tier.free_batch(tier.slab_slots(cold[0]))
+    newcomer = tier.allocate(2 * PAGE_BYTES, tenant="blue")
+    assert newcomer.group == tier.group(2 * PAGE_BYTES, tenant="blue")
+    assert (tier.used_bytes, tier.quarantined_bytes, tier.free_bytes) == (8 * PAGE_BYTES, 0, 2 * PAGE_BYTES)
+    tier.check_integrity()
+    tier.close()
+
+
+def test_a_quarantined_slot_counts_until_its_release(tier: SlabTier) -> None:
+    slot = tier.allocate(PAGE_BYTES)
+    tier.quarantine(slot)
+    assert (tier.used_bytes, tier.quarantined_bytes) == (0, PAGE_BYTES)
+    tier.release(slot)
+    assert tier.free_bytes == tier.capacity_bytes
+    tier.close()
+
+
+def test_a_slab_reserved_ahead_is_the_next_one_used(tier: SlabTier) -> None:
+    group = tier.group(PAGE_BYTES)
+    assert tier.reserve_slab(group) == 0
+    assert tier.reserve_slab(group) is None
+    assert tier.allocate(PAGE_BYTES).group == group
+    tier.close()

@@ -1,0 +1,238 @@
+"""The slab allocator: exact capacity, groups, generations, and slabs that change hands when they are vacant."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvstore.protocol.errors import InvalidArgument, StaleHandle
+from kvstore.tiers.slabs import MAX_VALUE_BYTES, POSITION_BITS, SlabAllocator, position_of, rounded_size
+from kvstore.tiers.tier import Slot, TierFull
+
+
+class AnyMemory:
+    """A Backing that grants what is asked, up to `grant` slots at once, and remembers which slabs it serves."""
+
+    def __init__(self, grant: int = 1 << 30) -> None:
+        self.grant = grant
+        self.slabs: dict[int, int] = {}
+        self.released: list[int] = []
+
+    def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
+        count = min(count, self.grant)
+        if count:
+            self.slabs[slab] = count * slot_bytes
+        return count
+
+    def release(self, slab: int) -> None:
+        del self.slabs[slab]
+        self.released.append(slab)
+
+
+def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabAllocator:
+    return SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
+
+
+def slab_of(slot: Slot) -> int:
+    return slot.index >> POSITION_BITS
+
+
+@settings(derandomize=True, deadline=None)
+@given(count=st.integers(1, 300), size_bytes=st.integers(1, 500), slab_bytes=st.integers(1, 2000), spare_bytes=st.integers(0, 499))
+def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, spare_bytes: int) -> None:
+    slabs = allocator(count * size_bytes + spare_bytes % size_bytes, slab_bytes)
+    slots = [slabs.allocate(size_bytes, "") for _ in range(count)]
+    assert len({slot.index for slot in slots}) == count
+    assert slabs.used_bytes == count * size_bytes
+    with pytest.raises(TierFull):
+        slabs.allocate(size_bytes, "")
+    slabs.check_integrity()
+
+
+def test_a_slab_holds_one_tenant_and_one_size() -> None:
+    slabs = allocator(1000)
+    red, red_again, blue, large = (slabs.allocate(size, tenant) for size, tenant in [(10, "red"), (10, "red"), (10, "blue"), (50, "red")])
+    assert slab_of(red) == slab_of(red_again)
+    assert len({slab_of(red), slab_of(blue), slab_of(large)}) == 3
+    assert [slab.number for slab in slabs.slabs_of("red")] == [slab_of(red), slab_of(large)]
+
+
+def test_a_group_keeps_its_number() -> None:
+    slabs = allocator(1000)
+    number = slabs.group(10, "red")
+    assert slabs.group(10, "blue") != number
+    slot = slabs.allocate(10, "red")
+    slabs.free(slot)
+    assert slot.group == slabs.group(10, "red") == number
+
+
+def test_what_a_group_can_give_is_what_it_has_allocated() -> None:
+    slabs = allocator(1000)
+    first, second, third = (slabs.allocate(10, "") for _ in range(3))
+    slabs.free(first)
+    slabs.quarantine(second)
+    assert slabs.reclaimable(third.group) == 1
+
+
+def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up() -> None:
+    slabs = allocator(10_000, exact_classes=2)
+    for size_bytes in (101, 203, 305, 307):
+        slabs.allocate(size_bytes, "red")
+    assert slabs.used_bytes == 101 + 203 + 320 + 320
+    assert slabs.group(305, "red") == slabs.group(319, "red") == slabs.group(320, "red")
+    assert slabs.group(305, "blue") != slabs.group(320, "blue")
+
+
+def test_a_rounded_size_never_exceeds_the_tier() -> None:
+    slabs = allocator(305, exact_classes=0)
+    assert slabs.allocate(305, "").size_bytes == 305
+    assert slabs.used_bytes == 305
+
+
+@given(st.integers(1, MAX_VALUE_BYTES))
+@settings(derandomize=True, deadline=None)
+def test_rounding_wastes_at_most_an_eighth(size_bytes: int) -> None:
+    assert size_bytes <= rounded_size(size_bytes) <= size_bytes * 9 / 8
+    assert rounded_size(rounded_size(size_bytes)) == rounded_size(size_bytes)
+
+
+def test_rounded_sizes_are_eight_a_doubling() -> None:
+    assert len({rounded_size(size_bytes) for size_bytes in range(1025, 2049)}) == 8
+
+
+@pytest.mark.parametrize("size_bytes", [-5, 0, 1001, MAX_VALUE_BYTES + 1])
+def test_a_size_that_never_fits_is_misuse(size_bytes: int) -> None:
+    with pytest.raises(InvalidArgument):
+        allocator(1000).allocate(size_bytes, "")
+
+
+def test_a_handle_is_good_for_one_use_of_its_place() -> None:
+    slabs = allocator(10)
+    first = slabs.allocate(10, "")
+    slabs.free(first)
+    second = slabs.allocate(10, "")
+    assert (second.index, position_of(second)) == (first.index, position_of(first))
+    assert second.generation > first.generation
+    for act in (slabs.free, slabs.quarantine, slabs.find, slabs.slab_slots, slabs.release):
+        with pytest.raises(StaleHandle):
+            act(first)
+    assert slabs.find(second).number == slab_of(second)
+
+
+def test_a_handle_with_another_size_is_refused() -> None:
+    slabs = allocator(100)
+    slot = slabs.allocate(10, "")
+    with pytest.raises(StaleHandle):
+        slabs.find(Slot(slot.index, slot.generation, 99, slot.group))
+
+
+def test_a_quarantined_place_waits_for_its_release() -> None:
+    slabs = allocator(20)
+    held, other = slabs.allocate(10, ""), slabs.allocate(10, "")
+    slabs.quarantine(held)
+    assert (slabs.used_bytes, slabs.quarantined_bytes) == (10, 10)
+    with pytest.raises(TierFull):
+        slabs.allocate(10, "")
+    slabs.free(other)
+    slabs.check_integrity()
+    with pytest.raises(TierFull):
+        slabs.allocate(20, "")
+    slabs.release(held)
+    assert slabs.quarantined_bytes == 0
+    slabs.check_integrity()
+    assert slabs.allocate(20, "").size_bytes == 20
+
+
+def test_a_vacant_slab_serves_its_own_group_again_without_new_memory() -> None:
+    memory = AnyMemory()
+    slabs = allocator(100, backing=memory)
+    first = slabs.allocate(10, "")
+    slabs.free(first)
+    assert slab_of(slabs.allocate(10, "")) == slab_of(first)
+    assert memory.released == []
+
+
+def test_blocks_go_to_slabs_in_use_before_vacant_ones() -> None:
+    slabs = allocator(200)
+    slots = [slabs.allocate(10, "") for _ in range(20)]
+    for slot in slots[:10]:
+        slabs.free(slot)
+    slabs.free(slots[10])
+    assert slab_of(slabs.allocate(10, "")) == slab_of(slots[10])
+
+
+def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> None:
+    memory = AnyMemory()
+    slabs = allocator(100, backing=memory)
+    slots = [slabs.allocate(10, "red") for _ in range(10)]
+    with pytest.raises(TierFull):
+        slabs.allocate(25, "blue")
+    assert sorted(slot.index for slot in slabs.slab_slots(slots[0])) == [slot.index for slot in slots]
+    for slot in slots:
+        slabs.free(slot)
+    newcomer = slabs.allocate(25, "blue")
+    assert memory.released == [slab_of(slots[0])]
+    assert slab_of(newcomer) != slab_of(slots[0])
+    for refused in (slabs.find, slabs.release):
+        with pytest.raises(StaleHandle):
+            refused(slots[0])
+    with pytest.raises(StaleHandle):
+        slabs.slab(slab_of(slots[0]))
+    assert slabs.slab(slab_of(newcomer)).size_bytes == 100
+    slabs.check_integrity()
+
+
+def test_a_slot_larger_than_a_slab_takes_several_vacant_ones() -> None:
+    slabs = allocator(400)
+    for slot in [slabs.allocate(10, "") for _ in range(40)]:
+        slabs.free(slot)
+    assert slabs.allocate(350, "").size_bytes == 350
+    slabs.check_integrity()
+
+
+def test_vacant_slabs_that_would_not_suffice_stay_where_they_are() -> None:
+    memory = AnyMemory()
+    slabs = allocator(200, backing=memory)
+    slots = [slabs.allocate(10, "") for _ in range(11)]
+    slabs.free(slots[10])
+    with pytest.raises(TierFull):
+        slabs.allocate(150, "")
+    assert memory.released == []
+
+
+def test_memory_in_pieces_gives_smaller_slabs() -> None:
+    slabs = allocator(100, backing=AnyMemory(grant=3))
+    assert len({slab_of(slabs.allocate(10, "")) for _ in range(10)}) == 4
+    slabs.check_integrity()
+
+
+def test_vacant_slabs_are_given_up_until_the_backing_finds_memory() -> None:
+    memory = AnyMemory()
+    slabs = allocator(200, backing=memory)
+    for slot in [slabs.allocate(10, "") for _ in range(10)]:
+        slabs.free(slot)
+    memory.grant = 0
+    with pytest.raises(TierFull):
+        slabs.allocate(20, "")
+    assert memory.released == [0]
+    slabs.check_integrity()
+
+
+def test_a_slab_can_be_reserved_ahead_once_and_only_out_of_unassigned_bytes() -> None:
+    memory = AnyMemory()
+    slabs = allocator(250, backing=memory)
+    group = slabs.group(10, "")
+    number = slabs.reserve_slab(group)
+    assert number is not None
+    assert slabs.reserve_slab(group) is None
+    assert slab_of(slabs.allocate(10, "")) == number
+    assert slabs.reserve_slab(group) is not None
+    slabs.allocate(10, "")
+    other = slabs.group(20, "")
+    assert slabs.reserve_slab(other) is None
+    memory.grant = 0
+    assert slabs.reserve_slab(slabs.group(50, "")) is None
+    slabs.check_integrity()
+
+
+def test_a_reservation_for_which_there_is_no_memory_is_none() -> None:
+    slabs = allocator(250, backing=AnyMemory(grant=0))
+    assert slabs.reserve_slab(slabs.group(10, "")) is None

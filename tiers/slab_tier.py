@@ -1,0 +1,80 @@
+"""What the tiers made of slabs (dram, hbm) share: the Tier operations that the SlabAllocator answers alone. It copies nothing."""
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.tiers.slabs import Backing, SlabAllocator
+from kvstore.tiers.tier import Slot, Tier
+
+PAGE_BYTES = 4096
+
+SLAB_BYTES = 64 << 20
+
+SLABS_A_TIER = 16
+"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: one tenant or size takes a slab at a time."""
+
+MAX_SLABS_A_TIER = 256
+"""Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs two descriptors, of the 1,024 a process usually has."""
+
+
+class SlabTier(Tier):
+    """A Tier over `slabs`. Subclasses bring the memory and the copies."""
+
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, exact_classes: int) -> None:
+        self._slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=backing, exact_classes=exact_classes)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._slabs.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._slabs.used_bytes
+
+    @property
+    def quarantined_bytes(self) -> int:
+        return self._slabs.quarantined_bytes
+
+    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
+        return self._slabs.allocate(size_bytes, tenant)
+
+    def group(self, size_bytes: int, *, tenant: str = "") -> int:
+        return self._slabs.group(size_bytes, tenant)
+
+    def reclaimable(self, group: int) -> int:
+        """How many allocated slots the group has: freeing one makes room for another of the group at once."""
+        return self._slabs.reclaimable(group)
+
+    def slab_slots(self, slot: Slot) -> list[Slot]:
+        """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes.
+
+        Raises StaleHandle.
+        """
+        return self._slabs.slab_slots(slot)
+
+    def reserve_slab(self, group: int) -> int | None:
+        """Give the group a slab before it needs one, so that clients can map it ahead; None when none can be spared."""
+        return self._slabs.reserve_slab(group)
+
+    def free(self, slot: Slot) -> None:
+        self._slabs.free(slot)
+
+    def quarantine(self, slot: Slot) -> None:
+        self._slabs.quarantine(slot)
+
+    def release(self, slot: Slot) -> None:
+        self._slabs.release(slot)
+
+    def check_integrity(self) -> None:
+        self._slabs.check_integrity()
+
+
+def chosen_slab_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
+    """`slab_bytes` where one is given, else whole pages by the capacity. Raises ConfigError when either is under 1."""
+    if capacity_bytes < 1:
+        raise ConfigError(f"a tier's capacity must be at least 1 byte, not {capacity_bytes}")
+    if slab_bytes is None:
+        small = max(1, capacity_bytes // SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
+        large = -(-capacity_bytes // MAX_SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
+        return max(min(small, SLAB_BYTES), large)
+    if slab_bytes < 1:
+        raise ConfigError(f"slab_bytes must be at least 1, not {slab_bytes}")
+    return slab_bytes

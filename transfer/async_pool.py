@@ -1,0 +1,89 @@
+"""Open channels of one event loop, lent to its tasks. The bookkeeping is pool.py's."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from kvstore.protocol.errors import DeadlineExceeded
+from kvstore.protocol.messages import Hello
+from kvstore.transfer.address import Address
+from kvstore.transfer.async_channel import AsyncChannel
+from kvstore.transfer.channel import Deadline
+from kvstore.transfer.pool import Loan, Shelf, connect_deadline, connect_failed
+
+
+class AsyncPool:
+    """Asynchronous channels for the tasks of one event loop, the only caller. Every connection says the same `hello`."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        *,
+        max_channels: int,
+        idle_ttl_s: float,
+        connect_timeout_s: float,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._hello = hello
+        self._shelf: Shelf[AsyncChannel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
+        self._connect_timeout_s = connect_timeout_s
+        self._clock_ns = clock_ns
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, address: Address, deadline: Deadline) -> Loan[AsyncChannel]:
+        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent.
+
+        Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
+        """
+        while not self._shelf.has_room(address):
+            await self._wait(deadline)
+        channel = self._shelf.lend(address)
+        if channel is not None:
+            return Loan(channel, self._give_back, reused=True)
+        try:
+            return Loan(await self._open(address, deadline), self._give_back, reused=False)
+        except BaseException:
+            self._shelf.not_opened(address)
+            self._wake()
+            raise
+
+    async def _wait(self, deadline: Deadline) -> None:
+        loop = asyncio.get_running_loop()
+        given_back: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(deadline.left_s(), _wake, given_back)
+        self._waiting.append(given_back)
+        try:
+            await given_back
+        finally:
+            timer.cancel()
+            self._waiting.remove(given_back)
+
+    async def _open(self, address: Address, deadline: Deadline) -> AsyncChannel:
+        try:
+            return await AsyncChannel.open(address, self._hello, connect_deadline(deadline, self._connect_timeout_s))
+        except DeadlineExceeded as error:
+            raise connect_failed(error, address, deadline) from None
+
+    def _give_back(self, channel: AsyncChannel) -> None:
+        self._shelf.give_back(channel, self._clock_ns())
+        self._wake()
+
+    def _wake(self) -> None:
+        """All of them: which address they wait for is not known, and a woken task may have been cancelled."""
+        for waiting in self._waiting:
+            _wake(waiting)
+
+    def counts(self, address: Address) -> tuple[int, int]:
+        """(lent, idle) channels to `address`."""
+        return self._shelf.counts(address)
+
+    def close(self) -> None:
+        """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
+        self._shelf.close()
+        self._wake()
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)

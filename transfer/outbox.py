@@ -1,0 +1,90 @@
+"""What one non-blocking socket has still to send: buffers in order, sent as vectors without joining them.
+
+It keeps the pins of what it sends: `on_sent` of each entry is called exactly once, when its last byte is the kernel's or the connection
+is given up. It does not own the socket, and knows neither frames nor epoll.
+"""
+
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+MAX_VECTORS: Final = 512
+"""Buffers in one sendmsg or recvmsg; the kernel takes at most 1,024."""
+
+OnSent = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Entry:
+    buffers: deque[memoryview]
+    on_sent: OnSent | None
+    fds: Sequence[int]
+
+
+class Outbox:
+    """See the module. Not thread-safe. `guarded` runs a callback and lets none of its exceptions out."""
+
+    def __init__(self, sock: socket.socket, guarded: Callable[[OnSent], None]) -> None:
+        self._sock = sock
+        self._guarded = guarded
+        self._entries: deque[_Entry] = deque()
+        self.queued_bytes = 0
+
+    def send(self, head: bytes, payload: Sequence[memoryview | bytes], on_sent: OnSent | None, fds: Sequence[int]) -> None:
+        """Send now what the socket takes and queue the rest.
+
+        Raises OSError when the connection is broken; the entry is queued then, for `abandon` to end it.
+        """
+        sent = 0
+        if not self._entries and not fds:
+            try:
+                sent = self._sock.sendmsg([head, *payload[: MAX_VECTORS - 1]]) if payload else self._sock.send(head)
+            except OSError:
+                sent = 0  # full or broken: flush finds out again, with the entry in the queue
+            if sent == len(head) + sum(map(len, payload)):
+                if on_sent is not None:
+                    self._guarded(on_sent)
+                return
+        buffers = deque(memoryview(part) for part in (head, *payload))
+        advance(buffers, sent)
+        self._entries.append(_Entry(buffers, on_sent, fds))
+        self.queued_bytes += sum(map(len, buffers))
+        if len(self._entries) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes now. Raises OSError when the connection is broken."""
+        while self._entries:
+            entry = self._entries[0]
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", entry.fds))] if entry.fds else []
+            try:
+                sent = self._sock.sendmsg(list(islice(entry.buffers, MAX_VECTORS)), ancillary)
+            except BlockingIOError:
+                return
+            entry.fds = ()
+            self.queued_bytes -= sent
+            advance(entry.buffers, sent)
+            if not entry.buffers:
+                self._entries.popleft()
+                if entry.on_sent is not None:
+                    self._guarded(entry.on_sent)
+
+    def abandon(self) -> None:
+        """The connection is gone: forget everything, and let go of what was pinned for it."""
+        entries, self._entries = self._entries, deque()
+        self.queued_bytes = 0
+        for entry in entries:
+            if entry.on_sent is not None:
+                self._guarded(entry.on_sent)
+
+
+def advance(buffers: deque[memoryview], size: int) -> None:
+    """Drop the first `size` bytes of a vector, and empty buffers behind them."""
+    while buffers and size >= len(buffers[0]):
+        size -= len(buffers.popleft())
+    if size:
+        buffers[0] = buffers[0][size:]

@@ -1,0 +1,203 @@
+"""Open channels of one process, shared out by address: the only place that opens them, says Hello and drops broken ones.
+
+The last one given back is the first one taken (its buffers are warm, and the rest can grow old and be closed). `Shelf` is the
+bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_pool.py` lends to tasks.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.messages import Hello, Welcome
+from kvstore.transfer.address import Address
+from kvstore.transfer.channel import Channel, Deadline
+
+
+class Closable(Protocol):
+    """What the bookkeeping needs of a channel."""
+
+    address: Address
+    is_open: bool
+    welcome: Welcome
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+Lent = TypeVar("Lent", bound=Closable, covariant=True)
+
+
+class Loan(Generic[Lent]):
+    """A channel in one caller's hands until `give_back`, or the end of a `with` block."""
+
+    __slots__ = ("_give_back", "channel", "reused")
+
+    def __init__(self, channel: Lent, give_back: Callable[[Lent], None], *, reused: bool) -> None:
+        self.channel = channel
+        self.reused = reused
+        """It was open before: the peer may have gone since."""
+        self._give_back: Callable[[Lent], None] | None = give_back
+
+    def give_back(self, error: BaseException | None = None) -> None:
+        """After an `error` that is not kvstore's own (an interrupt, a cancelled task) the channel is closed first: its stream may be
+        anywhere. A second call is a no-op."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            if error is not None and not isinstance(error, KVStoreError):
+                self.channel.close()
+            give_back(self.channel)
+
+    def discard(self) -> None:
+        """Hang up and give back: the peer then frees what it held for this connection."""
+        self.channel.close()
+        self.give_back()
+
+    def __enter__(self) -> "Loan[Lent]":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.give_back(error)
+
+
+class Shelf(Generic[C]):
+    """Idle channels and the number lent, by address. Not thread-safe; time is passed in."""
+
+    def __init__(self, *, max_channels: int, idle_ttl_s: float) -> None:
+        self._max_channels = max_channels
+        self._idle_ttl_ns = int(idle_ttl_s * 1e9)
+        self._idle: dict[Address, deque[tuple[int, C]]] = {}
+        self._lent: dict[Address, int] = {}
+        self._next_sweep_ns = 0
+        self.is_closed = False
+
+    def has_room(self, address: Address) -> bool:
+        """Can one more channel to `address` be lent? Raises Closed."""
+        if self.is_closed:
+            raise Closed("the client is closed")
+        return self._lent.get(address, 0) < self._max_channels
+
+    def lend(self, address: Address) -> C | None:
+        """Count one more as lent and return an idle one, None if the caller must open it."""
+        self._lent[address] = self._lent.get(address, 0) + 1
+        idle = self._idle.get(address)
+        return idle.pop()[1] if idle else None
+
+    def not_opened(self, address: Address) -> None:
+        """One counted as lent could not be opened."""
+        self._lent[address] -= 1
+
+    def give_back(self, channel: C, now_ns: int) -> None:
+        """Keep `channel` for the next, unless it broke."""
+        self._lent[channel.address] -= 1
+        if self.is_closed:
+            channel.close()
+        elif channel.is_open:
+            self._idle.setdefault(channel.address, deque()).append((now_ns, channel))
+        if now_ns >= self._next_sweep_ns:
+            self._sweep(now_ns)
+
+    def _sweep(self, now_ns: int) -> None:
+        """Close what nobody needed for the time to live; the next sweep is half of it away."""
+        self._next_sweep_ns = now_ns + self._idle_ttl_ns // 2
+        for idle in self._idle.values():
+            while idle and idle[0][0] <= now_ns - self._idle_ttl_ns:
+                idle.popleft()[1].close()
+
+    def counts(self, address: Address) -> tuple[int, int]:
+        """(lent, idle) channels to `address`."""
+        return self._lent.get(address, 0), len(self._idle.get(address, ()))
+
+    def close(self) -> None:
+        """Close the idle ones now and the lent ones when they come back."""
+        self.is_closed = True
+        for idle in self._idle.values():
+            for _, channel in idle:
+                channel.close()
+        self._idle.clear()
+
+
+def connect_deadline(deadline: Deadline, connect_timeout_s: float) -> Deadline:
+    """For one attempt to connect: a dead address must leave time for another one."""
+    return Deadline(min(deadline.left_s(), connect_timeout_s))
+
+
+def connect_failed(error: DeadlineExceeded, address: Address, deadline: Deadline) -> KVStoreError:
+    """What an attempt that ran out of time means: the operation's end, or an address that does not answer."""
+    try:
+        deadline.left_s()
+    except DeadlineExceeded:
+        return error
+    return Unavailable(f"{address} does not answer")
+
+
+class Pool:
+    """Blocking channels for threads. Thread-safe. Every connection introduces itself with the same `hello`."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        *,
+        max_channels: int,
+        idle_ttl_s: float,
+        connect_timeout_s: float,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._hello = hello
+        self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
+        self._connect_timeout_s = connect_timeout_s
+        self._clock_ns = clock_ns
+        self._given_back = threading.Condition(threading.Lock())
+        self._waiting = 0
+
+    def take(self, address: Address, deadline: Deadline) -> Loan[Channel]:
+        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent.
+
+        Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
+        """
+        with self._given_back:
+            while not self._shelf.has_room(address):
+                self._wait(deadline)
+            channel = self._shelf.lend(address)
+        if channel is not None:
+            return Loan(channel, self._give_back, reused=True)
+        try:
+            return Loan(self._open(address, deadline), self._give_back, reused=False)
+        except BaseException:
+            with self._given_back:
+                self._shelf.not_opened(address)
+                self._given_back.notify()
+            raise
+
+    def _wait(self, deadline: Deadline) -> None:
+        self._waiting += 1
+        try:
+            self._given_back.wait(deadline.left_s())
+        finally:
+            self._waiting -= 1
+
+    def _open(self, address: Address, deadline: Deadline) -> Channel:
+        try:
+            return Channel.open(address, self._hello, connect_deadline(deadline, self._connect_timeout_s))
+        except DeadlineExceeded as error:
+            raise connect_failed(error, address, deadline) from None
+
+    def _give_back(self, channel: Channel) -> None:
+        with self._given_back:
+            self._shelf.give_back(channel, self._clock_ns())
+            if self._waiting:
+                self._given_back.notify_all()
+
+    def counts(self, address: Address) -> tuple[int, int]:
+        """(lent, idle) channels to `address`."""
+        with self._given_back:
+            return self._shelf.counts(address)
+
+    def close(self) -> None:
+        """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
+        with self._given_back:
+            self._shelf.close()
+            self._given_back.notify_all()
