@@ -1,0 +1,79 @@
+# make demo: runs the main job; make test: passes the tests. Both set up what they need in .venv, on Debian 12 with Python 3.11.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+TORCH ?= torch==2.13.0
+SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
+# What its own test file has to cover in full, branches included.
+COVERED := tests/protocol tests/kvcache tests/tiers tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
+	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
+	tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py)
+
+.PHONY: help
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: demo
+demo: $(BIN)/.base  ## generated conversations through an embedded cluster, every byte checked
+	$(BIN)/kvstore demo
+
+.PHONY: test
+test: $(BIN)/.dev etcd typing  ## the whole suite
+	rm -f .coverage
+	$(BIN)/python -m pytest $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report= -p no:cacheprovider
+	$(BIN)/python tests/own_coverage.py
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED)) -p no:cacheprovider
+
+.PHONY: lint
+lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer master store client benchmarks) tests
+	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+.PHONY: bench
+bench: $(BIN)/.dev etcd  ## the store against memcpy and Redis, in one run; writes benchmarks/out/store.json
+	@command -v redis-server >/dev/null || $(SUDO) apt-get install -y -q redis-server >/dev/null || \
+		{ echo "make bench compares with Redis: install redis-server"; exit 1; }
+	$(BIN)/python -m benchmarks.store
+
+.PHONY: docs
+docs: $(BIN)/.dev  ## docs/settings.md and the gRPC code, from their sources
+	$(BIN)/python docs/make_settings.py
+	$(BIN)/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
+		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto
+
+.PHONY: typing
+typing:
+	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvstore
+
+.PHONY: etcd
+etcd:
+	@command -v etcd >/dev/null || { echo "installing etcd-server"; $(SUDO) apt-get update -q >/dev/null && \
+		$(SUDO) apt-get install -y -q etcd-server >/dev/null; } || \
+		{ echo "make test needs etcd: install Debian's etcd-server, or put an etcd >= 3.4 on the PATH"; exit 1; }
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "needs Python 3.11 or newer, $(PYTHON) is older"; exit 1; }
+	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || { rm -rf .venv; echo "installing python3-venv"; $(SUDO) apt-get update -q >/dev/null && \
+		$(SUDO) apt-get install -y -q python3-venv >/dev/null && $(PYTHON) -m venv .venv; } || \
+		{ rm -rf .venv; echo "needs a Python with venv and pip: apt-get install python3-venv"; exit 1; }
+
+$(BIN)/.base: pyproject.toml | $(BIN)/python
+	@echo "installing kvstore into .venv"
+	@$(BIN)/pip install -q --disable-pip-version-check -e . || { echo "pip could not install the dependencies of pyproject.toml"; exit 1; }
+	@touch $@
+
+# torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA.
+$(BIN)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing kvstore with its test tools into .venv"
+	@$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" && $(BIN)/pip install -q --disable-pip-version-check -e '.[dev]' || \
+		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
+	@touch $@ $(BIN)/.base
+
+.PHONY: clean
+clean:  ## remove what the targets made
+	rm -rf .venv build benchmarks/out .coverage *.egg-info

@@ -131,7 +131,7 @@ class Core:
             yield Work(lambda found=found: self.slabs.map_now(found), MAX_SLAB_WORK)  # type: ignore[misc]
             if len(found) < len(wanted):
                 raise StaleHandle(f"node {node_id} named a slab that it does not have")
-        return [self.slabs.get(key) for key in keys]
+        return self.slabs.get(keys)
 
     def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
         """Have slabs that later puts will use mapped in the background."""

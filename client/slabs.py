@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kvstore.protocol.errors import Broken
+from kvstore.protocol.errors import Broken, StaleHandle
 
 MADV_POPULATE_READ: Final = 22
 MADV_POPULATE_WRITE: Final = 23
@@ -77,8 +77,12 @@ class SlabCache:
         self._coming: dict[SlabKey, Future[None]] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: SlabKey) -> Slab | None:
-        return self._slabs.get(key)
+    def get(self, keys: Sequence[SlabKey]) -> list[Slab]:
+        """Raises StaleHandle when one is not there: the node's process ended meanwhile."""
+        try:
+            return [self._slabs[key] for key in keys]
+        except KeyError as error:
+            raise StaleHandle(f"{error.args[0]} is gone") from None
 
     def missing(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
         """Which of `keys` are not mapped, each once."""

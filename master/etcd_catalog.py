@@ -16,21 +16,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from aetcd.rpc import rpc_pb2
+
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Catalog, Done, Op
 from kvstore.master.etcd_channel import EtcdAccess, EtcdChannel, Reply
 from kvstore.master.etcd_version import warn_of_data_bug
 from kvstore.master.group_commit import Changes, GroupCommit
-from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
+from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 
 MAX_TXN_OPS = 128
 """etcd's default --max-txn-ops. It limits each branch of a transaction; the compare is counted apart."""
 MAX_TXN_BYTES = 1024 * 1024
 """Keys and values of one transaction; etcd's default --max-request-bytes is 1.5 MiB with all overhead."""
-PAGE_BYTES = 4 * 1024 * 1024
-FIRST_PAGE_KEYS = 256
-"""The first page of a load is small, since its values may be of 64 KiB each; later ones aim at PAGE_BYTES."""
-MAX_PAGE_KEYS = 10_000
+PAGE_BYTES = 16 * 1024 * 1024
+"""Pages of a load are as large as this and MAX_PAGE_KEYS let them: for each page etcd 3.4 visits all keys up to the end of the range.
+Measured with 300,000 records: 20,000 records/s in pages of 1,000 keys, 136,000 in pages of 10,000."""
+MAX_PAGE_KEYS = 100_000
+MIN_PAGE_KEYS = 256
+"""The first page's: its values may be of 64 KiB each. A page that fails shrinks to this, lest it was too large or too slow."""
 
 Change = tuple[bytes, bytes | None]
 T = TypeVar("T")
@@ -83,15 +86,22 @@ class EtcdCatalog(Catalog):
         away the state as of the open meanwhile.
         """
         end = self._records[:-1] + bytes([self._records[-1] + 1])
-        page = rpc_pb2.RangeRequest(key=self._records, range_end=end, revision=self._epoch, limit=FIRST_PAGE_KEYS)
+        page = rpc_pb2.RangeRequest(key=self._records, range_end=end, revision=self._epoch, limit=MIN_PAGE_KEYS)
         while True:
-            reply = self._patiently(lambda timeout_s: self._channel.call("Range", page, timeout_s=timeout_s))
+            reply = self._patiently(lambda timeout_s: self._read_page(page, timeout_s))
             for record in reply.kvs:
                 yield record.key[len(self._records) :], record.value
             if not reply.more:
                 return
             page.key = reply.kvs[-1].key + b"\x00"
-            page.limit = max(1, min(MAX_PAGE_KEYS, len(reply.kvs) * PAGE_BYTES // reply.ByteSize()))
+            page.limit = max(MIN_PAGE_KEYS, min(MAX_PAGE_KEYS, len(reply.kvs) * PAGE_BYTES // reply.ByteSize()))
+
+    def _read_page(self, page: Any, timeout_s: float) -> Any:
+        try:
+            return self._channel.call("Range", page, timeout_s=timeout_s)
+        except CatalogUnavailable:
+            page.limit = MIN_PAGE_KEYS
+            raise
 
     def commit(self, ops: Sequence[Op], done: Done) -> None:
         self._committer.submit(ops, done)
@@ -134,7 +144,7 @@ class EtcdCatalog(Catalog):
                 waiting.append(self._channel.start("Txn", self._transaction(part, self._fence), timeout_s=self._request_timeout_s))
             while waiting:
                 self._settle(waiting.popleft())
-        except (CatalogUnavailable, ConfigError):
+        except Exception:
             self._fence = None
             raise
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import grpc
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
+
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, KVStoreError
 
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # http_proxy is for the way out of the data centre; etcd is never behind it.
     ("grpc.use_local_subchannel_pool", 1),  # A new channel must not inherit the reconnect back-off of the one it replaces.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # The largest page of a load: 256 values of 64 KiB, and room.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # Room for the largest answer asked for, a page of a load.
     ("grpc.keepalive_time_ms", 10_000),  # etcd drops a client that pings more often than every 5 s.
     ("grpc.keepalive_timeout_ms", 5_000),
 )

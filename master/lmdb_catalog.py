@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lmdb
+
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Catalog, Done, Op
 from kvstore.master.group_commit import Changes, GroupCommit

@@ -329,7 +329,10 @@ class Hold(Message):
 
 @dataclass(slots=True)
 class Put(Message):
-    """Write these blocks; the values follow as payload, in order. Answer: Flags, after publication: 1 stored, 0 already there, 2 ask again."""
+    """Write these blocks; the values follow as payload, in order.
+
+    Answer: Flags, after publication: 1 stored, 0 already there, 2 no room beside the rest of the batch, or being written: ask again.
+    """
 
     TYPE = 40
     FORM = (
@@ -384,7 +387,10 @@ class Opened(Message):
 
 @dataclass(slots=True)
 class Commit(Message):
-    """These puts are written; checksums are xxh3_64 of their values. Answer: Flags, after publication: 1 stored, 0 already there, 2 ask again."""
+    """These puts are written; checksums are xxh3_64 of their values.
+
+    Answer: Flags, after publication: 1 stored, 2 the put had expired: ask again.
+    """
 
     TYPE = 43
     FORM = (("put_ids", "count"), ("put_ids", "u64s"), ("checksums", "u64s"))

@@ -15,7 +15,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()
     yield server
-    server.stop()
+    server.remove()
 
 
 @pytest.fixture(scope="session")
@@ -36,4 +36,4 @@ def etcd_server_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
 
     yield start
     for server in servers:
-        server.kill()
+        server.remove()

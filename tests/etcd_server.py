@@ -76,6 +76,11 @@ class EtcdServer:
         self.kill()
         self.start()
 
+    def remove(self) -> None:
+        """Kill it and delete its data, 128 MB at least, which pytest would keep; the log stays."""
+        self.kill()
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+
     def freeze(self) -> None:
         """Stop its process without closing its sockets: calls hang instead of being refused. `kill` ends it without a thaw."""
         os.kill(self.pid, signal.SIGSTOP)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import pytest
+
 from kvstore.master.catalog import Catalog, Op
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 

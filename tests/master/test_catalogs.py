@@ -4,11 +4,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from kvstore.master.catalog import Op
 from kvstore.master.catalogs import FORMS, make_catalog
 from kvstore.master.memory_catalog import MemoryCatalog
 from kvstore.protocol.errors import ConfigError
-
 from tests.etcd_server import EtcdServer
 from tests.master.catalog_conformance import OPEN_DEADLINE_S, commit
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
+
 from kvstore.master.catalog import Catalog, Op
 from kvstore.master.etcd_catalog import EtcdCatalog, cut
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
-
 from tests.etcd_server import EtcdServer, free_ports
 from tests.master.catalog_conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
 from tests.master.faulty_etcd import FaultyEtcd
@@ -204,6 +204,17 @@ def test_a_load_goes_on_after_a_short_outage(make: MakeEtcdCatalog, etcd: EtcdSe
         outage = iter([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE])
         faulty.on_call = lambda method: next(outage, None)
         assert list(catalog.load()) == []
+
+
+def test_a_page_that_proves_larger_than_a_message_may_be_is_read_in_smaller_ones(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    writer = make(etcd.host_port)
+    writer.open(deadline_s=OPEN_DEADLINE_S)
+    small = [(b"0%04d" % number, b"") for number in range(300)]
+    large = [(b"1%04d" % number, b"v" * 65_536) for number in range(1_100)]
+    assert commit(writer, *itertools.starmap(Op, small + large)) is None
+    catalog = make(etcd.host_port)
+    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    assert list(catalog.load()) == small + large
 
 
 def test_an_etcd_that_refuses_for_good_at_open_is_a_config_error_at_once(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 from aetcd.rpc import auth_pb2, rpc_pb2, rpc_pb2_grpc
+
 from kvstore.master.etcd_channel import EtcdAccess, EtcdChannel
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
-
 from tests.etcd_server import EtcdServer, free_ports
 from tests.master.faulty_etcd import FaultyEtcd
 

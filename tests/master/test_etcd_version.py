@@ -1,6 +1,7 @@
 """Promises of etcd_version.py."""
 
 import pytest
+
 from kvstore.master.etcd_version import known_data_bug, warn_of_data_bug
 
 

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Op
 from kvstore.master.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, Changes, GroupCommit
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
-
 from tests.master.catalog_conformance import Outcomes
 
 DEADLINE_S = 20.0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import lmdb
 import pytest
+
 from kvstore.master.backoff import Backoff
 from kvstore.master.catalog import Catalog, Op
 from kvstore.master.lmdb_catalog import LmdbCatalog
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
-
 from tests.master.catalog_conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
 from tests.master.warning_log import WarningLog
 

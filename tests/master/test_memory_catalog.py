@@ -1,9 +1,9 @@
 """Promises of memory_catalog.py: the conformance suite, as far as something that forgets can keep it."""
 
 import pytest
+
 from kvstore.master.catalog import Catalog, Op
 from kvstore.master.memory_catalog import MemoryCatalog
-
 from tests.master.catalog_conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, commit
 
 

@@ -1,0 +1,242 @@
+"""How values are written: reserve at the master, copy to the node it names, and what to do when another writer is at it or a node
+is gone. Sans-I/O: see effects.py."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from kvstore.client.buffers import checksum, copy
+from kvstore.client.core import CLEANUP_S, Core
+from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, Work
+from kvstore.client.locations import Hint
+from kvstore.client.routes import Node
+from kvstore.client.slabs import Slab
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.frames import MAX_BATCH, check_key
+from kvstore.protocol.messages import BUSY, GRANTED, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
+from kvstore.transfer.channel import Deadline
+
+FIRST_PAUSE_S: Final = 0.001
+MAX_PAUSE_S: Final = 0.05
+"""Between questions about a key that another writer holds: doubles from the first to the last."""
+
+
+class Writing:
+    """One put of a batch. Use once: `yield from Writing(...).run()`. Keys, sources and parents are equally long."""
+
+    def __init__(
+        self,
+        core: Core,
+        keys: Sequence[bytes],
+        sources: Sequence[memoryview],
+        *,
+        namespace: str,
+        parents: Sequence[bytes | None] | None,
+        deadline: Deadline,
+    ) -> None:
+        self._core = core
+        self._keys = keys
+        self._sources = sources
+        self._namespace = namespace
+        self._parents = [parent or b"" for parent in parents] if parents is not None else [b""] * len(keys)
+        self._deadline = deadline
+        self._stored = [False] * len(keys)
+        self._granted: dict[int, int] = {}
+        """Generations reserved for this operation and not yet written, by the key's index."""
+        self._avoid = 0
+
+    def run(self) -> Operation[list[bool]]:
+        """True for each key that this call stored; a key repeated in the batch is stored once.
+
+        Raises Full, Unavailable, DeadlineExceeded (another writer held a key, or a daemon was slow), CatalogUnavailable. Keys written
+        before the error stay; reservations of the others are given back.
+        """
+        core = self._core
+        first: dict[bytes, int] = {}
+        for index, key in enumerate(self._keys):
+            first.setdefault(key, index)
+        pending = list(first.values())
+        try:
+            for start in range(0, len(pending), MAX_BATCH):
+                yield from self._store(pending[start : start + MAX_BATCH])
+        except KVStoreError:
+            yield from self._cancel(list(self._granted))
+            raise
+        finally:
+            stored = self._stored.count(True)
+            out = sum(len(source) for source, done in zip(self._sources, self._stored, strict=True) if done)
+            core.counters.add(requests=1, puts=stored, already_present=len(self._keys) - stored, bytes_out=out)
+        return self._stored
+
+    def _store(self, pending: list[int]) -> Operation[None]:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            busy: list[int] = []
+            lost: list[int] = []
+            for node_id, indices in (yield from self._reserve(pending, busy)).items():
+                lost += yield from self._write_to(node_id, indices, busy)
+            pending = busy + lost
+            if not pending:
+                return
+            self._core.counters.add(retries=1)
+            if not lost:
+                yield Sleep(min(pause_s, self._deadline.left_s()))
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
+        """Ask the master; the granted keys by node."""
+        core = self._core
+        if not core.nodes.is_known:
+            yield from core.refresh_nodes(self._deadline)
+        keys = [self._keys[i] for i in pending]
+        sizes = [len(self._sources[i]) for i in pending]
+        reply = yield from core.ask_master(Reserve(keys, sizes, core.nodes.local_id, self._avoid), Grants, self._deadline)
+        by_node: dict[int, list[int]] = {}
+        for i, status, node_id, generation in zip(pending, reply.statuses, reply.nodes, reply.generations, strict=True):
+            if status == GRANTED:
+                by_node.setdefault(node_id, []).append(i)
+                self._granted[i] = generation
+            elif status == BUSY:
+                busy.append(i)
+        return by_node
+
+    def _cancel(self, indices: Sequence[int]) -> Operation[None]:
+        """Give reservations back, as far as the master can be told."""
+        granted = [(i, self._granted.pop(i)) for i in indices if i in self._granted]
+        if granted:
+            message = Cancel([self._keys[i] for i, _ in granted], [generation for _, generation in granted])
+            with contextlib.suppress(KVStoreError):
+                yield from self._core.ask_master(message, Ok, Deadline(CLEANUP_S))
+
+    # --- writing to one node ---
+
+    def _write_to(self, node_id: int, indices: list[int], busy: list[int]) -> Operation[list[int]]:
+        """Write these keys; those that are to be reserved elsewhere, because this node is gone. A second such node is an error."""
+        try:
+            node = yield from self._core.find_node(node_id, self._deadline)
+            if node is None:
+                raise Unavailable(f"node {node_id} is not among the live nodes")
+            for part in self._parts(indices):
+                yield from self._write(node, part, busy)
+        except Unavailable:
+            if self._avoid:
+                raise
+            self._avoid = node_id
+            lost = [i for i in indices if i in self._granted]
+            yield from self._cancel(lost)
+            return lost
+        return []
+
+    def _parts(self, indices: list[int]) -> Iterator[list[int]]:
+        """Cut where one message's values become too many."""
+        part: list[int] = []
+        frame_bytes = left = int(self._core.settings.frame_bytes)
+        for i in indices:
+            if part and len(self._sources[i]) > left:
+                yield part
+                part, left = [], frame_bytes
+            part.append(i)
+            left -= len(self._sources[i])
+        yield part
+
+    def _write(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
+        if node.route.is_local:
+            inline_bytes = self._core.settings.inline_bytes
+            large = [i for i in indices if len(self._sources[i]) > inline_bytes]
+            if large and (yield from self._write_shared(node, large, busy)):
+                indices = [i for i in indices if len(self._sources[i]) <= inline_bytes]
+        if indices:
+            yield from self._write_inline(node, indices)
+
+    def _write_inline(self, node: Node, indices: list[int]) -> Operation[None]:
+        """Values go along with one message."""
+        sources = [self._sources[i] for i in indices]
+        sizes = list(map(len, sources))
+        sums = yield Work(lambda: list(map(checksum, sources)), sum(sizes))
+        message = Put(self._namespace, *self._columns(indices), sums, self._parents_of(indices))
+        loan, reply = yield from self._core.begin(node.route, message, Flags, self._deadline, sources)
+        loan.give_back()
+        self._written(node, indices, reply)
+
+    def _write_shared(self, node: Node, indices: list[int], busy: list[int]) -> Operation[bool]:
+        """Values are copied into the node's slabs; False if they cannot be reached from here."""
+        message = Open(self._namespace, *self._columns(indices), self._parents_of(indices))
+        begun = yield from self._core.begin_shared(node.route, message, Opened, self._deadline)
+        if begun is None:
+            return False
+        loan, opened = begun
+        try:
+            if len(opened.statuses) != len(indices):
+                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            yield from self._fill_slots(loan, node, indices, opened)
+        except BaseException:
+            loan.discard()  # the node forgets the puts of a connection that ends
+            raise
+        loan.give_back()
+        refused = [(i, status) for i, status in zip(indices, opened.statuses, strict=True) if status != GRANTED]
+        busy += [i for i, status in refused if status == BUSY]
+        yield from self._cancel([i for i, _ in refused])
+        return True
+
+    def _fill_slots(self, loan: AnyLoan, node: Node, indices: list[int], opened: Opened) -> Operation[None]:
+        core, channel = self._core, loan.channel
+        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        if places:
+            slabs = yield from core.map_slabs(
+                channel, node.node_id, [opened.slabs[place] for place in places], self._deadline, writable=True
+            )
+            copies = [
+                (slab, opened.offsets[place], self._sources[indices[place]]) for slab, place in zip(slabs, places, strict=True)
+            ]
+            sums = yield Work(lambda: _copy_all(copies), sum(len(source) for _, _, source in copies))
+            commit = Commit([opened.put_ids[place] for place in places], sums)
+            reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
+            self._written(node, [indices[place] for place in places], reply)
+        if opened.ahead:
+            yield from core.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
+
+    def _columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
+        """Keys, sizes and generations."""
+        return [self._keys[i] for i in indices], [len(self._sources[i]) for i in indices], [self._granted[i] for i in indices]
+
+    def _parents_of(self, indices: Sequence[int]) -> list[bytes]:
+        return [self._parents[i] for i in indices]
+
+    def _written(self, node: Node, indices: Sequence[int], reply: Flags) -> None:
+        hints = []
+        for i, flag in zip(indices, reply.flags, strict=True):
+            generation = self._granted.pop(i)
+            if flag:
+                self._stored[i] = True
+                hints.append((self._keys[i], Hint(node.node_id, generation, len(self._sources[i]))))
+        self._core.hints.learn(hints)
+
+
+def _copy_all(copies: Sequence[tuple[Slab, int, memoryview]]) -> list[int]:
+    """Copy sources to (slab, offset); the sources' checksums."""
+    sums = []
+    for slab, offset, source in copies:
+        copy(slab.part(offset, len(source)), source)
+        sums.append(checksum(source))
+    return sums
+
+
+def namespace_text(namespace: Any) -> str:
+    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else."""
+    if isinstance(namespace, str):
+        return namespace
+    identity = getattr(namespace, "id", None)
+    if isinstance(identity, bytes):
+        return identity.hex()
+    raise InvalidArgument(f"a namespace is a str or has an id of bytes; {type(namespace).__name__} is neither")
+
+
+def check_parents(parents: Sequence[bytes | None] | None, count: int) -> None:
+    """Raises InvalidArgument unless there is a key or None for each of `count` keys."""
+    if parents is None:
+        return
+    if len(parents) != count:
+        raise InvalidArgument(f"{len(parents)} parents for {count} keys")
+    for parent in parents:
+        if parent is not None:
+            check_key(parent)

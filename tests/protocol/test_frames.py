@@ -1,0 +1,91 @@
+"""Promises of frames.py: what a header says, and which headers are refused."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.frames import (
+    HEADER_BYTES,
+    MAX_BATCH,
+    MAX_BODY_BYTES,
+    MAX_DEADLINE_MS,
+    MAX_KEY_BYTES,
+    MAX_PAYLOAD_BYTES,
+    VERSION,
+    Header,
+    check_key,
+    pack_header,
+    unpack_header,
+)
+
+U8, U32 = st.integers(0, 255), st.integers(0, 2**32 - 1)
+
+
+def test_the_header_is_24_bytes_in_this_order() -> None:
+    packed = pack_header(7, 0x01020304, 5, 6, 8)
+    assert packed == b"kV\x01\x07" + b"\x04\x03\x02\x01" + b"\x08\0\0\0" + b"\x05\0\0\0" + b"\x06\0\0\0\0\0\0\0"
+    assert len(packed) == HEADER_BYTES == 24
+
+
+@given(U8, U32, st.integers(0, MAX_DEADLINE_MS), st.integers(0, MAX_BODY_BYTES), st.integers(0, MAX_PAYLOAD_BYTES), st.binary(max_size=9))
+def test_a_header_round_trips_wherever_it_lies(kind: int, request: int, deadline: int, body: int, payload: int, before: bytes) -> None:
+    packed = before + pack_header(kind, request, body, payload, deadline)
+    assert unpack_header(memoryview(packed), len(before)) == Header(kind, request, deadline, body, payload)
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_garbage_is_refused_as_not_a_frame(garbage: bytes) -> None:
+    if not garbage.startswith(b"kV"):
+        with pytest.raises(ProtocolError, match="not a kvstore frame"):
+            unpack_header(garbage)
+
+
+@given(st.binary(min_size=HEADER_BYTES - 3, max_size=HEADER_BYTES - 3))
+def test_any_header_of_this_version_is_within_the_limits_or_refused(rest: bytes) -> None:
+    try:
+        header = unpack_header(b"kV" + bytes([VERSION]) + rest)
+    except ProtocolError:
+        return
+    assert header.body_bytes <= MAX_BODY_BYTES
+    assert header.payload_bytes <= MAX_PAYLOAD_BYTES
+    assert header.deadline_ms <= MAX_DEADLINE_MS
+
+
+def test_another_version_is_named_beside_ours() -> None:
+    packed = bytearray(pack_header(1, 1, 0))
+    packed[2] = 99
+    with pytest.raises(ProtocolError, match=f"version 99, this side speaks {VERSION}"):
+        unpack_header(packed)
+
+
+@pytest.mark.parametrize(("body", "payload", "what"), [(MAX_BODY_BYTES + 1, 0, "body"), (0, MAX_PAYLOAD_BYTES + 1, "payload")])
+def test_a_length_over_its_limit_is_refused(body: int, payload: int, what: str) -> None:
+    with pytest.raises(ProtocolError, match=f"a {what} of .* over the limit"):
+        unpack_header(pack_header(1, 1, body, payload))
+
+
+def test_a_deadline_further_than_an_hour_is_cut() -> None:
+    assert unpack_header(pack_header(1, 1, 0, 0, 2**32 - 1)).deadline_ms == MAX_DEADLINE_MS
+
+
+def test_a_header_field_too_large_for_its_place_is_the_callers_fault() -> None:
+    with pytest.raises(struct.error):
+        pack_header(1, 2**32, 0)
+
+
+def test_a_full_batch_of_the_widest_message_fits_a_body() -> None:
+    publish_columns = 1 + 4 + 4 + 8 + 8 + 8 + 1
+    assert MAX_BATCH * (2 * (MAX_KEY_BYTES + 1) + publish_columns) + 4096 <= MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize("key", [b"k", b"k" * 255])
+def test_keys_of_1_to_255_bytes_are_fine(key: bytes) -> None:
+    check_key(key)
+
+
+@pytest.mark.parametrize(("key", "why"), [(b"", "not 0"), (b"k" * 256, "not 256"), ("text", "not str"), (bytearray(b"k"), "not bytearray")])
+def test_any_other_key_is_misuse(key: bytes, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        check_key(key)
