@@ -46,7 +46,7 @@ def as_source(value: Any) -> memoryview:
     if type(value) is bytes:
         view = memoryview(value)
     elif _is_tensor(value):
-        view = memoryview(_tensor_bytes(value.detach().cpu() if value.is_cuda else value))
+        view = _tensor_bytes(value.detach().cpu() if value.is_cuda else value)
     else:
         view = _flat(value)
     return _check_size(view)
@@ -60,7 +60,7 @@ def as_destination(buffer: Any) -> Destination:
     if _is_tensor(buffer):
         if buffer.is_cuda:
             return _cuda_destination(buffer)
-        view = memoryview(_tensor_bytes(buffer))
+        view = _tensor_bytes(buffer)
     else:
         view = _flat(buffer)
     if view.readonly:
@@ -104,7 +104,7 @@ def _flat(value: Any) -> memoryview:
             raise InvalidArgument("an array must be C-contiguous: pass numpy.ascontiguousarray(array)")
         if value.dtype.hasobject:
             raise InvalidArgument("an array of Python objects has no bytes to store")
-        return memoryview(value.reshape(-1).view(np.uint8))
+        return value.reshape(-1).view(np.uint8).data
     try:
         view = memoryview(value)
     except TypeError:
@@ -113,7 +113,7 @@ def _flat(value: Any) -> memoryview:
         raise InvalidArgument("a buffer must be C-contiguous")
     if not view.nbytes:
         return memoryview(b"")
-    return view if view.format == "B" and view.ndim == 1 else memoryview(np.frombuffer(value, np.uint8))
+    return view if view.format == "B" and view.ndim == 1 else np.frombuffer(value, np.uint8).data
 
 
 def _is_tensor(value: Any) -> bool:
@@ -121,18 +121,18 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _tensor_bytes(tensor: Any) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+def _tensor_bytes(tensor: Any) -> memoryview:
     """The memory of a CPU tensor; bfloat16 and the like, which numpy does not know, are bytes by then."""
     torch: Any = sys.modules["torch"]
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
     if not tensor.numel():
-        return np.empty(0, np.uint8)
+        return memoryview(b"")
     try:
         array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(f"this tensor's memory cannot be read as bytes: {error}") from None
-    return array
+    return array.data
 
 
 def _cuda_destination(tensor: Any) -> Destination:  # pragma: no cover  (runs on CUDA only)
@@ -140,4 +140,4 @@ def _cuda_destination(tensor: Any) -> Destination:  # pragma: no cover  (runs on
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return Destination(memoryview(_tensor_bytes(staged)), lambda: tensor.detach().copy_(staged))
+    return Destination(_tensor_bytes(staged), lambda: tensor.detach().copy_(staged))

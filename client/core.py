@@ -5,6 +5,8 @@ counters, routes) is thread-safe.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
@@ -39,6 +41,10 @@ CLEANUP_S: Final = 0.2
 """Time for telling a daemon that something will not come, after the operation failed and perhaps used up its own."""
 
 
+class Unreachable(Unavailable):
+    """Nobody answered; a daemon that answers may say Unavailable too, and is then not asked elsewhere."""
+
+
 class Core:
     """The state of one client and the operations that do not move values."""
 
@@ -56,7 +62,7 @@ class Core:
     def begin(
         self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
     ) -> Operation[tuple[AnyLoan, M]]:
-        """Ask a daemon and keep the channel: (loan, answer). The caller gives the loan back. Raises Unavailable when no address works."""
+        """Ask a daemon and keep the channel: (loan, answer). The caller gives the loan back. Raises Unreachable when no address works."""
         while True:
             begun = yield from self._attempt(route, message, answer, deadline, payload)
             if begun is not None:
@@ -77,27 +83,30 @@ class Core:
         address = route.address()
         try:
             loan: AnyLoan = yield Take(address, deadline)
-        except Unavailable:
+        except Unavailable as error:
             if route.failed(address):
                 return None
-            raise
+            raise Unreachable(str(error)) from None
         if not loan.reused:
             route.welcomed(loan.channel.welcome)
         try:
             return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
         except BaseException as error:
+            broke = isinstance(error, Unavailable) and not loan.channel.is_open
             loan.give_back(error)
-            if loan.reused and isinstance(error, Unavailable):
+            if broke and loan.reused:
                 return None
+            if broke:
+                raise Unreachable(str(error)) from None
             raise
 
     def ask_master(self, message: Message, answer: type[M], deadline: Deadline) -> Operation[M]:
         """Ask the master in use, else the others in order. Raises Unavailable when none answers."""
-        failure: Unavailable | None = None
+        failure: Unreachable | None = None
         for route in self.masters.in_order():
             try:
                 loan, reply = yield from self.begin(route, message, answer, deadline)
-            except Unavailable as error:
+            except Unreachable as error:
                 failure = failure or error
                 continue
             loan.give_back()
@@ -115,20 +124,30 @@ class Core:
             yield from self.refresh_nodes(deadline)
         return self.nodes.get(node_id)
 
+    def node_to_avoid(self, node_id: int, deadline: Deadline) -> Operation[int]:
+        """After a node could not be reached: its id, or 0 if the master knows it at another place by now."""
+        old = self.nodes.get(node_id)
+        yield from self.refresh_nodes(deadline)
+        new = self.nodes.get(node_id)
+        return node_id if new is None or new is old else 0
+
     # --- shared memory ---
 
-    def map_slabs(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool) -> Operation[list[Slab]]:
+    def map_slabs(
+        self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool
+    ) -> Operation[list[Slab]]:
         """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped."""
         keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
         missing = self.slabs.missing(keys)
-        if missing:
-            for coming in self.slabs.coming(missing):
-                yield Work(lambda coming=coming: coming.result(deadline.left_s()), MAX_SLAB_WORK)  # type: ignore[misc]
+        if not missing:
+            return self.slabs.get(keys)
+        if coming := self.slabs.coming(missing):
+            yield Work(partial(wait, coming, deadline.left_s()), MAX_SLAB_WORK)
             missing = self.slabs.missing(missing)
         for start in range(0, len(missing), MAX_FDS):
             wanted = missing[start : start + MAX_FDS]
             found = yield from self._ask_for_slabs(channel, wanted, deadline)
-            yield Work(lambda found=found: self.slabs.map_now(found), MAX_SLAB_WORK)  # type: ignore[misc]
+            yield Work(partial(self.slabs.map_now, found), MAX_SLAB_WORK)
             if len(found) < len(wanted):
                 raise StaleHandle(f"node {node_id} named a slab that it does not have")
         return self.slabs.get(keys)
@@ -139,7 +158,7 @@ class Core:
         if keys and not self.slabs.coming(keys):
             found = yield from self._ask_for_slabs(channel, keys, deadline)
             self.slabs.announce([key for key, _, _ in found])
-            yield Later(lambda: self.slabs.map_announced(found))
+            yield Later(partial(self.slabs.map_announced, found))
 
     def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[tuple[SlabKey, int, int]]]:
         """(key, descriptor, size) of those the node still has."""
@@ -167,9 +186,7 @@ class Core:
             for node_id, tiers in zip(reply.nodes[replica : replica + count], reply.tiers[replica : replica + count], strict=True):
                 node = self.nodes.get(node_id)
                 name = node.name if node is not None else ""
-                locations.append(
-                    Location(name, node_id, tier_names(tiers), reply.sizes[i], reply.checksums[i], reply.generations[i])
-                )
+                locations.append(Location(name, node_id, tier_names(tiers), reply.sizes[i], reply.checksums[i], reply.generations[i]))
             replica += count
             yield locations
 

@@ -6,7 +6,7 @@ or throws the typed error in. The core so knows neither sockets nor threads nor 
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kvstore.protocol.messages import Message, Slabs, Welcome
 from kvstore.transfer.address import Address
@@ -73,7 +73,7 @@ class Post:
 
 @dataclass(slots=True)
 class Work:
-    """Run `function`, which touches about `size_bytes` of memory or waits for a thread: its result. Many bytes must not stop an event loop."""
+    """Run `function`, which touches about `size_bytes` of memory or waits for a thread: its result. Much must not stop an event loop."""
 
     function: Callable[[], Any]
     size_bytes: int
@@ -91,6 +91,17 @@ class Sleep:
     seconds: float
 
 
+SMALL_WORK_BYTES: Final = 16 << 10
+"""Up to this size the way to the driver and back takes longer than the work."""
+
 Effect = Take | Ask | AskForFds | Fill | Post | Work | Later | Sleep
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
+
+
+def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
+    """The result of `function`, which touches about `size_bytes` of memory: run here when that is little."""
+    if size_bytes <= SMALL_WORK_BYTES:
+        return function()
+    result: T = yield Work(function, size_bytes)
+    return result

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from kvstore.client.buffers import Destination, checksum, copy, fresh_bytes
-from kvstore.client.core import Core, check_keys
-from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, Work
+from kvstore.client.core import Core
+from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
 from kvstore.client.locations import Hint
+from kvstore.client.routes import Node
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, LeaseExpired, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.messages import INLINE, MAPPED, MISS, Blocks, Locations, Lookup, Read, Release
 from kvstore.transfer.channel import Deadline
 
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
 Wanted = tuple[int, Hint]
 """A key's index and where it is."""
 
@@ -91,14 +92,15 @@ class Reading(Generic[R]):
         """Keys to be looked up anew, by the node to avoid (0: none)."""
         self._failures: dict[int, KVStoreError] = {}
         self._refusal: InvalidArgument | None = None
+        self._found: set[int] = set()
+        self._tiers: dict[int, int] = {}
+        self._bytes_in = 0
 
     def run(self) -> Operation[list[R | None]]:
         """The sink's results. Raises InvalidArgument, ChecksumMismatch, LeaseExpired, Unavailable (no master), DeadlineExceeded.
 
         After an error the destinations' content is undefined.
         """
-        self._core.counters.add(requests=1)
-        check_keys(self._keys)
         found = yield from self._find({0: list(range(len(self._keys)))}, from_hints=True)
         for attempt in range(1, ATTEMPTS + 1):
             for node_id, wanted in found.items():
@@ -108,14 +110,13 @@ class Reading(Generic[R]):
                 break
             self._core.counters.add(retries=1)
             found = yield from self._find(again, from_hints=False)
+        self._core.counters.read(self._tiers, self._bytes_in, misses=len(self._keys) - len(self._found))
         if self._refusal is not None:
             raise self._refusal
-        results = self._sink.results()
         for index, failure in self._failures.items():
-            if results[index] is None:
+            if index not in self._found:
                 raise failure
-        self._core.counters.add(misses=results.count(None))
-        return results
+        return self._sink.results()
 
     # --- finding ---
 
@@ -157,15 +158,17 @@ class Reading(Generic[R]):
     # --- reading ---
 
     def _read_from(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
-        node = yield from self._core.find_node(node_id, self._deadline)
+        node = self._core.nodes.get(node_id) or (yield from self._core.find_node(node_id, self._deadline))
         if node is None:
             self._retry(node_id, wanted)
             return
         for part in self._parts(wanted):
             try:
-                yield from self._read(node_id, part)
-            except (Unavailable, StaleHandle):
+                yield from self._read(node, part)
+            except StaleHandle:
                 self._retry(node_id, part)
+            except Unavailable:
+                self._retry((yield from self._core.node_to_avoid(node_id, self._deadline)), part)
 
     def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
         """Cut where a message's values or keys become too many."""
@@ -186,18 +189,17 @@ class Reading(Generic[R]):
         if failure is not None:
             self._failures.update((i, failure) for i, _ in wanted)
 
-    def _read(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
+    def _read(self, node: Node, wanted: list[Wanted]) -> Operation[None]:
         """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
-        core = self._core
-        node = core.nodes.get(node_id)
-        assert node is not None
+        core, node_id = self._core, node.node_id
         message = Read([self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms)
         loan, blocks = yield from core.begin(node.route, message, Blocks, self._deadline)
         keep = False
         try:
             if len(blocks.statuses) != len(wanted):
                 raise ProtocolError(f"node {node_id} gave {len(blocks.statuses)} blocks for {len(wanted)} keys")
-            yield from self._take_inline(loan.channel, node_id, wanted, blocks)
+            if INLINE in blocks.statuses:
+                yield from self._take_inline(loan.channel, node_id, wanted, blocks)
             if blocks.lease:
                 keep = yield from self._take_mapped(loan, node_id, wanted, blocks)
         except BaseException:
@@ -205,15 +207,13 @@ class Reading(Generic[R]):
             raise
         if not keep:
             loan.give_back()
-        missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
-        if missed:
+        if MISS in blocks.statuses:
+            missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
             core.counters.add(stale_hints=len(missed))
             self._retry(0, missed)
 
     def _take_inline(self, channel: AnyChannel, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[None]:
         places = [place for place, status in enumerate(blocks.statuses) if status == INLINE]
-        if not places:
-            return
         views = [self._room(wanted[place][0], blocks.sizes[place]) for place in places]
         # A value that has no room is read all the same: the rest of the batch comes after it.
         yield Fill(
@@ -222,8 +222,9 @@ class Reading(Generic[R]):
             self._deadline,
         )
         total = sum(blocks.sizes[place] for place in places)
-        sums = yield Work(lambda: [None if view is None else checksum(view) for view in views], total)
-        good, damaged = [], []
+        sums = yield from work(lambda: [None if view is None else checksum(view) for view in views], total)
+        good: list[int] = []
+        damaged: list[int] = []
         for place, found in zip(places, sums, strict=True):
             if found is not None:
                 (good if found == blocks.checksums[place] else damaged).append(place)
@@ -239,7 +240,7 @@ class Reading(Generic[R]):
         parts = yield from self._parts_of_slabs(loan.channel, node_id, places, blocks)
         rooms = [self._room(wanted[place][0], len(part)) for place, part in zip(places, parts, strict=True)]
         copies = [(room, part) for room, part in zip(rooms, parts, strict=True) if room is not None]
-        yield Work(lambda: copy_all(copies), sum(len(part) for _, part in copies))
+        yield from work(lambda: copy_all(copies), sum(len(part) for _, part in copies))
         in_time = self._clock_ns() < blocks.lease_until_ns
         yield Post(loan.channel, Release([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
@@ -252,9 +253,7 @@ class Reading(Generic[R]):
 
     def _parts_of_slabs(self, channel: AnyChannel, node_id: int, places: Sequence[int], blocks: Blocks) -> Operation[list[memoryview]]:
         """The memory of mapped blocks, in order."""
-        slabs = yield from self._core.map_slabs(
-            channel, node_id, [blocks.slabs[place] for place in places], self._deadline, writable=False
-        )
+        slabs = yield from self._core.map_slabs(channel, node_id, [blocks.slabs[place] for place in places], self._deadline, writable=False)
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
 
     def _room(self, index: int, size_bytes: int) -> memoryview | None:
@@ -265,14 +264,12 @@ class Reading(Generic[R]):
             return None
 
     def _arrived(self, wanted: list[Wanted], blocks: Blocks, places: Sequence[int]) -> None:
-        tiers: dict[int, int] = {}
-        total = 0
         for place in places:
             size, tier = blocks.sizes[place], blocks.tiers[place]
             self._sink.done(wanted[place][0], size)
-            tiers[tier] = tiers.get(tier, 0) + 1
-            total += size
-        self._core.counters.hit(tiers, total)
+            self._tiers[tier] = self._tiers.get(tier, 0) + 1
+            self._bytes_in += size
+            self._found.add(wanted[place][0])
 
 
 def copy_all(copies: Sequence[tuple[memoryview, memoryview]]) -> None:

@@ -1,4 +1,7 @@
-"""Slabs of local nodes, mapped into this process and kept: a copy into or out of a mapped page costs a memcpy, a first touch ten times that."""
+"""Slabs of local nodes, mapped into this process and kept.
+
+A copy into or out of a mapped page costs a memcpy, the first touch of a page ten times that: pages are mapped all at once, and ahead.
+"""
 
 import contextlib
 import ctypes
@@ -86,7 +89,8 @@ class SlabCache:
 
     def missing(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
         """Which of `keys` are not mapped, each once."""
-        return [key for key in dict.fromkeys(keys) if key not in self._slabs]
+        missing = [key for key in keys if key not in self._slabs]
+        return list(dict.fromkeys(missing)) if missing else missing
 
     def coming(self, keys: Sequence[SlabKey]) -> "list[Future[None]]":
         """What to wait for before asking for `keys`."""

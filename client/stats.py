@@ -48,14 +48,16 @@ class Counters:
             for name, count in counts.items():
                 self._values[name] = self._values.get(name, 0) + count
 
-    def hit(self, tiers: Mapping[int, int], size_bytes: int) -> None:
-        """Blocks were read: how many by the bit of the tier they came from, and their bytes together."""
+    def read(self, tiers: Mapping[int, int], size_bytes: int, misses: int) -> None:
+        """A get ended: blocks read by the bit of the tier they came from, their bytes together, and blocks not found."""
         with self._lock:
             values = self._values
+            values["requests"] = values.get("requests", 0) + 1
             for bit, count in tiers.items():
                 values["hits"] = values.get("hits", 0) + count
                 self._by_tier[bit] = self._by_tier.get(bit, 0) + count
             values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
+            values["misses"] = values.get("misses", 0) + misses
 
     def snapshot(self) -> ClientStats:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kvstore.client.core import Core
 from kvstore.client.effects import AnyLoan, Operation, Post
@@ -41,7 +40,7 @@ class Viewing(Reading[bytes]):
     def _take_mapped(self, loan: AnyLoan, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[bool]:
         [memory] = yield from self._parts_of_slabs(loan.channel, node_id, [0], blocks)
         self._view = OpenView(memory, loan, blocks.lease, blocks.lease_until_ns)
-        self._core.counters.hit({blocks.tiers[0]: 1}, blocks.sizes[0])
+        self._arrived(wanted, blocks, [0])
         return True
 
 
@@ -49,12 +48,12 @@ def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:
     """End a view: its memory can no longer be used.
 
     Raises LeaseExpired when the lease ran out, or the connection broke, before: what was read through the view may be another value's.
-    Raises InvalidArgument when an array made from the view still uses its memory.
+    Raises InvalidArgument when something made from the view holds its memory, as far as Python can tell (a numpy array goes unseen).
     """
     in_time = view.loan is None or (view.loan.channel.is_open and clock_ns() < view.lease_until_ns)
     try:
         view.memory.release()
-        still_used: Any = None
+        still_used = False
     except BufferError:
         still_used = True
     if view.loan is not None:
@@ -65,4 +64,4 @@ def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:
     if not in_time:
         raise LeaseExpired("the view was open for longer than its lease, or the connection to its node broke: throw away what was read")
     if still_used:
-        raise InvalidArgument("an array made from the view still uses its memory: end its use, or copy it, before the view's end")
+        raise InvalidArgument("something made from the view still uses its memory: end its use, or copy it, before the view's end")

@@ -3,20 +3,23 @@ is gone. Sans-I/O: see effects.py."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from kvstore.client.buffers import checksum, copy
 from kvstore.client.core import CLEANUP_S, Core
-from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, Work
+from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
 from kvstore.client.slabs import Slab
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, check_key
-from kvstore.protocol.messages import BUSY, GRANTED, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
+from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
 from kvstore.transfer.channel import Deadline
 
 FIRST_PAUSE_S: Final = 0.001
+ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
+"""A node's answer for each value of a Put or Commit."""
 MAX_PAUSE_S: Final = 0.05
 """Between questions about a key that another writer holds: doubles from the first to the last."""
 
@@ -75,10 +78,13 @@ class Writing:
             lost: list[int] = []
             for node_id, indices in (yield from self._reserve(pending, busy)).items():
                 lost += yield from self._write_to(node_id, indices, busy)
+            progress = len(busy) + len(lost) < len(pending)
             pending = busy + lost
             if not pending:
                 return
             self._core.counters.add(retries=1)
+            if progress:
+                pause_s = FIRST_PAUSE_S
             if not lost:
                 yield Sleep(min(pause_s, self._deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -111,7 +117,7 @@ class Writing:
     # --- writing to one node ---
 
     def _write_to(self, node_id: int, indices: list[int], busy: list[int]) -> Operation[list[int]]:
-        """Write these keys; those that are to be reserved elsewhere, because this node is gone. A second such node is an error."""
+        """Write these keys; those that are to be reserved elsewhere, because this node is gone or has moved. A second gone is an error."""
         try:
             node = yield from self._core.find_node(node_id, self._deadline)
             if node is None:
@@ -121,7 +127,7 @@ class Writing:
         except Unavailable:
             if self._avoid:
                 raise
-            self._avoid = node_id
+            self._avoid = yield from self._core.node_to_avoid(node_id, self._deadline)
             lost = [i for i in indices if i in self._granted]
             yield from self._cancel(lost)
             return lost
@@ -146,17 +152,17 @@ class Writing:
             if large and (yield from self._write_shared(node, large, busy)):
                 indices = [i for i in indices if len(self._sources[i]) <= inline_bytes]
         if indices:
-            yield from self._write_inline(node, indices)
+            yield from self._write_inline(node, indices, busy)
 
-    def _write_inline(self, node: Node, indices: list[int]) -> Operation[None]:
+    def _write_inline(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
         sources = [self._sources[i] for i in indices]
         sizes = list(map(len, sources))
-        sums = yield Work(lambda: list(map(checksum, sources)), sum(sizes))
+        sums = yield from work(lambda: [checksum(source) for source in sources], sum(sizes))
         message = Put(self._namespace, *self._columns(indices), sums, self._parents_of(indices))
         loan, reply = yield from self._core.begin(node.route, message, Flags, self._deadline, sources)
         loan.give_back()
-        self._written(node, indices, reply)
+        yield from self._ask_again(self._written(node, indices, reply), busy)
 
     def _write_shared(self, node: Node, indices: list[int], busy: list[int]) -> Operation[bool]:
         """Values are copied into the node's slabs; False if they cannot be reached from here."""
@@ -168,32 +174,37 @@ class Writing:
         try:
             if len(opened.statuses) != len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            yield from self._fill_slots(loan, node, indices, opened)
+            again = yield from self._fill_slots(loan, node, indices, opened)
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
         loan.give_back()
-        refused = [(i, status) for i, status in zip(indices, opened.statuses, strict=True) if status != GRANTED]
-        busy += [i for i, status in refused if status == BUSY]
-        yield from self._cancel([i for i, _ in refused])
+        yield from self._cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+        yield from self._ask_again(again, busy)
         return True
 
-    def _fill_slots(self, loan: AnyLoan, node: Node, indices: list[int], opened: Opened) -> Operation[None]:
+    def _fill_slots(self, loan: AnyLoan, node: Node, indices: list[int], opened: Opened) -> Operation[list[int]]:
+        """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
         core, channel = self._core, loan.channel
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        again: list[int] = []
         if places:
-            slabs = yield from core.map_slabs(
-                channel, node.node_id, [opened.slabs[place] for place in places], self._deadline, writable=True
-            )
-            copies = [
-                (slab, opened.offsets[place], self._sources[indices[place]]) for slab, place in zip(slabs, places, strict=True)
-            ]
-            sums = yield Work(lambda: _copy_all(copies), sum(len(source) for _, _, source in copies))
+            wanted = [opened.slabs[place] for place in places]
+            slabs = yield from core.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+            copies = [(slab, opened.offsets[place], self._sources[indices[place]]) for slab, place in zip(slabs, places, strict=True)]
+            sums = yield from work(partial(_copy_all, copies), sum(len(source) for _, _, source in copies))
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
-            self._written(node, [indices[place] for place in places], reply)
+            again = self._written(node, [indices[place] for place in places], reply)
         if opened.ahead:
             yield from core.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
+        return again
+
+    def _ask_again(self, again: list[int], busy: list[int]) -> Operation[None]:
+        """The node had no room for these, or another writer has them there: their reservations go back, for all to ask again."""
+        busy += again
+        yield from self._cancel(again)
 
     def _columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
         """Keys, sizes and generations."""
@@ -202,14 +213,19 @@ class Writing:
     def _parents_of(self, indices: Sequence[int]) -> list[bytes]:
         return [self._parents[i] for i in indices]
 
-    def _written(self, node: Node, indices: Sequence[int], reply: Flags) -> None:
-        hints = []
+    def _written(self, node: Node, indices: Sequence[int], reply: Flags) -> list[int]:
+        """Note the node's answers; the keys to ask again for."""
+        hints, again = [], []
         for i, flag in zip(indices, reply.flags, strict=True):
+            if flag == ASK_AGAIN:
+                again.append(i)
+                continue
             generation = self._granted.pop(i)
-            if flag:
+            if flag == STORED:
                 self._stored[i] = True
                 hints.append((self._keys[i], Hint(node.node_id, generation, len(self._sources[i]))))
         self._core.hints.learn(hints)
+        return again
 
 
 def _copy_all(copies: Sequence[tuple[Slab, int, memoryview]]) -> list[int]:

@@ -13,6 +13,8 @@ from itertools import repeat
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+
 from kvstore.master import records
 from kvstore.master.catalog import Op
 from kvstore.master.commands import Commands
@@ -27,7 +29,6 @@ from kvstore.master.tenants import Tenant, Tenants
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.messages import BUSY, PRESENT, Grants, Locations, Publish
-from numpy.typing import NDArray
 
 NS_PER_S: Final = 1_000_000_000
 Indexes = NDArray[np.intp]
@@ -75,14 +76,14 @@ class Directory:
     """See the module. Every method belongs to one thread."""
 
     def __init__(self, master_epoch: int, *, wall_ns: int, rng: random.Random, timing: Timing | None = None) -> None:
-        """`wall_ns` is the wall clock: generations start above it, so that a restarted master grants none a second time."""
+        """`wall_ns` is the wall clock: generations and registrations start above it, so that a restarted master repeats none."""
         self._timing = timing or Timing()
         self._rng = rng
         self._master_epoch = master_epoch
         self._tenants = Tenants()
         self._rows = Rows(self._tenants)
         self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns)
-        self.members = Membership(master_epoch, node_ttl_ns=_ns(self._timing.node_ttl_s))
+        self.members = Membership(wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s))
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self._live: frozenset[int] = frozenset()
         self._sweep_row = 0
@@ -120,7 +121,7 @@ class Directory:
 
     def tick(self, now_ns: int) -> list[Node]:
         """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""
-        self._reservations.expire(now_ns)
+        self._reservations.expire(self._tenants, now_ns)
         silent = self.members.expire(now_ns)
         if silent:
             self._set_live()
@@ -289,7 +290,7 @@ class Directory:
         """Assert that all parts agree. For tests; O(rows)."""
         self._rows.check_integrity()
         self._publishing.check_integrity()
-        self._reservations.check_integrity(list(self._tenants))
+        self._reservations.check_integrity(self._tenants)
         assert self._live == {node.node_id for node in self.members.live()}
 
     def _tenant(self, name: str) -> Tenant:

@@ -6,16 +6,12 @@ an older registration than its last, or while it counts as dead, is refused with
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from kvstore.master.records import MAX_NAME_BYTES
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 
 DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
-
-EPOCH_SHIFT: Final = 20
-"""A registration epoch is the master's epoch and a counter below it: a million registrations a master, and none repeats a former
-master's. An etcd revision has room for 44 bits of it."""
 
 
 class TierReport(Protocol):
@@ -92,9 +88,9 @@ class Node:
 class Membership:
     """The nodes by id. Not thread-safe."""
 
-    def __init__(self, master_epoch: int, *, node_ttl_ns: int) -> None:
-        self.master_epoch = master_epoch
-        self._next_epoch = (master_epoch << EPOCH_SHIFT) + 1
+    def __init__(self, *, wall_ns: int, node_ttl_ns: int) -> None:
+        """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's."""
+        self._next_epoch = wall_ns + 1
         self._node_ttl_ns = node_ttl_ns
         self._by_id: dict[int, Node] = {}
         self._by_name: dict[str, Node] = {}

@@ -4,8 +4,7 @@ A reservation only keeps two writers from doing the same work. It protects nothi
 is published all the same, and generations decide between two of one key.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvstore.master.tenants import Reservation, Tenant
 
@@ -17,7 +16,6 @@ class Reservations:
         """Generations follow `last_generation`, which must be above all that were ever granted (a wall clock in ns is)."""
         self._ttl_ns = ttl_ns
         self._last_generation = last_generation
-        self._expiries: deque[tuple[int, Tenant, list[bytes], int]] = deque()
 
     def saw(self, generation: int) -> None:
         """A generation of a block met in the catalog or at a node: later grants are above it."""
@@ -28,15 +26,15 @@ class Reservations:
         found = tenant.reserved.get(key)
         return found is not None and found.expires_ns > now_ns and found.node_id in live
 
-    def grant(self, tenant: Tenant, keys: list[bytes], sizes: Sequence[int], nodes: Sequence[int], now_ns: int) -> range:
+    def grant(self, tenant: Tenant, keys: Sequence[bytes], sizes: Sequence[int], nodes: Sequence[int], now_ns: int) -> range:
         """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void."""
         first = self._last_generation + 1
         self._last_generation += len(keys)
         expires_ns = now_ns + self._ttl_ns
         generations = range(first, first + len(keys))
         for key, size, node_id, generation in zip(keys, sizes, nodes, generations, strict=True):
+            tenant.reserved.pop(key, None)  # to the end of the dictionary: it is the order of expiry
             tenant.reserved[key] = Reservation(generation, node_id, size, expires_ns)
-        self._expiries.append((expires_ns, tenant, keys, first))
         return generations
 
     def end(self, tenant: Tenant, key: bytes, generation: int) -> None:
@@ -45,17 +43,20 @@ class Reservations:
         if found is not None and found.generation == generation:
             del tenant.reserved[key]
 
-    def expire(self, now_ns: int) -> None:
-        """Forget what expired by now. O(forgotten)."""
-        while self._expiries and self._expiries[0][0] <= now_ns:
-            _expires_ns, tenant, keys, first = self._expiries.popleft()
-            for generation, key in enumerate(keys, first):
-                self.end(tenant, key, generation)
-
-    def check_integrity(self, tenants: Sequence[Tenant]) -> None:
-        """Assert that every reservation will expire and none is of a generation to come. For tests."""
-        due = {(tenant, key, generation) for _ns, tenant, keys, first in self._expiries for generation, key in enumerate(keys, first)}
+    def expire(self, tenants: Iterable[Tenant], now_ns: int) -> None:
+        """Forget what expired by now."""
         for tenant in tenants:
+            over: list[bytes] = []
             for key, reservation in tenant.reserved.items():
-                assert (tenant, key, reservation.generation) in due
-                assert reservation.generation <= self._last_generation
+                if reservation.expires_ns > now_ns:
+                    break
+                over.append(key)
+            for key in over:
+                del tenant.reserved[key]
+
+    def check_integrity(self, tenants: Iterable[Tenant]) -> None:
+        """Assert that reservations lie in the order of their expiry and none is of a generation to come. For tests."""
+        for tenant in tenants:
+            expiries = [reservation.expires_ns for reservation in tenant.reserved.values()]
+            assert expiries == sorted(expiries), tenant.name
+            assert all(reservation.generation <= self._last_generation for reservation in tenant.reserved.values()), tenant.name

@@ -202,7 +202,7 @@ class Form:
                 self._writers.append((attrgetter(*names), pack))
                 self._readers.append(read)
         wire = [name for name, kind in columns if kind != "count"]
-        self._order = [wire.index(name) for name in parameters]
+        self._order = [wire.index(name) for name in parameters] if wire != list(parameters) else []
 
     def pack(self, message: object) -> bytes:
         return b"".join([pack(get(message)) for get, pack in self._writers])
@@ -214,7 +214,7 @@ class Form:
         for read in self._readers:
             values += read(body)
         body.end()
-        return [values[index] for index in self._order]
+        return [values[index] for index in self._order] if self._order else values
 
 
 class _Body(Reader):

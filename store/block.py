@@ -19,7 +19,8 @@ class Block:
     """One value under one key of one tenant. Owned by the BlockTable; compared and hashed by identity.
 
     `slots[tier]` is its complete copy there, or None. `readers` counts leases and copies in flight: while it is above zero no slot
-    of the block is reused. `moving` is set while a copy to another tier is being made. `event_seq` is the newest event about it.
+    of the block is reused. `moving` is set while a copy to another tier is being made, `leaving` then is the tier that the copy is to
+    make room in, if that is its purpose. `event_seq` is the newest event about it.
     """
 
     tenant: str
@@ -33,13 +34,16 @@ class Block:
     readers: int = 0
     pinned: bool = False
     moving: bool = False
+    leaving: int | None = None
     is_gone: bool = False
     hits: int = 0
     last_access: int = 0
     event_seq: int = 0
 
     def tier_mask(self) -> int:
-        """Bits of TIER_BITS for the tiers that hold a copy."""
+        """Bits of TIER_BITS for the tiers that hold a copy; none for a block that is gone, whose slots may still wait for readers."""
+        if self.is_gone:
+            return 0
         return sum(TIER_BITS[name] for name, slot in zip(TIERS, self.slots, strict=True) if slot is not None)
 
     def fastest(self) -> int | None:

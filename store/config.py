@@ -1,9 +1,6 @@
 """The settings of kvstore-node, and the two that need parsing: `nvme` and `hbm`."""
 
-import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
@@ -52,9 +49,3 @@ def split_place(text: str, name: str) -> tuple[str, int]:
     if not colon or not place:
         raise ConfigError(f"{name} is {text!r}: write {name.upper()} as PLACE:SIZE, such as /mnt/nvme:100GiB or cuda:0:8GiB")
     return place, parse_size(size)
-
-
-def default_run_dir() -> Path:
-    """A folder that only this user can enter."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime, "kvstore") if runtime else Path(tempfile.gettempdir(), f"kvstore-{os.getuid()}")

@@ -45,9 +45,10 @@ def main(config: str | None, **flags: Any) -> None:
     waiting_for = {"memory", "master"}
 
     def is_done(part: str) -> None:
-        waiting_for.discard(part)
-        if not waiting_for:
-            say("ready", facts)
+        if part in waiting_for:  # the master is met again after each lost link
+            waiting_for.discard(part)
+            if not waiting_for:
+                say("ready", facts)
 
     node.on_synced = lambda: is_done("master")
     node.prefault(lambda: is_done("memory"))
@@ -66,6 +67,8 @@ def say(event: str, facts: dict[str, Any]) -> None:
     try:
         print(json.dumps({"event": event, **facts}), flush=True)
     except BrokenPipeError:
+        # The interpreter flushes standard output at its end, and would make the failure its exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         log.warning("nobody reads standard output any more")
 
 

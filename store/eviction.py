@@ -12,12 +12,16 @@ from kvstore.tiers.policy import EvictionPolicy
 
 
 class EvictionOrder:
-    """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller."""
+    """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller.
+
+    A group's policy is there while the group has blocks: tenants and sizes of the past cost a search for the coldest nothing.
+    """
 
     def __init__(self, make_policy: Callable[[], EvictionPolicy[Block]]) -> None:
         self._make_policy = make_policy
         self._policies: dict[int, EvictionPolicy[Block]] = {}
-        self._owed_bytes: dict[int, int] = {}
+        self._debts: dict[int, tuple[int, int]] = {}
+        """Group to (bytes it is owed, bytes at which they are paid)."""
 
     def insert(self, block: Block, group: int) -> None:
         policy = self._policies.get(group)
@@ -29,7 +33,14 @@ class EvictionOrder:
         self._policies[group].touch(block)
 
     def remove(self, block: Block, group: int) -> None:
-        self._policies[group].remove(block)
+        policy = self._policies[group]
+        policy.remove(block)
+        if not len(policy):
+            del self._policies[group]
+            self._debts.pop(group, None)
+
+    def holds(self, block: Block, group: int) -> bool:
+        return group in self._policies and block in self._policies[group]
 
     def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """The group's next block to leave; None when it has none that may."""
@@ -45,17 +56,25 @@ class EvictionOrder:
         """Of all groups' next victims the one read longest ago."""
         return self.coldest_elsewhere(-1, evictable)
 
-    def owe(self, group: int, size_bytes: int, slab_bytes: int) -> bool:
-        """`group` gave up a block of `size_bytes` though a colder one was elsewhere; True when it is now owed a whole slab."""
-        owed_bytes = self._owed_bytes.get(group, 0) + size_bytes
-        is_due = owed_bytes >= slab_bytes
-        self._owed_bytes[group] = 0 if is_due else owed_bytes
-        return is_due
+    def owe(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
+        """`group` gives up a block of `size_bytes` though a colder one is elsewhere; True when it is now owed a whole slab.
+
+        `slab_bytes` says how much the colder one's slab holds. It is asked once a debt: it walks the slab.
+        """
+        owed_bytes, due_bytes = self._debts[group] if group in self._debts else (0, slab_bytes())
+        owed_bytes += size_bytes
+        if owed_bytes >= due_bytes:
+            self._debts.pop(group, None)
+            return True
+        self._debts[group] = (owed_bytes, due_bytes)
+        return False
 
     def __len__(self) -> int:
         return sum(map(len, self._policies.values()))
 
-    def check_integrity(self, tier: int) -> None:
-        """Assert that the order holds exactly blocks with a copy in `tier`. For tests; O(blocks)."""
+    def check_integrity(self) -> None:
+        """Assert the policies' invariants, and that none is empty. For tests; O(blocks)."""
         for policy in self._policies.values():
             policy.check_integrity()
+            assert len(policy)
+        assert self._debts.keys() <= self._policies.keys()

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from kvstore.store.block import Block
 
+MIN_STALE_ENTRIES = 1024
+"""The expiry heap keeps entries of ended leases, for taking one out costs a search; it is made anew when they are the majority."""
+
 
 @dataclass(slots=True, eq=False)
 class Lease:
@@ -62,7 +65,9 @@ class Leases:
         mine.discard(lease.lease_id)
         if not mine:
             del self._by_owner[lease.owner]
-        # The heap's entry stays until its time: removing it would cost a search, and there is one a read of the last minute at most.
+        if len(self._expiry) > 2 * len(self._leases) + MIN_STALE_ENTRIES:
+            self._expiry = [(one.until_ns, one.lease_id) for one in self._leases.values()]
+            heapq.heapify(self._expiry)
         for block in lease.blocks:
             self._give_back(block)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.block import Block
 from kvstore.store.table import BlockTable, Move
+from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 from kvstore.transfer.reactor import Reactor
 
@@ -25,6 +26,22 @@ class SlowRead(NamedTuple):
     tier: int
     slot: Slot
     destination: memoryview
+
+
+class _Job:
+    """One copy under way: where it comes from, its bytes once they are there, or why they cannot be had."""
+
+    __slots__ = ("damage", "data", "move", "source")
+
+    def __init__(self, move: Move, source: Slot, tier: Tier) -> None:
+        self.move = move
+        self.source = source
+        self.damage: Exception | None = None
+        self.data = tier.view(source) if isinstance(tier, DramTier) else memoryview(b"")
+
+    def record(self) -> Record:
+        block = self.move.block
+        return Record(self.move.slot, self.data, block.checksum, block.tag())
 
 
 class Mover:
@@ -69,40 +86,42 @@ class Mover:
         self._submit(batch)
 
     def _submit(self, batch: list[Move]) -> None:
-        sources = [move.block.slots[move.source] for move in batch]
-        slots = [slot for slot in sources if slot is not None]
-        assert len(slots) == len(batch)
-        self._writer.submit(self._copy, batch, slots)
-
-    def _copy(self, batch: list[Move], sources: list[Slot]) -> None:
-        """In the writer's thread."""
-        source, target = self._tiers[batch[0].source], self._tiers[batch[0].target]
-        failure: Exception | None = None
-        damaged: list[Move] = []
-        try:
-            if source.mappable:
-                data = [source.view(slot) for slot in sources]  # type: ignore[attr-defined]
+        """Hand over what is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
+        jobs = []
+        for move in batch:
+            slot = move.block.slots[move.source]
+            if move.block.is_gone or slot is None:
+                self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
             else:
-                data = [memoryview(bytearray(slot.size_bytes)) for slot in sources]
-                answers = source.read_batch_into(sources, data)
-                damaged = [move for move, answer in zip(batch, answers, strict=True) if answer is not None]
-            good = [(move, part) for move, part in zip(batch, data, strict=True) if move not in damaged]
-            target.write_batch([Record(move.slot, part, move.block.checksum, move.block.tag()) for move, part in good])
+                jobs.append(_Job(move, slot, self._tiers[move.source]))
+        if jobs:
+            self._writer.submit(self._copy, jobs)
+
+    def _copy(self, jobs: list["_Job"]) -> None:
+        """In the writer's thread."""
+        first = jobs[0].move
+        failure: Exception | None = None
+        try:
+            _fetch(self._tiers[first.source], jobs)
+            self._tiers[first.target].write_batch([job.record() for job in jobs if job.damage is None])
         except (TierFull, KVStoreError) as error:
             failure = error
         except Exception as error:
             log.exception("a copy between tiers failed")
             failure = error
-        self._reactor.call_soon(lambda: self._finish(batch, damaged, failure))
+        self._reactor.call_soon(lambda: self._finish(jobs, failure))
 
-    def _finish(self, batch: list[Move], damaged: list[Move], failure: Exception | None) -> None:
+    def _finish(self, jobs: list["_Job"], failure: Exception | None) -> None:
+        target = jobs[0].move.target
         if failure is not None:
-            log.warning("%d blocks could not be copied to %s: %s", len(batch), self._tiers[batch[0].target].name, failure)
-            self._rest(batch[0].target)
-        for move in batch:
-            is_done = failure is None and move not in damaged
+            log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)
+            self._rest(target)
+        for job in jobs:
+            move = job.move
+            is_done = failure is None and job.damage is None
             self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
-            if move in damaged:
+            if job.damage is not None:
+                log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
                 self._table.drop_copy(move.block, move.source)
         self._on_room()
 
@@ -139,7 +158,7 @@ class Mover:
                 flush: Callable[[], None] = getattr(tier, "flush", lambda: None)
                 try:
                     flush()
-                except (TierFull, KVStoreError) as error:
+                except Exception as error:  # of whatever kind: `done` is called all the same
                     log.warning("deletions in %s wait: %s", tier.name, error)
             self._reactor.call_soon(done)
 
@@ -149,3 +168,14 @@ class Mover:
         """Wait for the copies under way; those that have not begun are given up."""
         self._readers.shutdown(cancel_futures=True)
         self._writer.shutdown(cancel_futures=True)
+
+
+def _fetch(tier: Tier, jobs: list[_Job]) -> None:
+    """Read the sources that cannot be looked at in place."""
+    if isinstance(tier, DramTier):
+        return
+    for job in jobs:
+        job.data = memoryview(bytearray(job.source.size_bytes))
+    answers = tier.read_batch_into([job.source for job in jobs], [job.data for job in jobs])
+    for job, answer in zip(jobs, answers, strict=True):
+        job.damage = answer

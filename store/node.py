@@ -16,7 +16,7 @@ from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import Ok, Publish
 from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
-from kvstore.store.config import NodeSettings, default_run_dir, split_place
+from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mover import Mover
@@ -32,7 +32,7 @@ from kvstore.tiers.policies import make_policy
 from kvstore.tiers.tier import Tier
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server
+from kvstore.transfer.server import Server, default_run_dir
 from kvstore.transfer.session import Session
 
 TICK_S = 0.1
@@ -59,12 +59,19 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         """Open the tiers and recover what NVMe holds. Raises ConfigError; nothing is left open then."""
-        if settings.low_watermark > settings.high_watermark:
-            raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+        check(settings)
         self._settings = settings
-        self.reactor = Reactor()
         self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._tiers = open_tiers(settings)
+        try:
+            self._assemble()
+        except BaseException:
+            for tier in self._tiers.values():
+                tier.close()
+            raise
+
+    def _assemble(self) -> None:
+        settings = self._settings
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self._dram = dram
@@ -80,6 +87,7 @@ class Node:
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
             log.info("recovered %d blocks from NVMe", found)
+        self.reactor = Reactor()
         self._waiting = WaitingRoom()
         self._leases = Leases(self._table.release)
         self._mover = Mover(
@@ -95,6 +103,7 @@ class Node:
         self._reads = ReadService(self._table, dram, self._mover, self._leases, max_lease_ns=int(settings.max_lease_s * 1e9))
         self._instance = new_instance()
         self._stop_prefault = threading.Event()
+        self._server: Server | None = None
         self._link: MasterLink | None = None
         self._session: Session | None = None
         self._prefaulter: threading.Thread | None = None
@@ -104,16 +113,16 @@ class Node:
     def start(self) -> Places:
         """Listen, look for the master, and set the clockwork going. Raises ConfigError when an address cannot be had."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        name = settings.name
         self._service = NodeService(
-            self._table, self._dram, self._mover, self._leases, self._waiting, self._puts, self._reads, name=name, instance=self._instance
+            self._table, self._dram, self._mover, self._leases, self._waiting, self._puts, self._reads, instance=self._instance
         )
         self._server = Server(self.reactor, self._service, max_connections=settings.max_connections)
         tcp = self._server.listen_tcp(listen.host, listen.port)
-        name = name or f"{socket.gethostname()}:{tcp.rpartition(':')[2]}"
+        port = tcp.rpartition(":")[2]
+        name = settings.name or f"{socket.gethostname()}:{port}"
         run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
-        unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock")
-        self._service.unix_path = unix
+        unix = self._server.listen_unix(run_dir / f"node-{port}.sock")
+        self._service.name, self._service.unix_path = name, unix
         places = Places(name, settings.advertise or tcp, unix)
         self._link = MasterLink(
             self.reactor,
@@ -149,10 +158,11 @@ class Node:
         self._stop_prefault.set()
         if self._link is not None:
             self._link.stop()
-            self._server.close()
-            if self._session is not None:
-                self._session.close("the node stops")
         self._publisher.close()
+        if self._server is not None:
+            self._server.close()
+        if self._session is not None:
+            self._session.close("the node stops")
         self._mover.close()
         if self._prefaulter is not None:
             self._prefaulter.join(self._settings.shutdown_timeout_s)
@@ -165,16 +175,18 @@ class Node:
 
     def _tick(self) -> None:
         now_ns = self.reactor.now_ns()
-        if self._leases.expire(now_ns=now_ns) + self._table.expire(now_ns=now_ns):
-            self._waiting.retry()
+        self._leases.expire(now_ns=now_ns)
+        self._table.expire(now_ns=now_ns)
         self._waiting.expire(now_ns=now_ns)
+        self._waiting.retry()  # whatever made room: an answer that has been sent lets go of its blocks without a word
 
     # --- the link ---
 
     def _on_link(self, sock: socket.socket, registration: pb.RegisterReply) -> None:
         """A registered connection to the master: introduce the inventory over it."""
-        if self._session is not None:
-            self._session.close("a newer registration")
+        old, self._session = self._session, None
+        if old is not None:
+            old.close("a newer registration")
         session = Session(self.reactor, sock, _LinkHandler(self._service, self._on_link_lost))
         self._session = self._service.link = session
         self._service.node_id = registration.node_id
@@ -183,6 +195,8 @@ class Node:
 
         def send(message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
             def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+                if not session.is_open:
+                    return  # the link is lost, not the message refused
                 if isinstance(body, KVStoreError):
                     answered(body)
                 elif header is not None and header.type == Ok.TYPE:
@@ -235,7 +249,7 @@ class Node:
             "open_puts": self._table.open_puts,
             "leases": len(self._leases),
             "waiting": len(self._waiting),
-            "connections": len(self._server.sessions),
+            "connections": len(self._server.sessions) if self._server is not None else 0,
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
         }
@@ -249,6 +263,16 @@ class _LinkHandler:
         self.frame = service.frame
         self.payload = service.payload
         self.closed = on_lost
+
+
+def check(settings: NodeSettings) -> None:
+    """Raises ConfigError or InvalidArgument for settings that contradict one another, or addresses that are none."""
+    if settings.low_watermark > settings.high_watermark:
+        raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+    if parse_address(settings.listen).unix:
+        raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
+    if settings.advertise and parse_address(settings.advertise).unix:
+        raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
 
 
 def open_tiers(settings: NodeSettings) -> dict[int, Tier]:

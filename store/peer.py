@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import Unauthorized
-from kvstore.store.table import Put
+from kvstore.store.open_puts import Put
 from kvstore.transfer.session import Session
 
 

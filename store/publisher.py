@@ -4,8 +4,10 @@ It turns the table's events into Publish messages, keeps a few in flight, and ca
 an event durable. While there is no link nothing is kept: the inventory that opens every link says it all.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,6 +26,15 @@ class _Event(NamedTuple):
     tier_mask: int
 
 
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A message under way. With its answer and those of all before it every event up to `seq` is durable; 0 says nothing of events."""
+
+    phase: int
+    seq: int
+    is_answered: bool = False
+
+
 class Publisher:
     """Not thread-safe: the node's loop is the only caller."""
 
@@ -39,16 +50,18 @@ class Publisher:
         self._queue: deque[_Event] = deque()
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
-        self._in_flight = 0
+        self._is_synced = False
+        self._in_flight: deque[_Sent] = deque()
         self._on_synced: Callable[[], None] = lambda: None
-        self._waiters: deque[tuple[int, Published]] = deque()
+        self._waiters: list[tuple[int, int, Published]] = []
+        self._next_waiter = 0
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
         """Called when the master refuses a message: the link must be made anew."""
 
     @property
     def is_synced(self) -> bool:
-        """The master knows everything up to the last few events."""
-        return self._send is not None and self._inventory is None
+        """The master has the inventory of this link, and everything since up to the last few events."""
+        return self._is_synced
 
     @property
     def backlog(self) -> int:
@@ -67,7 +80,8 @@ class Publisher:
         if seq <= self._durable_seq:
             callback(None)
         else:
-            self._waiters.append((seq, callback))
+            heapq.heappush(self._waiters, (seq, self._next_waiter, callback))
+            self._next_waiter += 1
 
     @property
     def last_seq(self) -> int:
@@ -80,20 +94,21 @@ class Publisher:
         self._send, self._epoch = send, epoch
         self._inventory = iter(list(self._blocks()))
         self._inventory_seq = self._seq
-        self._say(PHASE_SYNC_BEGIN, [], None)
+        self._say(PHASE_SYNC_BEGIN, [], 0)
         self.flush()
 
     def link_down(self) -> None:
         """The link broke. Answers that still come from it are ignored; who waits goes on waiting for the next link."""
         self._send = None
         self._link += 1
-        self._in_flight = 0
+        self._in_flight.clear()
         self._queue.clear()
         self._inventory = None
+        self._is_synced = False
 
     def flush(self) -> None:
         """Send what there is, as far as the window allows. Called after every round of events, so that batches form by themselves."""
-        while self._send is not None and self._in_flight < self._max_in_flight:
+        while self._send is not None and len(self._in_flight) < self._max_in_flight:
             if self._inventory is not None:
                 self._say_inventory()
             elif self._queue:
@@ -107,42 +122,45 @@ class Publisher:
         found = list(islice(self._inventory, self._batch_events))
         if found:
             events = [_Event(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
-            self._say(PHASE_SYNC, events, None)
+            self._say(PHASE_SYNC, events, 0)
         else:
             self._inventory = None
             self._say(PHASE_SYNC_END, [], self._inventory_seq)
 
-    def _say(self, phase: int, events: list[_Event], durable_seq: int | None) -> None:
+    def _say(self, phase: int, events: list[_Event], seq: int) -> None:
         assert self._send is not None
-        self._in_flight += 1
-        link = self._link
+        link, sent = self._link, _Sent(phase, seq)
+        self._in_flight.append(sent)
 
         def answered(error: KVStoreError | None) -> None:
             if link != self._link:
                 return
-            self._in_flight -= 1
             if error is not None:
                 self.link_down()
                 self.on_refused(error)
                 return
-            if durable_seq is not None:
-                self._advance(durable_seq)
-            if phase == PHASE_SYNC_END:
-                self._on_synced()
+            sent.is_answered = True
+            self._advance()
             self.flush()
 
         self._send(_message(self._epoch, phase, events), answered)
 
-    def _advance(self, seq: int) -> None:
-        self._durable_seq = seq
-        while self._waiters and self._waiters[0][0] <= seq:
-            self._waiters.popleft()[1](None)
+    def _advance(self) -> None:
+        """Take in the answers that came, in the order of the messages: one may be answered before its predecessor is durable."""
+        while self._in_flight and self._in_flight[0].is_answered:
+            sent = self._in_flight.popleft()
+            self._durable_seq = max(self._durable_seq, sent.seq)
+            if sent.phase == PHASE_SYNC_END:
+                self._is_synced = True
+                self._on_synced()
+        while self._waiters and self._waiters[0][0] <= self._durable_seq:
+            heapq.heappop(self._waiters)[2](None)
 
     def close(self) -> None:
         """Nothing more will be published: who waits is told."""
         self.link_down()
-        waiters, self._waiters = self._waiters, deque()
-        for _, callback in waiters:
+        waiters, self._waiters = self._waiters, []
+        for _, _, callback in waiters:
             callback(Unavailable("the node stops before the master has made this durable; try again"))
 
 

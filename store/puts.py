@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError, TierFailed
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
-from kvstore.store.block import DRAM, Block
+from kvstore.store.block import Block
+from kvstore.store.open_puts import Put as OpenPut
 from kvstore.store.peer import Peer, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.table import BlockTable
-from kvstore.store.table import Put as OpenPut
 from kvstore.store.waiting import Waiting, WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.reactor import Timer
@@ -24,6 +24,8 @@ from kvstore.transfer.session import Session
 STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
 """Flags of an answered Put or Commit."""
 DISCARD_BYTES = 1 << 20
+MAX_NAMESPACE_BYTES = 255
+"""What a column of texts in a Publish holds."""
 DEFAULT_DEADLINE_NS = 10 * 1_000_000_000
 """For a peer that named no deadline."""
 
@@ -46,8 +48,7 @@ class PutService:
         peer = peer_of(session)
         if not session.is_local:
             raise InvalidArgument("Open needs shared memory: connect to the node's Unix socket, or use Put")
-        _check_sizes(message.sizes)
-        self._table.check_room(max(message.sizes, default=0))
+        self._check(message)
 
         def attempt() -> bool:
             statuses, puts = self._open_all(session, peer, message)
@@ -59,7 +60,10 @@ class PutService:
         self._attempt_or_wait(session, header, attempt, lambda error: session.fail(header.request_id, error))
 
     def _open_all(self, session: Session, peer: Peer, message: Open | Put) -> tuple[bytearray, list[OpenPut | None]]:
-        """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority."""
+        """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
+
+        Raises TierFailed when the system refuses memory; nothing is open then.
+        """
         statuses = bytearray()
         puts: list[OpenPut | None] = []
         is_full = False
@@ -73,7 +77,11 @@ class PutService:
                 statuses.append(BUSY)
             else:
                 block = Block(tenant, key, size, generation, message.namespace, parent)
-                put = table.open(block, session, now_ns=now_ns)
+                try:
+                    put = table.open(block, session, now_ns=now_ns)
+                except KVStoreError:
+                    self._abort_all(puts)
+                    raise
                 is_full = put is None
                 statuses.append(BUSY if is_full else GRANTED)
             puts.append(put)
@@ -87,48 +95,48 @@ class PutService:
         return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
 
     def _opened(self, peer: Peer, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
-        ids, slabs, offsets = [], [], []
-        groups = set()
-        for put in puts:
-            slot = put.block.slots[DRAM] if put is not None else None
-            if put is None or slot is None:
-                ids.append(0)
-                slabs.append(0)
-                offsets.append(0)
-                continue
-            slab, offset = self._dram.locate(slot)
-            ids.append(put.put_id)
-            slabs.append(slab)
-            offsets.append(offset)
-            groups.add(slot.group)
-        return Opened(bytes(statuses), ids, slabs, offsets, self._slabs_ahead(peer, set(slabs), groups))
+        ids, slabs, offsets = [0] * len(puts), [0] * len(puts), [0] * len(puts)
+        group_of_slab: dict[int, int] = {}
+        for index, put in enumerate(puts):
+            if put is not None:
+                ids[index] = put.put_id
+                slabs[index], offsets[index] = self._dram.locate(put.slot)
+                group_of_slab[slabs[index]] = put.slot.group
+        return Opened(bytes(statuses), ids, slabs, offsets, self._slabs_ahead(peer, group_of_slab))
 
-    def _slabs_ahead(self, peer: Peer, used: set[int], groups: set[int]) -> list[int]:
-        """Slabs the writer will need next: those it was not told of yet, and a spare one for each group."""
-        fresh = used - peer.exported - {0}
+    def _slabs_ahead(self, peer: Peer, group_of_slab: dict[int, int]) -> list[int]:
+        """A spare slab for each group in which the writer comes to a slab that it was not told of yet, to be mapped meanwhile."""
+        fresh = group_of_slab.keys() - peer.exported
         peer.exported |= fresh
-        if not fresh:
+        try:
+            spares = [self._dram.reserve_slab(group) for group in {group_of_slab[slab] for slab in fresh}]
+        except TierFailed:  # no memory for slabs that nobody needs yet
             return []
-        spares = (self._dram.reserve_slab(group) for group in groups)
         return [slab for slab in spares if slab is not None]
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
         """Make written puts visible, and answer when the master has made them durable."""
         peer_of(session)
         flags = bytearray()
+        wait_seq = 0
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
             put = self._table.put(put_id, session)
-            if put is not None:
-                self._table.commit(put, checksum)
+            if put is None:
+                self._table.settle(put_id, session)
+                flags.append(ASK_AGAIN)
+            else:
+                wait_seq = self._table.commit(put, checksum).event_seq
                 self.in_bytes += put.block.size_bytes
-            flags.append(ASK_AGAIN if put is None else STORED)
-        self._answer_when_published(session, header, self._publisher.last_seq, flags)
+                flags.append(STORED)
+        self._answer_when_published(session, header, wait_seq, flags)
 
     def abort(self, session: Session, header: Header, message: Abort) -> None:
         for put_id in message.put_ids:
             put = self._table.put(put_id, session)
             if put is not None:
                 self._table.abort(put)
+            else:
+                self._table.settle(put_id, session)
         session.reply(header.request_id, Ok())
         self._waiting.retry()
 
@@ -137,10 +145,9 @@ class PutService:
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads."""
         peer = peer_of(session)
-        _check_sizes(message.sizes)
+        self._check(message)
         if sum(message.sizes) != header.payload_bytes:
             raise ProtocolError(f"a payload of {header.payload_bytes} bytes for values of {sum(message.sizes)} bytes")
-        self._table.check_room(max(message.sizes, default=0))
         views: list[memoryview] | None = None
         is_waiting = False
 
@@ -163,9 +170,8 @@ class PutService:
         peer.frame = PutFrame(statuses, puts, list(message.checksums), max(seqs, default=0))
         views: list[memoryview] = []
         for put, size in zip(puts, message.sizes, strict=True):
-            slot = put.block.slots[DRAM] if put is not None else None
-            if slot is not None:
-                views.append(self._dram.view(slot))
+            if put is not None:
+                views.append(self._dram.view(put.slot))
                 continue
             views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
         return views
@@ -179,39 +185,61 @@ class PutService:
         self._verify(frame)
         flags = bytearray()
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
-            if put is not None and self._table.put(put.put_id, session) is put:
-                self._table.commit(put, checksum)
+            if put is not None and self._is_open(put):
+                frame.wait_seq = self._table.commit(put, checksum).event_seq
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
-                frame.wait_seq = self._publisher.last_seq
-            else:
-                flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
+                continue
+            if put is not None:
+                self._table.settle(put.put_id, session)
+            flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
         self._answer_when_published(session, header, frame.wait_seq, flags)
 
     def _verify(self, frame: PutFrame) -> None:
         """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
         for put, checksum in zip(frame.puts, frame.checksums, strict=True):
-            slot = put.block.slots[DRAM] if put is not None else None
-            if put is None or slot is None or xxhash.xxh3_64_intdigest(self._dram.view(slot)) == checksum:
+            if put is None or not self._is_open(put) or xxhash.xxh3_64_intdigest(self._dram.view(put.slot)) == checksum:
                 continue
-            for other in frame.puts:
-                if other is not None and self._table.put(other.put_id, other.owner) is other:
-                    self._table.abort(other)
+            self._abort_all(frame.puts)
             raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
 
     # --- both ---
+
+    def _check(self, message: Open | Put) -> None:
+        """Raises InvalidArgument for what could never be stored, here or by the master."""
+        sizes = message.sizes
+        if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
+            raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
+        if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
+            raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
+        self._table.check_room(max(sizes, default=0))
+
+    def _abort_all(self, puts: Sequence[OpenPut | None]) -> None:
+        for put in puts:
+            if put is not None and self._is_open(put):
+                self._table.abort(put)
+
+    def _is_open(self, put: OpenPut) -> bool:
+        return self._table.put(put.put_id, put.owner) is put
 
     def _attempt_or_wait(self, session: Session, header: Header, attempt: Callable[[], bool], fail: Callable[[KVStoreError], None]) -> None:
         if not len(self._waiting) and attempt():
             return
         deadline_ns = header.deadline_ms * 1_000_000 or DEFAULT_DEADLINE_NS
 
+        def attempt_later() -> bool:
+            try:
+                return attempt()
+            except KVStoreError as error:
+                fail(error)
+                return True
+
         def give_up() -> None:
             fail(Full(f"no room was freed within {deadline_ns / 1e9:g} s; try again later, or give the node more capacity"))
 
         # A little before the asker's own deadline, so that it hears the reason instead of silence.
         until_ns = session.reactor.now_ns() + deadline_ns - min(deadline_ns // 10, 50_000_000)
-        self._waiting.add(Waiting(session, until_ns, attempt, give_up))
+        self._waiting.add(Waiting(session, until_ns, attempt_later, give_up))
 
     def _answer_when_published(self, session: Session, header: Header, seq: int, flags: bytearray) -> None:
         timer: Timer | None = None
@@ -234,8 +262,3 @@ class PutService:
             timeout_s = (header.deadline_ms or DEFAULT_DEADLINE_NS // 1_000_000) / 1000
             late = DeadlineExceeded("the master has not made the blocks durable yet; they are kept, try again")
             timer = session.reactor.call_later(timeout_s * 0.95, lambda: answer(late))
-
-
-def _check_sizes(sizes: Sequence[int]) -> None:
-    if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
-        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")

@@ -1,10 +1,12 @@
 """Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first."""
 
+import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
-from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Blocks, Read, Release
+from kvstore.protocol.messages import INLINE, MAPPED, TIER_BITS, Blocks, Read, Release
 from kvstore.store.block import DRAM, TIERS, Block
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover, SlowRead
@@ -14,6 +16,8 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 from kvstore.transfer.session import Session
 
+log = logging.getLogger("kvstore.store")
+
 
 class _Answer:
     """The columns of one Blocks message, filled key by key."""
@@ -21,7 +25,7 @@ class _Answer:
     __slots__ = ("checksums", "mapped", "offsets", "payload", "sent", "sizes", "slabs", "statuses", "tiers")
 
     def __init__(self, count: int) -> None:
-        self.statuses = bytearray(count)
+        self.statuses = bytearray(count)  # MISS
         self.tiers = bytearray(count)
         self.sizes = [0] * count
         self.checksums = [0] * count
@@ -38,6 +42,14 @@ class _Answer:
         self.checksums[index] = block.checksum
 
 
+class _Slow(NamedTuple):
+    """A block to be fetched for the answer's entry `position`, into DRAM's `slot` if it is to stay there."""
+
+    position: int
+    read: SlowRead
+    slot: Slot | None
+
+
 class ReadService:
     """Not thread-safe: the node's loop is the only caller."""
 
@@ -50,31 +62,38 @@ class ReadService:
         self.out_bytes = 0
 
     def read(self, session: Session, header: Header, message: Read) -> None:
+        """Answer with what is here, once all of it can be pointed at or sent.
+
+        Raises InvalidArgument when more than one answer's payload would have to be sent; no block is held then.
+        """
         peer = peer_of(session)
         answer = _Answer(len(message.keys))
-        slow: list[tuple[int, SlowRead, Slot | None]] = []
-        total_bytes = 0
+        slow: list[_Slow] = []
+        sent_bytes = 0
+        table, tenant = self._table, peer.tenant
         for index, (key, generation) in enumerate(zip(message.keys, message.generations, strict=True)):
-            block = self._table.read(peer.tenant, key, generation)
+            block = table.read(tenant, key, generation)
             if block is None:
                 continue
-            total_bytes += block.size_bytes
-            self._table.acquire(block)
-            if block.slots[DRAM] is None:
-                slow.append(self._plan(index, block))
-            else:
+            is_here = block.slots[DRAM] is not None
+            if not (is_here and session.is_local and block.size_bytes > message.inline_bytes):
+                sent_bytes += block.size_bytes
+                if sent_bytes > MAX_PAYLOAD_BYTES:
+                    self._release_all(answer, slow)
+                    raise InvalidArgument(f"these blocks are over the limit of {MAX_PAYLOAD_BYTES} bytes in one answer: ask for fewer")
+            table.acquire(block)
+            if is_here:
                 self._point_at(session, message, answer, index, block)
-                self._table.warm(block)
-        if total_bytes > MAX_PAYLOAD_BYTES:
-            self._release_all(answer, slow)
-            raise InvalidArgument(f"a read of {total_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}: ask for fewer blocks at once")
+                table.warm(block)
+            else:
+                slow.append(self._plan(index, block))
         if slow:
-            reads = [read for _, read, _ in slow]
-            self._mover.read(reads, lambda answers: self._fetched(session, header, message, answer, slow, answers))
+            reads = [one.read for one in slow]
+            self._mover.read(reads, lambda results: self._fetched(session, header, message, answer, slow, results))
         else:
             self._reply(session, header, message, answer)
 
-    def _plan(self, index: int, block: Block) -> tuple[int, SlowRead, Slot | None]:
+    def _plan(self, index: int, block: Block) -> _Slow:
         """How to fetch a block that is not in DRAM: into a DRAM slot if it earned one, else into memory for this answer only."""
         tier = block.fastest()
         assert tier is not None
@@ -82,7 +101,7 @@ class ReadService:
         assert source is not None
         slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
         destination = self._dram.view(slot) if slot is not None else memoryview(bytearray(block.size_bytes))
-        return index, SlowRead(block, tier, source, destination), slot
+        return _Slow(index, SlowRead(block, tier, source, destination), slot)
 
     def _point_at(self, session: Session, message: Read, answer: _Answer, index: int, block: Block) -> None:
         slot = block.slots[DRAM]
@@ -97,36 +116,28 @@ class ReadService:
             answer.sent.append(block)
 
     def _fetched(
-        self,
-        session: Session,
-        header: Header,
-        message: Read,
-        answer: _Answer,
-        slow: list[tuple[int, SlowRead, Slot | None]],
-        results: Sequence[Exception | None],
+        self, session: Session, header: Header, message: Read, answer: _Answer, slow: list[_Slow], results: Sequence[Exception | None]
     ) -> None:
         """The slow reads are done: record promotions, drop damaged copies, answer."""
         for (index, read, slot), result in zip(slow, results, strict=True):
             block = read.block
             if slot is not None:
                 self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None)
-            if result is not None:
-                if isinstance(result, ChecksumMismatch):
-                    self._table.corrupt_reads += 1
-                    self._table.drop_copy(block, read.tier)
+            if isinstance(result, ChecksumMismatch):
+                log.warning("a block in %s is given up: %s", TIERS[read.tier], result)
+                self._table.corrupt_reads += 1
+                self._table.drop_copy(block, read.tier)
+            # Overtaken by a removal, a promotion left the bytes in a slot that is free again: a miss, like a failed read.
+            if result is not None or (slot is not None and block.is_gone):
+                self._table.misses += 1
                 self._table.release(block)
-            elif block.slots[DRAM] is not None and not block.is_gone and session.is_open:
+            elif slot is not None:
                 self._point_at(session, message, answer, index, block)
                 answer.tiers[index] = TIER_BITS[TIERS[read.tier]]
             else:
                 answer.fill(index, INLINE, block, read.tier)
-                # A promotion that was overtaken by a removal leaves the bytes in a slot that is free again: it is a miss.
-                if slot is not None:
-                    answer.statuses[index] = MISS
-                    self._table.release(block)
-                else:
-                    answer.payload[index] = read.destination
-                    answer.sent.append(block)
+                answer.payload[index] = read.destination
+                answer.sent.append(block)
         self._reply(session, header, message, answer)
 
     def _reply(self, session: Session, header: Header, message: Read, answer: _Answer) -> None:
@@ -139,21 +150,17 @@ class ReadService:
             until_ns = session.reactor.now_ns() + min(message.lease_ms * 1_000_000, self._max_lease_ns)
             lease = self._leases.grant(session, answer.mapped, until_ns)
         payload = [part for part in answer.payload if part is not None]
-        self.out_bytes += sum(size for size, status in zip(answer.sizes, answer.statuses, strict=True) if status != MISS)
-        session.reply(
-            header.request_id,
-            Blocks(
-                lease, until_ns, bytes(answer.statuses), answer.sizes, answer.checksums, bytes(answer.tiers), answer.slabs, answer.offsets
-            ),
-            payload,
-            on_sent=(lambda: self._release_sent(answer)) if answer.sent else None,
+        self.out_bytes += sum(answer.sizes)
+        blocks = Blocks(
+            lease, until_ns, bytes(answer.statuses), answer.sizes, answer.checksums, bytes(answer.tiers), answer.slabs, answer.offsets
         )
+        session.reply(header.request_id, blocks, payload, on_sent=(lambda: self._release_sent(answer)) if answer.sent else None)
 
     def _release_sent(self, answer: _Answer) -> None:
         for block in answer.sent:
             self._table.release(block)
 
-    def _release_all(self, answer: _Answer, slow: list[tuple[int, SlowRead, Slot | None]]) -> None:
+    def _release_all(self, answer: _Answer, slow: list[_Slow]) -> None:
         for block in answer.mapped + answer.sent:
             self._table.release(block)
         for _, read, slot in slow:
@@ -162,5 +169,6 @@ class ReadService:
             self._table.release(read.block)
 
     def release(self, session: Session, message: Release) -> None:
+        """The reader is done with these leases; those that are over or not its own are ignored."""
         for lease in message.leases:
             self._leases.release(session, lease)

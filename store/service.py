@@ -38,6 +38,8 @@ from kvstore.transfer.session import Session
 
 MAX_SLABS = 64
 """Descriptors in one answer; the kernel passes at most 253."""
+MAX_TENANT_BYTES = 128
+"""What the master takes: events about a longer name would be refused for ever."""
 
 
 class NodeService:
@@ -53,7 +55,6 @@ class NodeService:
         puts: PutService,
         reads: ReadService,
         *,
-        name: str,
         instance: int,
     ) -> None:
         self._table = table
@@ -63,8 +64,8 @@ class NodeService:
         self._waiting = waiting
         self._puts = puts
         self._reads = reads
-        self._name = name
         self._instance = instance
+        self.name = ""
         self.unix_path = ""
         self.node_id = 0
         self.master_epoch = 0
@@ -77,7 +78,7 @@ class NodeService:
             Commit.TYPE: puts.commit,
             Abort.TYPE: puts.abort,
             Read.TYPE: reads.read,
-            Release.TYPE: lambda session, header, message: reads.release(session, message),
+            Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
             Drop.TYPE: self._drop,
             Hold.TYPE: self._hold,
@@ -107,31 +108,44 @@ class NodeService:
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if self.token_digests is None:
             raise Unavailable("this node has not found its master yet; try again")
+        if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
+            raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
         if self.token_digests:
             digest = hashlib.sha256(message.token.encode()).digest()
             if not hmac.compare_digest(digest, self.token_digests.get(message.tenant, b"")):
                 raise Unauthorized(f"unknown tenant {message.tenant!r} or wrong token")
         session.context = Peer(message.tenant, message.role)
-        welcome = Welcome(SERVER_NODE, self._name, self.node_id, self._instance, host_id(), self.unix_path)
+        welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, host_id(), self.unix_path)
         session.reply(header.request_id, welcome)
+
+    def _release(self, session: Session, header: Header, message: Release) -> None:
+        self._reads.release(session, message)
+        self._waiting.retry()
 
     def _slabs(self, session: Session, header: Header, message: Slabs) -> None:
         peer = peer_of(session)
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
-        sizes, fds = [], []
-        for slab in message.slabs:
-            try:
-                fds.append(self._dram.slab_fd(slab, writable=bool(message.writable), tenant=peer.tenant))
-                sizes.append(self._dram.slab_bytes(slab))
-            except (StaleHandle, Unauthorized):  # one answer for both: another tenant's slab does not exist for this one
-                sizes.append(0)
+        fds: list[int] = []
 
         def close_fds() -> None:
             for fd in fds:
                 os.close(fd)
 
+        try:
+            sizes = [self._export(peer, slab, bool(message.writable), fds) for slab in message.slabs]
+        except OSError as error:
+            close_fds()
+            raise Unavailable(f"no descriptor is left: {error.strerror}") from None
         session.reply(header.request_id, SlabFds(sizes), fds=fds, on_sent=close_fds)
+
+    def _export(self, peer: Peer, slab: int, writable: bool, fds: list[int]) -> int:
+        """Append a descriptor of the slab and return its size, or 0 for one that is not there."""
+        try:
+            fds.append(self._dram.slab_fd(slab, writable=writable, tenant=peer.tenant))
+        except (StaleHandle, Unauthorized):  # one answer for both: another tenant's slab does not exist for this one
+            return 0
+        return self._dram.slab_bytes(slab)
 
     # --- the master's commands ---
 
@@ -146,15 +160,22 @@ class NodeService:
         """Delete blocks; the answer comes after the deletions are durable and their events are on their way."""
         self._check_master(session, message.epoch)
         flags = bytearray()
+        was_moving = False
         for key, generation in zip(message.keys, message.generations, strict=True):
             block = self._table.find(message.tenant, key)
             is_ours = block is not None and block.generation <= generation
             if block is not None and is_ours and (message.force or not (block.readers or block.pinned)):
+                was_moving |= block.moving
                 self._table.drop(block)
                 flags.append(1)
             else:
                 flags.append(0)
-        self._mover.flush(lambda: session.reply(header.request_id, Flags(bytes(flags))))
+
+        def answer() -> None:
+            session.reply(header.request_id, Flags(bytes(flags)))
+
+        # A copy under way reaches its tier before the first flush ends, and is deleted only after that.
+        self._mover.flush((lambda: self._mover.flush(answer)) if was_moving else answer)
         self._waiting.retry()
 
     def _hold(self, session: Session, header: Header, message: Hold) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """`attempt` tries again and says whether it is done; `give_up` is called instead when the deadline is over."""
+    """`attempt` tries again and says whether it is done; `give_up` is called instead when the deadline is over. Neither raises."""
 
     owner: object
     deadline_ns: int

@@ -125,7 +125,7 @@ class AsyncChannel:
         body = message.pack()
         left_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
         head = pack_header(message.TYPE, self._request_id, len(body), sum(map(len, payload)), left_ms)
-        await self._send_all([memoryview(head + body), *map(memoryview, payload)], deadline)
+        await self._send_all([memoryview(head + body), *(memoryview(part) for part in payload)], deadline)
 
     async def _send_all(self, buffers: list[memoryview], deadline: Deadline) -> None:
         buffers.reverse()

@@ -36,9 +36,10 @@ class AsyncPool:
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
-        while not self._shelf.has_room(address):
+        is_lent, channel = self._shelf.lend(address)
+        while not is_lent:
             await self._wait(deadline)
-        channel = self._shelf.lend(address)
+            is_lent, channel = self._shelf.lend(address)
         if channel is not None:
             return Loan(channel, self._give_back, reused=True)
         try:

@@ -21,6 +21,7 @@ from kvstore.protocol.messages import Failure, Hello, Message, SlabFds, Welcome
 from kvstore.transfer.address import Address, connect
 
 M = TypeVar("M", bound=Message)
+V = TypeVar("V", memoryview, memoryview | bytes)
 
 BUFFER_BYTES: Final = 64 << 10
 """Most answers, small values included, come with one recv."""
@@ -97,7 +98,10 @@ class Channel:
         self._send(message, deadline)
         fds = array("i")
         try:
-            self._receive_fds(fds, deadline)
+            try:
+                self._receive_fds(fds, deadline)
+            except OSError as error:
+                raise self._broken(error, deadline) from None
             slabs = self._receive(SlabFds, deadline)
             if len(fds) != sum(map(bool, slabs.sizes)):
                 self.close()
@@ -112,7 +116,7 @@ class Channel:
         """Send a message that has no answer. A broken connection is found by the next call."""
         body = message.pack()
         try:
-            self._write([memoryview(pack_header(message.TYPE, 0, len(body)) + body)], Deadline(POST_TIMEOUT_S))
+            self._write([pack_header(message.TYPE, 0, len(body)) + body], Deadline(POST_TIMEOUT_S))
         except OSError:
             self.close()
 
@@ -152,7 +156,7 @@ class Channel:
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
         head = pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms) + body
         try:
-            self._write([*(memoryview(part) for part in reversed(payload)), memoryview(head)], deadline)
+            self._write([*(memoryview(part) for part in reversed(payload)), memoryview(head)] if payload else [head], deadline)
         except OSError as error:
             raise self._broken(error, deadline) from None
 
@@ -192,8 +196,11 @@ class Channel:
 
     def _need(self, size: int, deadline: Deadline) -> None:
         """Have `size` contiguous unread bytes in the buffer."""
+        if self._start == self._end and size <= BUFFER_BYTES == len(self._buffer):
+            self._start = self._end = 0  # the usual case: nothing to keep, and room enough
         while self._end - self._start < size:
-            self._make_room(size)
+            if self._end or size > BUFFER_BYTES:
+                self._make_room(size)
             self._end += self._receive_some((self._buffer[self._end :] if self._end else self._buffer,), deadline)
 
     def _make_room(self, size: int) -> None:
@@ -236,25 +243,22 @@ class Channel:
             return got
 
     def _receive_fds(self, fds: "array[int]", deadline: Deadline) -> None:
-        """The first bytes of an answer, and the descriptors that come with them, appended to `fds`."""
+        """The first bytes of an answer, and the descriptors that come with them, appended to `fds`. Raises OSError."""
         self._start = self._end = 0
         space = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
         while not self._end:
+            self._arm(deadline)
             try:
-                self._arm(deadline)
                 self._end, ancillary, _, _ = self._sock.recvmsg_into([self._buffer], space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 self._armed_s = 0.0
                 continue
-            except OSError as error:
-                raise self._broken(error, deadline) from None
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+            for _, _, content in ancillary:  # of SCM_RIGHTS: the kernel gives no other kind unasked
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
             if not self._end:
-                raise self._broken(ConnectionResetError(0, "the peer closed the connection"), deadline)
+                raise ConnectionResetError(0, "the peer closed the connection")
 
-    def _write(self, pending: list[memoryview], deadline: Deadline) -> None:
+    def _write(self, pending: list[memoryview | bytes], deadline: Deadline) -> None:
         """Send buffers from the last to the first. Raises OSError, DeadlineExceeded among them."""
         while pending:
             self._arm(deadline)
@@ -272,9 +276,15 @@ class Channel:
         return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
 
     def detach(self) -> socket.socket:
-        """Give the socket away, between calls; the channel is closed by it."""
+        """Give the socket away, between calls; the channel is closed by it.
+
+        Raises Unavailable if the peer has sent more than its answer, which the new owner would never see.
+        """
+        if self._start != self._end:
+            self.close()
+            raise Unavailable(f"{self.address} spoke before it was asked")
         self.is_open = False
-        return self._sock
+        return socket.socket(fileno=self._sock.detach())
 
     def close(self) -> None:
         """Hang up. A second close is a no-op."""
@@ -282,7 +292,7 @@ class Channel:
         self._sock.close()
 
 
-def _advance(pending: list[memoryview], size: int) -> None:
+def _advance(pending: list[V], size: int) -> None:
     """Drop the first `size` bytes of buffers that lie in reverse order, and empty ones behind them."""
     while pending and size >= len(pending[-1]):
         size -= len(pending.pop())

@@ -63,61 +63,74 @@ class Loan(Generic[Lent]):
         self.give_back(error)
 
 
+class _Endpoint(Generic[C]):
+    """Of one address: channels idle, each with the time it was given back, and the number lent."""
+
+    __slots__ = ("idle", "lent")
+
+    def __init__(self) -> None:
+        self.idle: deque[tuple[int, C]] = deque()
+        self.lent = 0
+
+
 class Shelf(Generic[C]):
     """Idle channels and the number lent, by address. Not thread-safe; time is passed in."""
 
     def __init__(self, *, max_channels: int, idle_ttl_s: float) -> None:
         self._max_channels = max_channels
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
-        self._idle: dict[Address, deque[tuple[int, C]]] = {}
-        self._lent: dict[Address, int] = {}
+        self._endpoints: dict[Address, _Endpoint[C]] = {}
         self._next_sweep_ns = 0
         self.is_closed = False
 
-    def has_room(self, address: Address) -> bool:
-        """Can one more channel to `address` be lent? Raises Closed."""
+    def lend(self, address: Address) -> tuple[bool, C | None]:
+        """(False, None) when as many as allowed are lent; else count one more and return it, None if the caller must open it.
+
+        Raises Closed.
+        """
         if self.is_closed:
             raise Closed("the client is closed")
-        return self._lent.get(address, 0) < self._max_channels
-
-    def lend(self, address: Address) -> C | None:
-        """Count one more as lent and return an idle one, None if the caller must open it."""
-        self._lent[address] = self._lent.get(address, 0) + 1
-        idle = self._idle.get(address)
-        return idle.pop()[1] if idle else None
+        endpoint = self._endpoints.get(address)
+        if endpoint is None:
+            endpoint = self._endpoints[address] = _Endpoint()
+        if endpoint.lent >= self._max_channels:
+            return False, None
+        endpoint.lent += 1
+        return True, endpoint.idle.pop()[1] if endpoint.idle else None
 
     def not_opened(self, address: Address) -> None:
         """One counted as lent could not be opened."""
-        self._lent[address] -= 1
+        self._endpoints[address].lent -= 1
 
     def give_back(self, channel: C, now_ns: int) -> None:
         """Keep `channel` for the next, unless it broke."""
-        self._lent[channel.address] -= 1
+        endpoint = self._endpoints[channel.address]
+        endpoint.lent -= 1
         if self.is_closed:
             channel.close()
         elif channel.is_open:
-            self._idle.setdefault(channel.address, deque()).append((now_ns, channel))
+            endpoint.idle.append((now_ns, channel))
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
 
     def _sweep(self, now_ns: int) -> None:
         """Close what nobody needed for the time to live; the next sweep is half of it away."""
         self._next_sweep_ns = now_ns + self._idle_ttl_ns // 2
-        for idle in self._idle.values():
-            while idle and idle[0][0] <= now_ns - self._idle_ttl_ns:
-                idle.popleft()[1].close()
+        for endpoint in self._endpoints.values():
+            while endpoint.idle and endpoint.idle[0][0] <= now_ns - self._idle_ttl_ns:
+                endpoint.idle.popleft()[1].close()
 
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
-        return self._lent.get(address, 0), len(self._idle.get(address, ()))
+        endpoint = self._endpoints.get(address)
+        return (0, 0) if endpoint is None else (endpoint.lent, len(endpoint.idle))
 
     def close(self) -> None:
         """Close the idle ones now and the lent ones when they come back."""
         self.is_closed = True
-        for idle in self._idle.values():
-            for _, channel in idle:
-                channel.close()
-        self._idle.clear()
+        for endpoint in self._endpoints.values():
+            while endpoint.idle:
+                endpoint.idle.pop()[1].close()
 
 
 def connect_deadline(deadline: Deadline, connect_timeout_s: float) -> Deadline:
@@ -150,7 +163,8 @@ class Pool:
         self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
         self._clock_ns = clock_ns
-        self._given_back = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._given_back = threading.Condition(self._lock)
         self._waiting = 0
 
     def take(self, address: Address, deadline: Deadline) -> Loan[Channel]:
@@ -158,16 +172,17 @@ class Pool:
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
-        with self._given_back:
-            while not self._shelf.has_room(address):
+        with self._lock:
+            is_lent, channel = self._shelf.lend(address)
+            while not is_lent:
                 self._wait(deadline)
-            channel = self._shelf.lend(address)
+                is_lent, channel = self._shelf.lend(address)
         if channel is not None:
             return Loan(channel, self._give_back, reused=True)
         try:
             return Loan(self._open(address, deadline), self._give_back, reused=False)
         except BaseException:
-            with self._given_back:
+            with self._lock:
                 self._shelf.not_opened(address)
                 self._given_back.notify()
             raise
@@ -186,18 +201,18 @@ class Pool:
             raise connect_failed(error, address, deadline) from None
 
     def _give_back(self, channel: Channel) -> None:
-        with self._given_back:
+        with self._lock:
             self._shelf.give_back(channel, self._clock_ns())
             if self._waiting:
                 self._given_back.notify_all()
 
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
-        with self._given_back:
+        with self._lock:
             return self._shelf.counts(address)
 
     def close(self) -> None:
         """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
-        with self._given_back:
+        with self._lock:
             self._shelf.close()
             self._given_back.notify_all()

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -143,3 +144,9 @@ def _remove_dead(path: Path) -> None:
             probe.connect(str(path))
             raise OSError(errno.EADDRINUSE, "another process listens there")
     path.unlink(missing_ok=True)
+
+
+def default_run_dir() -> Path:
+    """A folder that only this user can enter."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime, "kvstore") if runtime else Path(tempfile.gettempdir(), f"kvstore-{os.getuid()}")

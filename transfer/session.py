@@ -76,6 +76,10 @@ class Session:
         self.is_open = True
         reactor.register(self._fd, self._on_ready)
 
+    def local_host(self) -> str:
+        """The host by which the peer reached this side; 127.0.0.1 over a Unix socket."""
+        return "127.0.0.1" if self.is_local else str(self._sock.getsockname()[0])
+
     # --- reading ---
 
     def _on_ready(self, events: int) -> None:

@@ -65,6 +65,7 @@ class Master:
     """A Directory with the catalog that its operations make, `now_ns` included. Commits are durable at once unless told otherwise."""
 
     def __init__(self, epoch: int = 1, catalog: dict[bytes, bytes] | None = None, timing: Timing | None = None) -> None:
+        self.epoch = epoch
         self.now_ns = 0
         self.catalog: dict[bytes, bytes] = dict(catalog or {})
         self.directory = Directory(epoch, wall_ns=1000 * epoch, rng=random.Random(1), timing=timing)
@@ -106,4 +107,4 @@ class Master:
 
     def restart(self) -> "Master":
         """A new master on the same catalog."""
-        return Master(self.directory.members.master_epoch + 1, self.catalog)
+        return Master(self.epoch + 1, self.catalog)

@@ -3,10 +3,10 @@
 import random
 
 import pytest
+
 from kvstore.master.membership import SYNCING, Node, NodeInfo
 from kvstore.master.placement import place
 from kvstore.protocol.errors import InvalidArgument, Unavailable
-
 from tests.master.blocks import S, Tier
 
 NOW_NS = 1000 * S

@@ -28,10 +28,10 @@ def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
     reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
     reservations.grant(red, [b"b"], [1], [1], 5)
-    reservations.expire(10)
+    reservations.expire([red], 10)
     assert list(red.reserved) == [b"b"]
     reservations.check_integrity([red])
-    reservations.expire(15)
+    reservations.expire([red], 15)
     assert not red.reserved
 
 

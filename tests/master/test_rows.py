@@ -1,7 +1,9 @@
 """Promises of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from kvstore.master.records import Version
 from kvstore.master.rows import NO_ROW, Rows
 from kvstore.master.tenants import Tenant, Tenants
@@ -126,3 +128,4 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
+TestAgainstModel.settings = settings(derandomize=True, deadline=None)

@@ -1,6 +1,7 @@
 """Promises of tenants.py."""
 
 import pytest
+
 from kvstore.master.tenants import Tenants
 from kvstore.protocol.errors import InvalidArgument
 

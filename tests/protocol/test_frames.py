@@ -5,6 +5,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.frames import (
     HEADER_BYTES,

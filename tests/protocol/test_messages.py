@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import MAX_BATCH, VERSION
 from kvstore.protocol.messages import MESSAGES, REPLIES, Blocks, Exists, Flags, Hello, Locations, Lookup, Message, NodeTable, empty_u64s
@@ -37,7 +38,8 @@ def columns(kind: str, count: int) -> st.SearchStrategy[Any]:
 
 @st.composite
 def messages_of(draw: st.DrawFn, kind: type[Message]) -> Message:
-    count, fields = 0, {}
+    count = 0
+    fields: dict[str, Any] = {}
     for name, column in kind.FORM:
         if column in ("count", "keys"):
             count = draw(st.integers(0, 5))

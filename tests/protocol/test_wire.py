@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import MAX_BATCH, MAX_COUNT
 from kvstore.protocol.wire import VARIABLE, Form, Reader, Writer, pack_blob, pack_keys

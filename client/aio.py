@@ -1,0 +1,224 @@
+"""The asyncio client: drives the core's operations over a pool of asynchronous channels."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, TypeVar, cast
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Operation, Post, Sleep, Take, Work
+from kvstore.client.locations import Location
+from kvstore.client.operations import Operations
+from kvstore.client.stats import ClientStats
+from kvstore.client.viewing import OpenView
+from kvstore.transfer.async_channel import AsyncChannel
+from kvstore.transfer.async_pool import AsyncPool
+
+T = TypeVar("T")
+
+INLINE_WORK_BYTES: Final = 256 << 10
+"""Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""
+
+
+class AsyncClient:
+    """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it.
+
+    A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has.
+
+    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA). They
+    are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
+
+    Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
+    master can be reached; DeadlineExceeded; Unauthorized; Closed. A miss is None, never an error; wrong bytes are never returned.
+    """
+
+    def __init__(
+        self,
+        master: str | Sequence[str],
+        *,
+        tenant: str = "",
+        token: str = "",
+        deadline_s: float = 10.0,
+        settings: ClientSettings | None = None,
+    ) -> None:
+        """Does no I/O: it connects at the first call.
+
+        Args:
+            master: `host:port` or `unix:/path`; several, in a list or separated by commas, are tried in order.
+            tenant: whose blocks are seen; `token` proves it.
+            deadline_s: the time for one call, unless it names its own.
+            settings: connections, leases and limits; its master, tenant, token and deadline are not used.
+        """
+        self._operations = Operations(master, tenant, token, deadline_s, settings)
+        chosen = self._operations.settings
+        self._pool = AsyncPool(
+            self._operations.hello,
+            max_channels=chosen.max_channels,
+            idle_ttl_s=chosen.idle_ttl_s,
+            connect_timeout_s=chosen.connect_timeout_s,
+        )
+
+    async def put(
+        self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None
+    ) -> bool:
+        """Store a block; False if it is already there. See `put_batch`."""
+        operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], deadline_s=deadline_s)
+        return (await self._run(operation))[0]
+
+    async def put_batch(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        deadline_s: float | None = None,
+    ) -> list[bool]:
+        """Store blocks; False for each that is already there. When it returns, every one of them can be read by all.
+
+        `namespace` is a text or a kvcache Namespace; `parents` names the block before each in its prefix, None for a first one.
+        Raises Full when no room was freed, CatalogUnavailable when the blocks cannot be made visible. After an error some of the
+        blocks may be stored.
+        """
+        return await self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, deadline_s=deadline_s))
+
+    async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
+        """The value, None on a miss."""
+        return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
+
+    async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
+        """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
+        return await self._run(self._operations.get(keys, deadline_s=deadline_s))
+
+    async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
+        """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
+        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
+
+    async def get_batch_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None) -> list[int | None]:
+        """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss.
+
+        Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an error the
+        content of all the buffers is undefined.
+        """
+        return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+
+    def view(self, key: bytes, *, deadline_s: float | None = None) -> "AsyncView":
+        """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
+        return AsyncView(self, key, deadline_s)
+
+    async def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
+        """Can the block be read now? Asking keeps no block alive."""
+        return (await self._run(self._operations.exists([key], deadline_s=deadline_s)))[0]
+
+    async def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+        """Which of the blocks can be read now? Asking keeps no block alive."""
+        return await self._run(self._operations.exists(keys, deadline_s=deadline_s))
+
+    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+        """How many of the blocks, from the first on without a gap, can be read now?"""
+        return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))
+
+    async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
+        """The replicas of each block, [] for a miss."""
+        return await self._run(self._operations.locate(keys, deadline_s=deadline_s))
+
+    async def remove(self, keys: Sequence[bytes], force: bool = False, *, deadline_s: float | None = None) -> int:
+        """Delete blocks everywhere; how many were there and are gone. Pinned and leased ones stay unless `force`."""
+        return await self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
+
+    async def pin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+        """Keep blocks from eviction until `unpin`; True for each that is there."""
+        return await self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s))
+
+    async def unpin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+        """Let blocks be evicted again; True for each that is there."""
+        return await self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
+
+    def stats(self) -> ClientStats:
+        """What this client did so far. Asks nobody."""
+        return self._operations.stats()
+
+    async def close(self) -> None:
+        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op."""
+        self._pool.close()
+        self._operations.core.slabs.clear()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    # --- driving operations ---
+
+    async def _run(self, operation: Operation[T]) -> T:
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = await self._do(effect)
+                except BaseException as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    async def _do(self, effect: Effect) -> Any:
+        match effect:
+            case Ask():
+                return await _asynchronous(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
+            case Take():
+                return await self._pool.take(effect.address, effect.deadline)
+            case Fill():
+                return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
+            case Work():
+                return await _work(effect)
+            case Post():
+                return await _asynchronous(effect.channel).post(effect.message)
+            case AskForFds():
+                return await _asynchronous(effect.channel).call_for_fds(effect.message, effect.deadline)
+            case Sleep():
+                return await asyncio.sleep(effect.seconds)
+            case Later():
+                asyncio.get_running_loop().run_in_executor(None, effect.function)
+                return None
+
+
+class AsyncView:
+    """As View, with `async with`."""
+
+    def __init__(self, client: AsyncClient, key: bytes, deadline_s: float | None) -> None:
+        self._client = client
+        self._key = key
+        self._deadline_s = deadline_s
+        self._view: OpenView | None = None
+
+    async def __aenter__(self) -> memoryview | None:
+        client = self._client
+        self._view = await client._run(client._operations.open_view(self._key, deadline_s=self._deadline_s))
+        return None if self._view is None else self._view.memory
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            await self._client._run(self._client._operations.close_view(view))
+
+
+async def _work(effect: Work) -> Any:
+    """Small work here, large work in a thread. A cancelled caller waits for it: the memory it uses is given back right after."""
+    if effect.size_bytes <= INLINE_WORK_BYTES:
+        return effect.function()
+    working = asyncio.get_running_loop().run_in_executor(None, effect.function)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        raise
+
+
+def _asynchronous(channel: AnyChannel) -> AsyncChannel:
+    return cast(AsyncChannel, channel)

@@ -1,0 +1,42 @@
+"""What the commands share: the options that say which cluster and as whom, and how results are printed."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from kvstore.client.config import SECTION, ClientSettings
+from kvstore.protocol.settings import flag_name, load_settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NAMES: Final = ("master", "tenant", "token", "deadline_s")
+"""Settings that have a flag; the others come from KVSTORE_CLIENT_* and the file only."""
+
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def client_options(function: F) -> F:
+    """Adds --master, --tenant, --token, --deadline-s and --config; the command gets `settings`, a ClientSettings."""
+
+    @functools.wraps(function)
+    def command(*args: Any, config: str | None, **options: Any) -> Any:
+        flags = {name: options.pop(name) for name in NAMES}
+        return function(*args, settings=load_settings(ClientSettings, SECTION, flags=flags, config=config), **options)
+
+    decorated: Any = click.option("--config", metavar="FILE", help="TOML file with settings.")(command)
+    by_name = {field.name: field for field in dataclasses.fields(ClientSettings)}
+    for name in reversed(NAMES):
+        field = by_name[name]
+        text = field.metadata["help"] + (f"  [default: {field.default}]" if field.default else "")
+        metavar = "SECONDS" if name.endswith("_s") else "TEXT"
+        decorated = click.option(flag_name(name), name, metavar=metavar, help=text)(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def echo_json(value: Any) -> None:
+    """One line on standard output, at once."""
+    click.echo(json.dumps(value))

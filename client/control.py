@@ -1,0 +1,126 @@
+"""The client's side of the control plane: the cluster's status and the listing of keys, by gRPC. Nothing here is on the hot path."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from kvstore.client.config import ClientSettings
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
+from kvstore.protocol.errors import (
+    Corrupt,
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    Full,
+    InvalidArgument,
+    KVStoreError,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel, Deadline
+
+_ERRORS: Final[dict[str, type[KVStoreError]]] = {
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "RESOURCE_EXHAUSTED": Full,
+    "DATA_LOSS": Corrupt,
+    "FAILED_PRECONDITION": Fenced,
+    "UNAUTHENTICATED": Unauthorized,
+    "PERMISSION_DENIED": Denied,
+    "INVALID_ARGUMENT": InvalidArgument,
+}
+"""By gRPC status name; the way back of protocol.errors.GRPC_STATUS. Others become the root."""
+
+
+class StoredKey(NamedTuple):
+    key: bytes
+    size_bytes: int
+    namespace: str
+
+
+class Control:
+    """A connection to a master's control plane. A context manager; threads may share it."""
+
+    def __init__(self, address: str, settings: ClientSettings) -> None:
+        """Of the master whose control plane is at `address`. Connects at the first call."""
+        self._settings = settings
+        self._channel = grpc.insecure_channel(address)
+        self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def find(cls, settings: ClientSettings) -> "Control":
+        """Of the first master that answers. Raises Unavailable, DeadlineExceeded, Unauthorized, InvalidArgument."""
+        return cls(find_control(settings), settings)
+
+    def status(self) -> pb.StatusReply:
+        """The whole cluster, as the nodes' last heartbeats have it."""
+        try:
+            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return reply
+
+    def keys(self, namespace: str | None = None, *, limit: int = 0) -> Iterator[StoredKey]:
+        """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit."""
+        settings = self._settings
+        request = pb.ListKeysRequest(
+            tenant=settings.tenant, token=settings.token, namespace=namespace or "", any_namespace=namespace is None, limit=limit
+        )
+        try:
+            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s):
+                yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def find_control(settings: ClientSettings) -> str:
+    """The control address of the first master that answers. Raises that of the first one if none does."""
+    failure: KVStoreError | None = None
+    deadline = Deadline(settings.deadline_s)
+    hello = Hello(ROLE_CLIENT, settings.tenant, settings.token)
+    for address in [parse_address(text.strip()) for text in settings.master.split(",")]:
+        try:
+            channel = Channel.open(address, hello, Deadline(min(deadline.left_s(), settings.connect_timeout_s)))
+        except (Unavailable, DeadlineExceeded) as error:
+            failure = failure or error
+            continue
+        channel.close()
+        return channel.welcome.control
+    assert failure is not None  # an empty text is no address
+    raise Unavailable(f"no master can be reached: {failure}")
+
+
+def translated(error: grpc.RpcError) -> KVStoreError:
+    """The typed error of a failed call."""
+    if not isinstance(error, grpc.Call):
+        return KVStoreError(str(error))
+    return _ERRORS.get(error.code().name, KVStoreError)(error.details() or error.code().name)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """A protobuf message as plain values for JSON. Unlike protobuf's own form, 64-bit numbers stay numbers."""
+    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "DESCRIPTOR"):
+        return as_dict(value)
+    if isinstance(value, (str, bytes, int, float)):
+        return value
+    if hasattr(value, "items"):
+        return {name: _plain(value[name]) for name in sorted(value)}
+    return [_plain(item) for item in value]

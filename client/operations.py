@@ -1,0 +1,105 @@
+"""A client's operations as generators, from the caller's arguments on: what Client and AsyncClient share. Sans-I/O: see effects.py."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvstore.client.buffers import as_destination, as_source
+from kvstore.client.config import ClientSettings
+from kvstore.client.core import Core, check_keys
+from kvstore.client.effects import Operation
+from kvstore.client.locations import Location
+from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
+from kvstore.client.stats import ClientStats
+from kvstore.client.viewing import OpenView, Viewing, close_view
+from kvstore.client.writing import Writing, check_parents, namespace_text
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.transfer.address import host_id
+from kvstore.transfer.channel import Deadline
+
+
+class Operations:
+    """Checks arguments, starts the deadline, and hands on to the core. Nothing is sent for arguments that are refused."""
+
+    def __init__(self, master: str | Sequence[str], tenant: str, token: str, deadline_s: float, settings: ClientSettings | None) -> None:
+        """Raises InvalidArgument."""
+        check_deadline(deadline_s)
+        self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
+        self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
+        self.core = Core(master, self.settings, host_id=host_id(), spread=os.getpid())
+        self._clock_ns = time.monotonic_ns
+
+    def put(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        *,
+        namespace: Any,
+        parents: Sequence[bytes | None] | None,
+        deadline_s: float | None,
+    ) -> Operation[list[bool]]:
+        deadline = self._deadline(deadline_s)
+        check_keys(keys)
+        _check_count(keys, values, "values")
+        check_parents(parents, len(keys))
+        sources = [as_source(value) for value in values]
+        text = namespace_text(namespace)
+        return (yield from Writing(self.core, keys, sources, namespace=text, parents=parents, deadline=deadline).run())
+
+    def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
+        deadline = self._deadline(deadline_s)
+        check_keys(keys)
+        return (yield from Reading(self.core, keys, FreshBytes(len(keys)), deadline, self._clock_ns).run())
+
+    def get_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None) -> Operation[list[int | None]]:
+        deadline = self._deadline(deadline_s)
+        check_keys(keys)
+        _check_count(keys, buffers, "buffers")
+        sink = IntoBuffers([as_destination(buffer) for buffer in buffers])
+        return (yield from Reading(self.core, keys, sink, deadline, self._clock_ns).run())
+
+    def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
+        deadline = self._deadline(deadline_s)
+        check_keys([key])
+        return (yield from Viewing(self.core, key, deadline, self._clock_ns).open())
+
+    def close_view(self, view: OpenView) -> Operation[None]:
+        return close_view(view, self._clock_ns)
+
+    def exists(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bool]]:
+        return self.core.exists(keys, self._deadline(deadline_s))
+
+    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
+        return self.core.match_prefix(keys, self._deadline(deadline_s))
+
+    def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
+        return self.core.locate(keys, self._deadline(deadline_s))
+
+    def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
+        return self.core.remove(keys, self._deadline(deadline_s), force=force)
+
+    def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None) -> Operation[list[bool]]:
+        return self.core.pin(keys, self._deadline(deadline_s), pinned=pinned)
+
+    def stats(self) -> ClientStats:
+        return self.core.counters.snapshot()
+
+    def _deadline(self, deadline_s: float | None) -> Deadline:
+        if deadline_s is None:
+            return Deadline(self.settings.deadline_s)
+        check_deadline(deadline_s)
+        return Deadline(deadline_s)
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
+    if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:
+        raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
+
+
+def _check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
+    if len(keys) != len(others):
+        raise InvalidArgument(f"{len(others)} {name} for {len(keys)} keys")

@@ -1,0 +1,122 @@
+"""The cluster's status for human eyes: rich tables and bars. Pure: from a StatusReply to something that rich prints."""
+
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.settings import format_size
+
+BAR_WIDTH: Final = 16
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "dead": "red"}
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> Text:
+    """A bar of `width` columns, `share` of it filled to an eighth of a column; red from 95 % on, where eviction begins."""
+    share = min(max(share, 0.0), 1.0)
+    eighths = round(share * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
+    style = "red" if share >= 0.95 else "yellow" if share >= 0.75 else "green"
+    return Text.assemble((filled, style), ("·" * (width - len(filled)), "dim"))
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` as a percentage; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def status_lines(status: pb.StatusReply) -> RenderableType:
+    """The cluster in a few lines."""
+    states = [node.state for node in status.nodes]
+    alive = states.count("alive")
+    health = status.catalog_health or "unknown"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("master", f"version {status.version}, epoch {status.epoch}, up {duration(status.uptime_s)}")
+    table.add_row("catalog", Text.assemble(status.catalog, " ", (health, "green" if health == "ok" else "red")))
+    table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
+    table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
+    table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
+    return table
+
+
+def nodes_table(status: pb.StatusReply) -> RenderableType:
+    """One row a node, by name."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("node", "id", "state", "address", "blocks", "tiers", "heartbeat"):
+        table.add_column(name, justify="right" if name in ("id", "blocks", "heartbeat") else "left")
+    for node in _by_name(status):
+        tiers = ", ".join(f"{tier.name} {format_size(tier.capacity_bytes)}" for tier in node.tiers)
+        table.add_row(
+            node.name,
+            str(node.node_id),
+            Text(node.state, style=_STATE_STYLES.get(node.state, "red")),
+            node.tcp or node.unix,
+            f"{node.blocks:,}",
+            tiers,
+            f"{node.heartbeat_age_s:.1f} s ago",
+        )
+    return table
+
+
+def tiers_table(status: pb.StatusReply) -> RenderableType:
+    """One row a tier of a node: how full it is, its share of all blocks that were asked for (so the column sums to the cluster's hit
+    ratio), what had to leave."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("node", overflow="fold")
+    table.add_column("tier", overflow="fold")
+    table.add_column("occupancy", no_wrap=True)
+    for name in ("used", "of", "blocks", "hit ratio", "evicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    absent: list[str] = []
+    reads = _reads(status)
+    for node in _by_name(status):
+        for tier in node.tiers:
+            table.add_row(
+                node.name,
+                _tier_name(tier),
+                bar(tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0),
+                format_size(tier.used_bytes),
+                format_size(tier.capacity_bytes),
+                f"{tier.blocks:,}",
+                percent(tier.hits, reads),
+                f"{tier.evictions:,}",
+            )
+        if node.state == "dead":
+            absent.append(f"{node.name} is dead; its tiers are as it last said")
+        elif not any(tier.name == "hbm" for tier in node.tiers):
+            absent.append(f"{node.name} has no HBM tier")
+    return Group(table, *(Text(text, style="dim") for text in absent))
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def rate(bytes_per_s: float) -> str:
+    return f"{format_size(int(bytes_per_s))}/s"
+
+
+def _by_name(status: pb.StatusReply) -> list[pb.NodeStatus]:
+    return sorted(status.nodes, key=lambda node: node.name)
+
+
+def _reads(status: pb.StatusReply) -> int:
+    """Blocks that were asked for: hits, those a node no longer had, and those the master knew nowhere."""
+    at_nodes = sum(sum(tier.hits for tier in node.tiers) + node.counters.get("misses", 0) for node in status.nodes)
+    return int(at_nodes + status.counters.get("lookup_misses", 0))
+
+
+def _tier_name(tier: pb.TierStatus) -> Text:
+    return Text(tier.name) if tier.health == "ok" else Text(f"{tier.name}: {tier.health}", style="red")

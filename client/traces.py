@@ -1,0 +1,91 @@
+"""Reader of the public Mooncake trace format: one JSON object a line, {timestamp, input_length, output_length, hash_ids}.
+
+Strict: a line that is not exactly such a request is an error that names it, because a replay of half a trace would report a hit ratio
+of nothing. Members of other names are ignored: later traces add some.
+
+Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.protocol.errors import TraceError
+
+MAX_LINE_BYTES: Final = 16 << 20
+"""A request of a million tokens has 40 KB: a longer line is another kind of file."""
+MAX_ID: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One prompt. `hash_ids` name its 512-token blocks in order; equal ids are equal prefixes. Lengths are in tokens."""
+
+    timestamp_ms: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read_trace(path: str | Path) -> Iterator[TraceRequest]:
+    """The requests of a file, a line at a time. Raises TraceError for a file that cannot be read, or naming the malformed line."""
+    try:
+        with open(path, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                try:
+                    yield parse_request(line)
+                except TraceError as error:
+                    raise TraceError(f"{path}, line {number}: {error}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from None
+
+
+def count_requests(path: str | Path) -> int:
+    """The number of lines, to know how long a replay is. Raises TraceError for a file that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            count, last = 0, b"\n"
+            while part := file.read(1 << 20):
+                count, last = count + part.count(b"\n"), part
+            return count + (not last.endswith(b"\n"))
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from None
+
+
+def parse_request(line: bytes) -> TraceRequest:
+    """Raises TraceError, which does not know the line's number."""
+    if len(line) > MAX_LINE_BYTES:
+        raise TraceError(f"longer than {MAX_LINE_BYTES} bytes")
+    try:
+        found = json.loads(line)
+    except UnicodeDecodeError:
+        raise TraceError("not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"not JSON, or cut off: {error}") from None
+    if not isinstance(found, dict):
+        raise TraceError("not a JSON object")
+    timestamp_ms = _member(found, "timestamp")
+    if type(timestamp_ms) not in (int, float) or not math.isfinite(timestamp_ms) or timestamp_ms < 0:
+        raise TraceError(f"timestamp is {timestamp_ms!r}, not a number of milliseconds")
+    hash_ids = _member(found, "hash_ids")
+    if type(hash_ids) is not list or not all(type(block) is int and 0 <= block <= MAX_ID for block in hash_ids):
+        raise TraceError("hash_ids is not a list of whole numbers from 0 to 2^64 - 1")
+    return TraceRequest(timestamp_ms, _length(found, "input_length"), _length(found, "output_length"), tuple(hash_ids))
+
+
+def _member(found: dict[str, Any], name: str) -> Any:
+    if name not in found:
+        raise TraceError(f"no {name}")
+    return found[name]
+
+
+def _length(found: dict[str, Any], name: str) -> int:
+    value = _member(found, name)
+    if type(value) is not int or value < 0:
+        raise TraceError(f"{name} is {value!r}, not a number of tokens")
+    return value

@@ -1,0 +1,47 @@
+"""The settings of kvstore-master, and the file of tenants' tokens."""
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSettings:
+    """See docs/settings.md, which is made from this."""
+
+    listen: str = setting("127.0.0.1:7440", "HOST:PORT for clients and nodes (frames).")
+    control: str = setting("", "HOST:PORT of the control plane (gRPC); default: the host of `listen`, the next port (0 if that is 0).")
+    advertise: str = setting("", "Host told to nodes and clients for the control plane, behind NAT; default: the address they reached.")
+    run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
+    catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH or etcd://HOST:PORT,...[/PREFIX].")
+    catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
+    tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')
+    reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
+    heartbeat_interval_s: float = setting(1.0, "How often nodes report.", minimum=0.01)
+    node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
+    slow_start_s: float = setting(30.0, "A new node gets its full share of writes only after this long.", minimum=0)
+    forget_node_s: float = setting(60.0, "Blocks held only by a node dead for this long are forgotten.", minimum=0)
+    sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
+    command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
+    control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)
+    control_threads: int = setting(16, "Control calls served at once.", minimum=1, maximum=1024)
+    max_connections: int = setting(8192, "Connections beyond this are refused.", minimum=1)
+
+
+def read_tokens(path: str) -> dict[str, bytes]:
+    """Tenant to SHA-256 of its token; empty for no file. Raises ConfigError: unreadable, not TOML, or not of that form."""
+    if not path:
+        return {}
+    try:
+        table = tomllib.loads(Path(path).read_text()).get("tenants")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tokens file {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the tokens file {path} is not TOML: {error}") from None
+    if not isinstance(table, dict) or not table or not all(isinstance(token, str) and token for token in table.values()):
+        raise ConfigError(f'the tokens file {path} needs a section [tenants] with lines NAME = "TOKEN"')
+    return {tenant: hashlib.sha256(token.encode()).digest() for tenant, token in table.items()}

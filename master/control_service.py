@@ -1,0 +1,141 @@
+"""The master's control plane: registration, heartbeats, status and key listing by gRPC (kvstore.v1), with health and reflection.
+
+gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.master.directory import Directory
+from kvstore.master.membership import Node, NodeInfo
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from kvstore.protocol.errors import ConfigError, KVStoreError, grpc_status
+from kvstore.transfer.reactor import Reactor
+
+T = TypeVar("T")
+
+LIST_ROWS: Final = 4096
+"""Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
+
+
+class ControlService(ControlServicer):
+    """Implements kvstore.v1.Control. `register` and `status` are the master's, called in the loop's thread."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        directory: Directory,
+        *,
+        register: Callable[[NodeInfo, list[pb.TierStatus], int], pb.RegisterReply],
+        status: Callable[[], pb.StatusReply],
+        check_token: Callable[[str, str], None],
+        master_epoch: int,
+        timeout_s: float,
+    ) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._register = register
+        self._status = status
+        self._check_token = check_token
+        self._master_epoch = master_epoch
+        self._timeout_s = timeout_s
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp)
+        return self._in_loop(context, lambda: self._register(info, list(request.tiers), request.seen_master_epoch))
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+        def beat() -> pb.HeartbeatReply:
+            self._directory.heartbeat(
+                request.node_id, request.registration_epoch, list(request.tiers), dict(request.counters), self._reactor.now_ns()
+            )
+            return pb.HeartbeatReply(master_epoch=self._master_epoch)
+
+        return self._in_loop(context, beat)
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
+        return self._in_loop(context, self._status)
+
+    def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
+        """A slice of the directory at a time: the loop serves others in between."""
+
+        def begin() -> Iterator[list[tuple[bytes, int, str]]]:
+            self._check_token(request.tenant, request.token)
+            return self._directory.list_keys(request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS)
+
+        slices = self._in_loop(context, begin)
+        left = request.limit or None
+        while context.is_active() and (found := self._in_loop(context, lambda: next(slices, None))) is not None:
+            found = found[:left]
+            if found:
+                yield pb.ListKeysReply(
+                    keys=[key for key, _, _ in found], sizes=[size for _, size, _ in found], namespaces=[name for _, _, name in found]
+                )
+            if left is not None:
+                left -= len(found)
+                if not left:
+                    return
+
+    def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
+        try:
+            return self._reactor.call(function, deadline_s=self._timeout_s)
+        except KVStoreError as error:
+            _abort(context, error)
+
+
+def _abort(context: grpc.ServicerContext, error: KVStoreError) -> NoReturn:
+    context.abort(grpc.StatusCode[grpc_status(error)], str(error))
+    raise AssertionError("abort raises")
+
+
+class ControlServer:
+    """The gRPC server around it. Owns its threads and its port."""
+
+    def __init__(self, service: ControlService, host: str, port: int, *, threads: int) -> None:
+        """Raises ConfigError when the port cannot be had."""
+        # Two masters of one port would each get half of the calls: a port in use is an error.
+        self._server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="control"), options=[("grpc.so_reuseport", 0)])
+        add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        servicer.set("kvstore.v1.Control", health_pb2.HealthCheckResponse.SERVING)
+        names = (pb.DESCRIPTOR.services_by_name["Control"].full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(place)
+        except RuntimeError:
+            raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Let calls under way end within `grace_s`."""
+        self._server.stop(grace_s).wait(grace_s + 1)
+
+
+def node_status(node: Node, blocks: int, now_ns: int) -> pb.NodeStatus:
+    """What `kvstore status` shows of a node."""
+    tiers: list[Any] = list(node.tiers)
+    return pb.NodeStatus(
+        node_id=node.node_id,
+        name=node.info.name,
+        host_id=node.info.host_id,
+        unix=node.info.unix,
+        tcp=node.info.tcp,
+        version=node.info.version,
+        state=node.state,
+        registration_epoch=node.epoch,
+        heartbeat_age_s=(now_ns - node.heartbeat_ns) / 1e9 if node.heartbeat_ns else 0.0,
+        blocks=blocks,
+        tiers=tiers,
+        counters=dict(node.counters),
+    )

@@ -1,0 +1,57 @@
+"""kvstore-master: settings in, one master out, until a signal.
+
+Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "unix": ..., "control": ..., "pid": ...}. Logs go to
+standard error. Exit code 2: the settings cannot be met; 1: another master has taken the catalog over.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+from kvstore.master.config import MasterSettings
+from kvstore.master.master import Master
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.settings import load_settings, options
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvstore")
+@options(MasterSettings)
+def main(config: str | None, **flags: Any) -> None:
+    """Run a master: it keeps the directory of blocks, and knows the nodes."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        master = Master(load_settings(MasterSettings, "master", flags=flags, config=config))
+        try:
+            places = master.start()
+        except BaseException:
+            master.close()
+            raise
+    except KVStoreError as error:
+        click.echo(f"kvstore-master: error: {error}", err=True)
+        sys.exit(2)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: master.reactor.stop())
+    facts = {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid()}
+    print(json.dumps({"event": "ready", **facts}), flush=True)
+    # What is alive now stays, a loaded directory above all: the collector need not walk it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        master.reactor.run()
+    finally:
+        master.close()
+    if master.fenced is not None:
+        click.echo(f"kvstore-master: error: {master.fenced}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

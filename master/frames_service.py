@@ -1,0 +1,303 @@
+"""The master's frames: lookups, reservations, removals and pins of clients, and what nodes publish. The hot path.
+
+It turns messages into calls of the directory, gives what must be durable to the committer, and carries the directory's commands to
+the nodes over their own connections. The loop is the only caller.
+"""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.master.commands import Commands
+from kvstore.master.committing import Committer
+from kvstore.master.directory import Directory
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized
+from kvstore.protocol.frames import Header
+from kvstore.protocol.messages import (
+    MESSAGES,
+    ROLE_CLIENT,
+    ROLE_NODE,
+    SERVER_MASTER,
+    Cancel,
+    Count,
+    Drop,
+    Exists,
+    Flags,
+    Hello,
+    Hold,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Ok,
+    Pin,
+    Publish,
+    Remove,
+    Reserve,
+    Welcome,
+)
+from kvstore.transfer.address import host_id
+from kvstore.transfer.session import Session
+
+log = logging.getLogger("kvstore.master")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPeer:
+    """The context of a client's session."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodePeer:
+    """The context of a node's session, under one registration."""
+
+    node_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """Where this master can be reached: its name, Unix socket, and the control plane's host ("": as reached) and port."""
+
+    name: str
+    unix: str
+    control_host: str
+    control_port: int
+
+
+class FramesService:
+    """The transfer Handler of the master."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        committer: Committer,
+        *,
+        master_epoch: int,
+        token_digests: Mapping[str, bytes],
+        command_timeout_s: float,
+    ) -> None:
+        self._directory = directory
+        self._committer = committer
+        self._master_epoch = master_epoch
+        self._token_digests = token_digests
+        self._command_timeout_s = command_timeout_s
+        self._links: dict[int, Session] = {}
+        self.reachable = Reachable("", "", "", 0)
+        self.counters = dict.fromkeys(("requests", "keys", "published", "commands_failed"), 0)
+        self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
+            Hello.TYPE: self._hello,
+            Lookup.TYPE: self._lookup,
+            Exists.TYPE: self._exists,
+            MatchPrefix.TYPE: self._match_prefix,
+            Reserve.TYPE: self._reserve,
+            Cancel.TYPE: self._cancel,
+            Remove.TYPE: self._remove,
+            Pin.TYPE: self._pin,
+            Nodes.TYPE: self._nodes,
+            Publish.TYPE: self._publish,
+        }
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        handler = self._handlers.get(header.type)
+        if handler is None:
+            raise ProtocolError(f"a master takes no message of type {header.type}")
+        self.counters["requests"] += 1
+        handler(session, header, MESSAGES[header.type].unpack(body))
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise ProtocolError("values go to nodes, not to the master")
+
+    def closed(self, session: Session) -> None:
+        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
+        peer = session.context
+        if isinstance(peer, NodePeer) and self._links.get(peer.node_id) is session:
+            del self._links[peer.node_id]
+            self._directory.disconnected(peer.node_id, peer.epoch, session.reactor.now_ns())
+
+    # --- introductions ---
+
+    def _hello(self, session: Session, header: Header, message: Hello) -> None:
+        if message.role == ROLE_NODE:
+            node_id = self._meet_node(session, message)
+        elif message.role == ROLE_CLIENT:
+            node_id = 0
+            self.check_token(message.tenant, message.token)
+            session.context = ClientPeer(message.tenant)
+        else:
+            raise InvalidArgument(f"there is no role {message.role}")
+        at = self.reachable
+        control = f"{at.control_host or session.local_host()}:{at.control_port}"
+        session.reply(header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, host_id(), at.unix, control))
+
+    def check_token(self, tenant: str, token: str) -> None:
+        """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""
+        if self._token_digests:
+            digest = hashlib.sha256(token.encode()).digest()
+            if not hmac.compare_digest(digest, self._token_digests.get(tenant, b"")):
+                raise Unauthorized(f"unknown tenant {tenant!r} or wrong token")
+
+    def _meet_node(self, session: Session, message: Hello) -> int:
+        """A node under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
+        if not message.epoch:
+            return 0
+        node = self._directory.members.named(message.name)
+        if node is None or node.epoch != message.epoch or not node.is_live:
+            raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
+        session.context = NodePeer(node.node_id, node.epoch)
+        former, self._links[node.node_id] = self._links.get(node.node_id), session
+        if former is not None and former is not session:
+            former.close("the node has registered again")
+        return node.node_id
+
+    # --- clients ---
+
+    def _lookup(self, session: Session, header: Header, message: Lookup) -> None:
+        self.counters["keys"] += len(message.keys)
+        session.reply(header.request_id, self._directory.lookup(_tenant(session), message.keys, avoid=message.avoid))
+
+    def _exists(self, session: Session, header: Header, message: Exists) -> None:
+        self.counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Flags(self._directory.exists(_tenant(session), message.keys)))
+
+    def _match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
+        self.counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Count(self._directory.match_prefix(_tenant(session), message.keys)))
+
+    def _reserve(self, session: Session, header: Header, message: Reserve) -> None:
+        self.counters["keys"] += len(message.keys)
+        grants = self._directory.reserve(
+            _tenant(session),
+            message.keys,
+            message.sizes,
+            local_node=message.local_node,
+            avoid=message.avoid,
+            now_ns=session.reactor.now_ns(),
+        )
+        session.reply(header.request_id, grants)
+
+    def _cancel(self, session: Session, header: Header, message: Cancel) -> None:
+        self._directory.cancel(_tenant(session), message.keys, message.generations)
+        session.reply(header.request_id, Ok())
+
+    def _nodes(self, session: Session, header: Header, message: Nodes) -> None:
+        _tenant(session)
+        live = self._directory.members.live()
+        table = NodeTable(
+            [node.node_id for node in live],
+            [node.info.name for node in live],
+            [node.info.host_id for node in live],
+            [node.info.unix for node in live],
+            [node.info.tcp for node in live],
+        )
+        session.reply(header.request_id, table)
+
+    def _pin(self, session: Session, header: Header, message: Pin) -> None:
+        """Answered when the pins are durable and the nodes have been told."""
+        pinning = self._directory.pin(_tenant(session), message.keys, pinned=bool(message.pinned))
+
+        def durable() -> None:
+            self._command(pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
+
+        self._committer.commit(pinning.ops, durable)
+
+    def _remove(self, session: Session, header: Header, message: Remove) -> None:
+        """Answered when every node that holds a block has dropped it, or said that it is in use."""
+        tenant = _tenant(session)
+        removal = self._directory.plan_remove(tenant, message.keys, force=bool(message.force))
+
+        def told(answers: list[tuple[int, Drop | Hold, bytes | None]]) -> None:
+            unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
+            for node_id, command, flags in answers:
+                assert isinstance(command, Drop)
+                if flags is None:
+                    unknown.update(command.keys)
+                else:
+                    self._committer.commit(self._directory.dropped(node_id, tenant, command.keys, command.generations, flags))
+            left = self._directory.exists(tenant, message.keys)
+            gone = [was and not still and key not in unknown for was, still, key in zip(removal.flags, left, message.keys, strict=True)]
+            session.reply(header.request_id, Flags(bytes(gone)))
+
+        self._committer.commit(removal.ops, lambda: self._command(removal.commands, told, force=bool(message.force)))
+
+    # --- nodes ---
+
+    def _publish(self, session: Session, header: Header, message: Publish) -> None:
+        """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
+        peer = session.context
+        if not isinstance(peer, NodePeer):
+            raise Unauthorized("only a registered node may publish")
+        plan = self._directory.plan_publish(peer.node_id, message)
+        self.counters["published"] += len(message.keys)
+        self.tell(plan.commands)
+
+        def durable() -> None:
+            effects = self._directory.apply(plan)
+            if effects.ops:
+                self._committer.commit(effects.ops)
+            self.tell(effects.commands)
+            session.reply(header.request_id, Ok())
+
+        self._committer.commit(plan.ops, durable)
+
+    def tell(self, commands: Commands) -> None:
+        """Send commands whose answers change nothing here: the nodes' own events will."""
+        self._command(commands, lambda _answers: None)
+
+    def _command(
+        self, commands: Commands, then: Callable[[list[tuple[int, Drop | Hold, bytes | None]]], None], *, force: bool = False
+    ) -> None:
+        """Send commands and call `then` with (node id, command, flags or None for no answer) when all have been answered."""
+        messages: Sequence[tuple[int, Drop | Hold]] = commands.messages(force=force)
+        answers: list[tuple[int, Drop | Hold, bytes | None]] = []
+        if not messages:
+            then(answers)
+            return
+
+        def answered(node_id: int, message: Drop | Hold, flags: bytes | None) -> None:
+            answers.append((node_id, message, flags))
+            if len(answers) == len(messages):
+                then(answers)
+
+        for node_id, message in messages:
+            link = self._links.get(node_id)
+            if link is None:
+                answered(node_id, message, None)
+            else:
+                link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
+
+    def _on_answer(
+        self, node_id: int, message: Drop | Hold, answered: Callable[[int, Drop | Hold, bytes | None], None]
+    ) -> Callable[[Header | None, memoryview | KVStoreError], None]:
+        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+            flags = None
+            try:
+                flags = _flags_of(header, body, len(message.keys))
+            except KVStoreError as error:
+                self.counters["commands_failed"] += 1
+                log.warning("node %d did not carry out a command: %s", node_id, error)
+            answered(node_id, message, flags)
+
+        return on_reply
+
+
+def _flags_of(header: Header | None, body: memoryview | KVStoreError, count: int) -> bytes:
+    """What a node answered to a command on `count` blocks. Raises its error, or ProtocolError for another answer."""
+    if isinstance(body, KVStoreError):
+        raise body
+    flags = Flags.unpack(body).flags
+    if header is None or header.type != Flags.TYPE or len(flags) != count:
+        raise ProtocolError(f"the answer is not {count} flags")
+    return flags
+
+
+def _tenant(session: Session) -> str:
+    peer = session.context
+    if not isinstance(peer, ClientPeer):
+        raise Unauthorized("say Hello as a client first")
+    return peer.tenant

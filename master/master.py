@@ -1,0 +1,163 @@
+"""A master put together: catalog, directory, frames and control plane, on one reactor.
+
+It owns all of them and the order in which they start and stop. It does not read settings files or print: daemon.py does.
+"""
+
+import logging
+import random
+import resource
+import socket
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from kvstore.master.catalogs import make_catalog
+from kvstore.master.committing import Committer
+from kvstore.master.config import MasterSettings, read_tokens
+from kvstore.master.control_service import ControlServer, ControlService, node_status
+from kvstore.master.directory import Directory, Timing
+from kvstore.master.frames_service import FramesService, Reachable
+from kvstore.master.membership import NodeInfo
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.reactor import Reactor
+from kvstore.transfer.server import Server, default_run_dir
+
+TICK_S = 0.1
+STOP_GRACE_S = 0.5
+
+log = logging.getLogger("kvstore.master")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a started master can be reached."""
+
+    listen: str
+    unix: str
+    control: str
+
+
+class Master:
+    """See the module. All methods belong to the thread that calls `reactor.run`."""
+
+    def __init__(self, settings: MasterSettings) -> None:
+        """Open the catalog, becoming its owner, and load it. Raises ConfigError, CatalogUnavailable, Corrupt; nothing stays open then."""
+        self._settings = settings
+        self._token_digests = read_tokens(settings.tokens)
+        self.reactor = Reactor()
+        self.fenced: KVStoreError | None = None
+        """Set when another master has taken over: this one has stopped."""
+        self._started_ns = time.monotonic_ns()
+        self._server: Server | None = None
+        self._control: ControlServer | None = None
+        self._catalog = make_catalog(settings.catalog)
+        try:
+            self.epoch = self._catalog.open(deadline_s=settings.catalog_timeout_s)
+            self._directory = self._load_directory()
+        except BaseException:
+            self._catalog.close()
+            self.reactor.close()
+            raise
+        self._committer = Committer(self.reactor, self._catalog, on_fenced=self._on_fenced)
+        self._frames = FramesService(
+            self._directory,
+            self._committer,
+            master_epoch=self.epoch,
+            token_digests=self._token_digests,
+            command_timeout_s=settings.command_timeout_s,
+        )
+
+    def _load_directory(self) -> Directory:
+        settings = self._settings
+        timing = Timing(settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s)
+        directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing)
+        directory.load(self._catalog.load(), self.reactor.now_ns())
+        return directory
+
+    def start(self) -> Places:
+        """Listen for frames and control calls. Raises ConfigError when an address cannot be had."""
+        settings, listen = self._settings, parse_address(self._settings.listen)
+        if listen.unix:
+            raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
+        self._server = Server(self.reactor, self._frames, max_connections=settings.max_connections)
+        tcp = self._server.listen_tcp(listen.host, listen.port)
+        port = int(tcp.rpartition(":")[2])
+        run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
+        unix = self._server.listen_unix(run_dir / f"master-{port}.sock")
+        service = ControlService(
+            self.reactor,
+            self._directory,
+            register=self._register,
+            status=self._status,
+            check_token=self._frames.check_token,
+            master_epoch=self.epoch,
+            timeout_s=settings.control_timeout_s,
+        )
+        control = parse_address(settings.control) if settings.control else None
+        control_host = control.host if control else listen.host
+        control_port = control.port if control else (listen.port + 1 if listen.port else 0)
+        self._control = ControlServer(service, control_host, control_port, threads=settings.control_threads)
+        is_wildcard = control_host in ("0.0.0.0", "::")
+        told_host = settings.advertise or ("" if is_wildcard else control_host)
+        self._frames.reachable = Reachable(socket.gethostname(), unix, told_host, self._control.port)
+        self._control.start()
+        self.reactor.every(TICK_S, self._tick)
+        return Places(tcp, unix, f"{control_host}:{self._control.port}")
+
+    def close(self) -> None:
+        """Hang up, let control calls end, give the catalog its last chance."""
+        if self._control is not None:
+            self._control.stop(STOP_GRACE_S)
+        if self._server is not None:
+            self._server.close()
+        self._catalog.close()
+        self.reactor.close()
+
+    def _on_fenced(self, error: KVStoreError) -> None:
+        self.fenced = error
+        self.reactor.stop()
+
+    def _tick(self) -> None:
+        for node in self._directory.tick(self.reactor.now_ns()):
+            log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
+        ops = self._directory.sweep(self._settings.sweep_rows)
+        if ops:
+            self._committer.commit(ops)
+
+    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen_master_epoch: int) -> pb.RegisterReply:
+        if seen_master_epoch > self.epoch:
+            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen_master_epoch}")
+        node, ops = self._directory.register(info, tiers, self.reactor.now_ns())
+        self._committer.commit(ops)
+        log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
+        return pb.RegisterReply(
+            node_id=node.node_id,
+            registration_epoch=node.epoch,
+            master_epoch=self.epoch,
+            heartbeat_interval_s=self._settings.heartbeat_interval_s,
+            tenant_token_sha256=dict(self._token_digests),
+        )
+
+    def _status(self) -> pb.StatusReply:
+        counts, now_ns = self._directory.counts(), self.reactor.now_ns()
+        return pb.StatusReply(
+            version=version("kvstore"),
+            epoch=self.epoch,
+            uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
+            catalog=self._settings.catalog.partition("?")[0],
+            catalog_health=self._catalog.health,
+            blocks=counts.blocks,
+            reserved=counts.reserved,
+            pinned=counts.pinned,
+            rss_bytes=_rss_bytes(),
+            nodes=[node_status(node, self._directory.blocks_at(node.node_id), now_ns) for node in self._directory.members],
+            counters=self._frames.counters,
+        )
+
+
+def _rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,246 @@
+"""What both clients must do, against real daemons: a class of tests that test_sync.py and test_aio.py inherit.
+
+Each test runs twice: on the node's host, where values go through shared memory, and as if elsewhere, where they go through TCP.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.client.config import ClientSettings
+from kvstore.protocol.errors import Closed, Full, InvalidArgument, LeaseExpired, Unavailable
+from kvstore.protocol.settings import Size
+from tests.client.processes import Cluster, cluster
+
+SIZES = (1, 100, 32 << 10, (32 << 10) + 1, (1 << 20) + 3)
+_serial = itertools.count()
+
+MakeClient = Callable[..., AbstractContextManager[Any]]
+"""Takes the client's arguments; the client in the context has its calls, blocking."""
+
+
+def fresh_keys(count: int) -> list[bytes]:
+    """Keys that no other test uses."""
+    return [b"key %d" % next(_serial) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("c")) as started:
+        started.start_node("--dram", "128MiB")
+        yield started
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "elsewhere":
+        monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+    return str(request.param)
+
+
+@pytest.fixture
+def client(running: Cluster, make_client: MakeClient, where: str) -> Iterator[Any]:
+    with make_client(running.address) as client:
+        yield client
+
+
+class ClientBehaviour:
+    def test_what_was_put_is_got_whatever_its_size(self, client: Any) -> None:
+        keys, values = fresh_keys(len(SIZES)), [os.urandom(size) for size in SIZES]
+        for key, value in zip(keys, values, strict=True):
+            assert client.get(key) is None
+            assert client.put(key, value) is True
+            assert client.put(key, b"something else") is False
+            assert client.get(key) == value
+        assert client.get_batch(keys) == values
+
+    def test_a_batch_stores_each_key_once(self, client: Any) -> None:
+        a, b, c = fresh_keys(3)
+        assert client.put(b, b"before")
+        assert client.put_batch([a, b, c, a], [b"1" * 100_000, b"2", b"3", b"4"]) == [True, False, True, False]
+        assert client.get_batch([c, b, a, b"nowhere"]) == [b"3", b"before", b"1" * 100_000, None]
+        assert client.put_batch([], []) == []
+        assert client.get_batch([]) == []
+
+    def test_another_client_reads_what_this_one_put(self, client: Any, running: Cluster, make_client: MakeClient) -> None:
+        keys = fresh_keys(2)
+        values = [os.urandom(10), os.urandom(200_000)]
+        client.put_batch(keys, values)
+        with make_client(running.address) as other:
+            assert other.get_batch(keys) == values
+            assert other.stats().hits == 2
+
+    def test_values_are_read_into_the_callers_buffers(self, client: Any) -> None:
+        keys = fresh_keys(3)
+        values = [os.urandom(100), os.urandom(100_000)]
+        client.put_batch(keys[:2], values)
+        buffers: list[Any] = [bytearray(200), np.zeros(100_000, np.uint8), bytearray(1)]
+        assert client.get_batch_into(keys, buffers) == [100, 100_000, None]
+        assert bytes(buffers[0][:100]) == values[0]
+        assert bytes(buffers[1]) == values[1]
+        assert client.get_into(keys[0], buffers[0]) == 100
+        assert client.get_into(keys[2], buffers[0]) is None
+
+    def test_a_buffer_too_small_is_refused_and_the_client_goes_on(self, client: Any) -> None:
+        keys = fresh_keys(2)
+        client.put_batch(keys, [b"x" * 100_000, b"y" * 10])
+        for key, size in zip(keys, (100_000, 10), strict=True):
+            with pytest.raises(InvalidArgument, match=f"has {size - 1} bytes, its value has {size}"):
+                client.get_into(key, bytearray(size - 1))
+        assert client.get_batch(keys) == [b"x" * 100_000, b"y" * 10]
+
+    def test_arrays_and_tensors_are_values_and_destinations(self, client: Any) -> None:
+        keys = fresh_keys(2)
+        array = np.random.default_rng(1).normal(size=(64, 1024)).astype(np.float32)
+        tensor = torch.arange(100_000, dtype=torch.bfloat16)
+        assert client.put_batch(keys, [array, tensor]) == [True, True]
+        into = [np.empty_like(array), torch.empty_like(tensor)]
+        assert client.get_batch_into(keys, into) == [array.nbytes, 200_000]
+        assert np.array_equal(into[0], array)
+        assert torch.equal(into[1], tensor)
+
+    def test_a_view_is_the_value_read_only(self, client: Any) -> None:
+        for size in SIZES:
+            [key] = fresh_keys(1)
+            value = os.urandom(size)
+            client.put(key, value)
+            with client.view(key) as memory:
+                assert memory == value
+                assert memory.readonly
+            with pytest.raises(ValueError, match="released"):
+                bytes(memory)
+
+    def test_a_view_of_nothing_is_none(self, client: Any) -> None:
+        with client.view(b"nowhere") as memory:
+            assert memory is None
+
+    def test_several_views_are_open_at_once(self, client: Any) -> None:
+        keys = fresh_keys(3)
+        client.put_batch(keys, [b"%d" % i * 50_000 for i in range(3)])
+        with client.view(keys[0]) as a, client.view(keys[1]) as b, client.view(keys[2]) as c:
+            assert (a[0], b[0], c[0]) == (ord("0"), ord("1"), ord("2"))
+
+    def test_a_view_past_its_lease_ends_with_an_error_on_the_nodes_host(
+        self, running: Cluster, make_client: MakeClient, where: str
+    ) -> None:
+        with make_client(running.address, settings=ClientSettings(view_lease_s=0.001)) as client:
+            [key] = fresh_keys(1)
+            client.put(key, b"x" * 100_000)
+            if where == "elsewhere":
+                with client.view(key) as memory:
+                    assert len(memory) == 100_000
+                return
+            with pytest.raises(LeaseExpired), client.view(key):
+                until_ns = time.monotonic_ns() + 1_500_000
+                while time.monotonic_ns() < until_ns:
+                    pass
+            assert client.get(key) == b"x" * 100_000
+
+    def test_existence_and_prefixes_are_told(self, client: Any) -> None:
+        a, b, c, d = fresh_keys(4)
+        client.put_batch([a, b, d], [b"1", b"2", b"3"], parents=[None, a, None])
+        assert (client.exists(a), client.exists(c)) == (True, False)
+        assert client.exists_batch([a, b, c, d]) == [True, True, False, True]
+        assert client.match_prefix([a, b, c, d]) == 2
+
+    def test_blocks_are_located(self, client: Any) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"value")
+        [[location], none] = client.locate([a, b])
+        assert none == []
+        assert (location.node, location.tiers, location.size_bytes) == ("n0", ("dram",), 5)
+
+    def test_removed_blocks_are_gone_at_once(self, client: Any) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"value")
+        assert client.remove([a, b]) == 1
+        assert client.get(a) is None
+        assert client.put(a, b"new value") is True
+        assert client.get(a) == b"new value"
+
+    def test_pins_tell_what_is_there(self, client: Any) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"value")
+        assert client.pin([a, b]) == [True, False]
+        assert client.remove([a]) == 0
+        assert client.unpin([a, b]) == [True, False]
+        assert client.remove([a]) == 1
+
+    def test_a_namespace_is_a_text_or_an_object_with_an_id(self, client: Any) -> None:
+        class Namespace:
+            id = b"\x01" * 16
+
+        a, b = fresh_keys(2)
+        assert client.put(a, b"1", namespace="text") is True
+        assert client.put(b, b"2", namespace=Namespace(), parent=a) is True
+
+    def test_writers_that_race_for_a_key_store_it_once(self, client: Any) -> None:
+        keys = fresh_keys(5)
+        values = [os.urandom(50_000) for _ in range(6)]
+        with ThreadPoolExecutor(6) as threads:
+            outcomes = list(threads.map(lambda value: client.put_batch(keys, [value] * 5), values))
+        assert [sum(column) for column in zip(*outcomes, strict=True)] == [1] * 5
+        for i, value in enumerate(client.get_batch(keys)):
+            assert value in [v for v, outcome in zip(values, outcomes, strict=True) if outcome[i]]
+
+    def test_many_readers_share_one_client(self, client: Any) -> None:
+        keys = fresh_keys(40)
+        values = [bytes([i]) * (1000 if i % 2 else 50_000) for i in range(40)]
+        client.put_batch(keys, values)
+        with ThreadPoolExecutor(8) as threads:
+            assert all(got == values for got in threads.map(lambda _: client.get_batch(keys), range(16)))
+
+    def test_more_than_the_node_holds_passes_through_it(self, client: Any, running: Cluster, make_client: MakeClient, where: str) -> None:
+        small = ClientSettings(frame_bytes=Size(4 << 20))
+        with make_client(running.address, settings=small) as client:
+            for _ in range(6):
+                keys = fresh_keys(32)
+                assert client.put_batch(keys, [os.urandom(1 << 20)] * 32) == [True] * 32
+            assert client.get(keys[-1]) is not None
+
+    def test_a_value_that_can_never_fit_is_a_typed_error(self, client: Any) -> None:
+        [key] = fresh_keys(1)
+        with pytest.raises((Full, InvalidArgument)):
+            client.put(key, np.empty(300 << 20, np.uint8), deadline_s=1.0)
+        assert client.put(key, b"small") is True
+
+    def test_what_was_done_is_counted(self, client: Any) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"x" * 10)
+        client.get_batch([a, b])
+        stats = client.stats()
+        assert (stats.requests, stats.puts, stats.hits, stats.misses, stats.bytes_in, stats.bytes_out) == (2, 1, 1, 1, 10, 10)
+        assert stats.hits_by_tier["dram"] == 1
+
+    def test_bad_keys_and_values_are_refused_and_nothing_is_sent(self, make_client: MakeClient) -> None:
+        with make_client("127.0.0.1:1") as client:
+            for key in (b"", b"x" * 256, "text"):
+                with pytest.raises(InvalidArgument):
+                    client.get(key)
+            for value in (b"", np.ones((4, 4)).T, "text"):
+                with pytest.raises(InvalidArgument):
+                    client.put(b"k", value)
+
+    def test_a_master_that_nobody_runs_is_unavailable(self, make_client: MakeClient) -> None:
+        with make_client("127.0.0.1:1", deadline_s=5.0) as client, pytest.raises(Unavailable, match="no master can be reached"):
+            client.get(b"k")
+
+    def test_the_second_master_is_taken_when_the_first_does_not_answer(self, running: Cluster, make_client: MakeClient) -> None:
+        with make_client(["127.0.0.1:1", running.address]) as client:
+            assert client.get(b"nowhere") is None
+
+    def test_a_closed_client_says_so(self, running: Cluster, make_client: MakeClient) -> None:
+        with make_client(running.address) as client:
+            client.get(b"nowhere")
+            client.close()
+            client.close()
+            with pytest.raises(Closed):
+                client.get(b"nowhere")

@@ -1,0 +1,337 @@
+"""A cluster that exists only as answers to effects: one master, nodes with real memfd slabs, and a script of things that go wrong."""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import xxhash
+
+from kvstore.client import effects
+from kvstore.client.config import ClientSettings
+from kvstore.client.core import Core
+from kvstore.client.effects import Operation
+from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.messages import (
+    BUSY,
+    GRANTED,
+    INLINE,
+    MAPPED,
+    MISS,
+    PRESENT,
+    Blocks,
+    Cancel,
+    Commit,
+    Count,
+    Exists,
+    Flags,
+    Grants,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Message,
+    Nodes,
+    NodeTable,
+    Ok,
+    Open,
+    Opened,
+    Pin,
+    Put,
+    Read,
+    Release,
+    Remove,
+    Reserve,
+    SlabFds,
+    Welcome,
+)
+from kvstore.transfer.address import Address, parse_address
+from kvstore.transfer.channel import Deadline
+from kvstore.transfer.pool import Loan
+
+HERE = "this host"
+MASTER = "master:1"
+SLAB_BYTES = 1 << 20
+
+
+class OracleChannel:
+    """A channel to one of the oracle's daemons."""
+
+    def __init__(self, address: Address, welcome: Welcome) -> None:
+        self.address = address
+        self.welcome = welcome
+        self.is_open = True
+        self.payload = b""
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@dataclass
+class OracleNode:
+    """A node on this host has a Unix socket and slabs; one elsewhere has neither."""
+
+    node_id: int
+    local: bool
+    epoch: int = 1
+    tier: int = 2
+    port: int = 1
+    blocks: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    puts: dict[int, tuple[bytes, int, int, int]] = field(default_factory=dict)
+    ahead: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.fds = {slab: os.memfd_create(f"slab{slab}") for slab in (1, 2)}
+        for fd in self.fds.values():
+            os.truncate(fd, SLAB_BYTES)
+        self.offset = 0
+
+    @property
+    def tcp(self) -> str:
+        return f"node{self.node_id}:{self.port}"
+
+    @property
+    def unix(self) -> str:
+        return f"/run/node{self.node_id}" if self.local else ""
+
+    def place(self, size: int) -> int:
+        at, self.offset = self.offset, self.offset + size
+        return at
+
+    def close(self) -> None:
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+Scripted = Message | BaseException | Callable[[OracleChannel, Any], Message]
+
+
+class Oracle:
+    """Drives operations. `script[MessageType]` holds what happens instead at the next such messages; `log` has all of them."""
+
+    def __init__(self, *nodes: OracleNode, **settings: Any) -> None:
+        self.nodes = {node.node_id: node for node in nodes}
+        self.unreachable: set[str] = set()
+        self.script: dict[type, deque[Scripted]] = defaultdict(deque)
+        self.log: list[Message] = []
+        self.loans: list[Loan[OracleChannel]] = []
+        self.slept_s = 0.0
+        self.later: list[Callable[[], None]] = []
+        self.replicas: dict[bytes, list[int]] = {}
+        self.reserved: set[bytes] = set()
+        self.generation = 0
+        self.lease = 0
+        self.lease_until_ns = 1 << 62
+        self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
+        self.core = Core(MASTER, ClientSettings(**settings), host_id=HERE, spread=0)
+
+    def deadline(self) -> Deadline:
+        return Deadline(5.0)
+
+    def sent(self, kind: type[Message]) -> list[Any]:
+        return [message for message in self.log if isinstance(message, kind)]
+
+    def store(self, key: bytes, value: bytes, *node_ids: int) -> None:
+        """A block that is there from the start."""
+        self.generation += 1
+        for node_id in node_ids:
+            self.nodes[node_id].blocks[key] = (value, self.generation)
+        self.replicas[key] = list(node_ids)
+
+    def run(self, operation: Operation[Any]) -> Any:
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = self._do(effect)
+                except BaseException as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as end:
+            return end.value
+
+    def all_given_back(self) -> bool:
+        return all(loan._give_back is None for loan in self.loans)
+
+    def _do(self, effect: Any) -> Any:
+        match effect:
+            case effects.Take():
+                return self._take(effect.address)
+            case effects.Ask():
+                return self._ask(cast(OracleChannel, effect.channel), effect.message, [bytes(part) for part in effect.payload])
+            case effects.AskForFds():
+                return self._fds(cast(OracleChannel, effect.channel), effect.message)
+            case effects.Fill():
+                return self._fill(cast(OracleChannel, effect.channel), effect.destinations)
+            case effects.Post():
+                self.log.append(effect.message)
+            case effects.Work():
+                return effect.function()
+            case effects.Later():
+                self.later.append(effect.function)
+            case effects.Sleep():
+                self.slept_s += effect.seconds
+        return None
+
+    def _take(self, address: Address) -> Loan[OracleChannel]:
+        idle = self.idle[address]
+        reused = bool(idle)
+        if idle:
+            channel = idle.pop()
+        else:
+            if str(address) in self.unreachable:
+                raise Unavailable(f"cannot connect to {address}")
+            channel = OracleChannel(address, self._welcome(address))
+        loan = Loan(channel, lambda channel: None, reused=reused)
+        self.loans.append(loan)
+        return loan
+
+    def node_at(self, address: Address) -> OracleNode | None:
+        return next((node for node in self.nodes.values() if address in (parse_address(node.tcp), Address(unix=node.unix))), None)
+
+    def _welcome(self, address: Address) -> Welcome:
+        node = self.node_at(address)
+        if node is None:
+            return Welcome(1, "master", epoch=7)
+        return Welcome(2, f"n{node.node_id}", node.node_id, node.epoch, HERE if node.local else "there", node.unix)
+
+    def _ask(self, channel: OracleChannel, message: Any, payload: list[bytes]) -> Message:
+        assert channel.is_open
+        self.log.append(message)
+        scripted = self.script[type(message)]
+        if scripted:
+            answer = scripted.popleft()
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, KVStoreError) or isinstance(answer, Unavailable):
+                    channel.close()
+                raise answer
+            return answer(channel, message) if callable(answer) else answer
+        return self.answer(channel, message, payload)
+
+    def answer(self, channel: OracleChannel, message: Any, payload: Sequence[bytes] = ()) -> Message:
+        """What a healthy cluster says."""
+        node = self.node_at(channel.address)
+        match message:
+            case Nodes():
+                nodes = self.nodes.values()
+                hosts = [HERE if node.local else "there" for node in nodes]
+                names = [f"n{node.node_id}" for node in nodes]
+                return NodeTable(list(self.nodes), names, hosts, [node.unix for node in nodes], [node.tcp for node in nodes])
+            case Lookup():
+                return self._lookup(message)
+            case Exists() | Pin():
+                return Flags(bytes(key in self.replicas for key in message.keys))
+            case MatchPrefix():
+                return Count(next((i for i, key in enumerate(message.keys) if key not in self.replicas), len(message.keys)))
+            case Remove():
+                return Flags(bytes(self.replicas.pop(key, None) is not None for key in message.keys))
+            case Reserve():
+                return self._reserve(message)
+            case Cancel():
+                self.reserved -= set(message.keys)
+                return Ok()
+        assert node is not None
+        match message:
+            case Put():
+                for key, generation, value, total in zip(message.keys, message.generations, payload, message.checksums, strict=True):
+                    assert xxhash.xxh3_64_intdigest(value) == total
+                    self._publish(node, key, value, generation)
+                return Flags(b"\x01" * len(message.keys))
+            case Open():
+                return self._open(node, message)
+            case Commit():
+                return self._commit(node, message)
+            case Read():
+                return self._read(channel, node, message)
+        raise AssertionError(message)
+
+    def _lookup(self, message: Lookup) -> Locations:
+        found = [[n for n in self.replicas.get(key, []) if n != message.avoid] for key in message.keys]
+        values = [self._value(key) for key in message.keys]
+        nodes = [n for ids in found for n in ids]
+        return Locations(
+            bytes(map(len, found)),
+            [len(value) for value, _ in values],
+            [xxhash.xxh3_64_intdigest(value) for value, _ in values],
+            [generation for _, generation in values],
+            nodes,
+            bytes(self.nodes[n].tier if n in self.nodes else 2 for n in nodes),
+        )
+
+    def _value(self, key: bytes) -> tuple[bytes, int]:
+        return next((node.blocks[key] for node in self.nodes.values() if key in node.blocks), (b"", 0))
+
+    def _reserve(self, message: Reserve) -> Grants:
+        statuses, nodes, generations = bytearray(), [], []
+        free = [n for n in self.nodes if n != message.avoid]
+        for key in message.keys:
+            status = PRESENT if key in self.replicas else BUSY if key in self.reserved else GRANTED
+            self.generation += 1
+            statuses.append(status)
+            granted = status == GRANTED
+            nodes.append((message.local_node if message.local_node in free else free[0]) if granted else 0)
+            generations.append(self.generation if granted else 0)
+            if granted:
+                self.reserved.add(key)
+        return Grants(bytes(statuses), nodes, generations)
+
+    def _publish(self, node: OracleNode, key: bytes, value: bytes, generation: int) -> None:
+        self.reserved.discard(key)
+        node.blocks[key] = (value, generation)
+        self.replicas[key] = [node.node_id]
+
+    def _open(self, node: OracleNode, message: Open) -> Opened:
+        offsets, ids = [], []
+        for key, size, generation in zip(message.keys, message.sizes, message.generations, strict=True):
+            offsets.append(node.place(size))
+            ids.append(len(node.puts) + 1)
+            node.puts[ids[-1]] = (key, offsets[-1], size, generation)
+        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, list(node.ahead))
+
+    def _commit(self, node: OracleNode, message: Commit) -> Flags:
+        for put_id, total in zip(message.put_ids, message.checksums, strict=True):
+            key, offset, size, generation = node.puts.pop(put_id)
+            value = os.pread(node.fds[1], size, offset)
+            assert xxhash.xxh3_64_intdigest(value) == total
+            self._publish(node, key, value, generation)
+        return Flags(b"\x01" * len(message.put_ids))
+
+    def _read(self, channel: OracleChannel, node: OracleNode, message: Read) -> Blocks:
+        statuses, sizes, sums, offsets, payload = bytearray(), [], [], [], []
+        for key, generation in zip(message.keys, message.generations, strict=True):
+            value, held = node.blocks.get(key, (b"", 0))
+            offset = 0
+            if not held or (generation and generation != held):
+                statuses.append(MISS)
+            elif channel.address.unix and len(value) > message.inline_bytes:
+                statuses.append(MAPPED)
+                offset = node.place(len(value))
+                os.pwrite(node.fds[1], value, offset)
+            else:
+                statuses.append(INLINE)
+                payload.append(value)
+            offsets.append(offset)
+            sizes.append(len(value))
+            sums.append(xxhash.xxh3_64_intdigest(value))
+        channel.payload = b"".join(payload)
+        if MAPPED in statuses:
+            self.lease += 1
+        count = len(statuses)
+        lease = self.lease if MAPPED in statuses else 0
+        return Blocks(lease, self.lease_until_ns, bytes(statuses), sizes, sums, bytes([node.tier] * count), [1] * count, offsets)
+
+    def _fds(self, channel: OracleChannel, message: Any) -> tuple[SlabFds, list[int]]:
+        self.log.append(message)
+        node = self.node_at(channel.address)
+        assert node is not None
+        there = [slab in node.fds for slab in message.slabs]
+        return SlabFds([SLAB_BYTES * found for found in there]), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
+
+    def _fill(self, channel: OracleChannel, destinations: Sequence[memoryview]) -> None:
+        assert channel.is_open
+        for view in destinations:
+            view[:], channel.payload = channel.payload[: len(view)], channel.payload[len(view) :]
+
+    def releases(self) -> list[int]:
+        return [lease for message in self.sent(Release) for lease in message.leases]

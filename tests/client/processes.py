@@ -1,0 +1,82 @@
+"""Real daemons for tests: a master and nodes in processes of their own, on free ports, with folders of their own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Process:
+    """One daemon; `ready` is the JSON line that it printed when it began to serve."""
+
+    def __init__(self, module: str, *flags: str, log: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *flags], stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+            )
+        assert self._process.stdout is not None
+        self.ready: dict[str, Any] = {}
+        while self.ready.get("event") != "ready":
+            line = self._process.stdout.readline()
+            assert line, log.read_text()
+            self.ready |= json.loads(line)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal and wait for the end: the exit status."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        status = self._process.wait(20)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return status
+
+
+class Cluster:
+    """One master `memory:` and as many nodes as were started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: list[Process] = []
+        self.master = Process(
+            "kvstore.master.daemon",
+            *("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(folder / "m"), "--catalog", "memory:"),
+            log=folder / "master.log",
+        )
+        self.address: str = self.master.ready["listen"]
+
+    def start_node(self, *flags: str) -> Process:
+        number = len(self.nodes)
+        self.nodes.append(
+            Process(
+                "kvstore.store.daemon",
+                *("--master", self.address, "--listen", "127.0.0.1:0", "--name", f"n{number}"),
+                *("--run-dir", str(self.folder / f"n{number}"), *flags),
+                log=self.folder / f"node{number}.log",
+            )
+        )
+        return self.nodes[-1]
+
+    def stop(self) -> None:
+        for process in [*self.nodes, self.master]:
+            with contextlib.suppress(ProcessLookupError):
+                process.send(signal.SIGCONT)
+            process.stop()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """A master without nodes; everything that was started is stopped at the end."""
+    started = Cluster(folder)
+    try:
+        yield started
+    finally:
+        started.stop()

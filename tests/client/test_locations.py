@@ -1,0 +1,42 @@
+"""Hints and tier names."""
+
+from kvstore.client.locations import Hint, Hints, tier_names
+
+
+def hint(node: int) -> Hint:
+    return Hint(node, 1, 10)
+
+
+def test_hints_are_found_until_forgotten() -> None:
+    hints = Hints(10)
+    hints.learn([(b"a", hint(1)), (b"b", hint(2))])
+    assert hints.find([b"a", b"x", b"b"]) == [hint(1), None, hint(2)]
+    hints.forget([b"a", b"x"])
+    assert hints.find([b"a"]) == [None]
+    assert len(hints) == 1
+
+
+def test_the_least_recently_used_hint_makes_room() -> None:
+    hints = Hints(2)
+    hints.learn([(b"a", hint(1)), (b"b", hint(2))])
+    hints.find([b"a"])
+    hints.learn([(b"c", hint(3))])
+    assert hints.find([b"a", b"b", b"c"]) == [hint(1), None, hint(3)]
+
+
+def test_a_newer_hint_replaces_the_older() -> None:
+    hints = Hints(2)
+    hints.learn([(b"a", hint(1)), (b"b", hint(2)), (b"a", hint(3)), (b"c", hint(4))])
+    assert hints.find([b"a", b"b"]) == [hint(3), None]
+
+
+def test_a_capacity_of_zero_remembers_nothing() -> None:
+    hints = Hints(0)
+    hints.learn([(b"a", hint(1))])
+    assert hints.find([b"a"]) == [None]
+
+
+def test_tiers_are_named_fastest_first() -> None:
+    assert tier_names(7) == ("hbm", "dram", "nvme")
+    assert tier_names(4) == ("nvme",)
+    assert tier_names(0) == ()

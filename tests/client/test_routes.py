@@ -1,0 +1,97 @@
+"""Which address is used, and when."""
+
+import pytest
+
+from kvstore.client.routes import Masters, Nodes, Route
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.messages import NodeTable, Welcome
+from kvstore.transfer.address import Address, parse_address
+
+TCP = parse_address("there:1")
+UNIX = Address(unix="/run/x")
+
+
+def welcome(epoch: int, host: str = "here", unix: str = "/run/x") -> Welcome:
+    return Welcome(2, "n", 1, epoch, host, unix)
+
+
+def table(*rows: tuple[int, str, str, str, str]) -> NodeTable:
+    return NodeTable([row[0] for row in rows], *([row[i] for row in rows] for i in range(1, 5)))  # type: ignore[arg-type]
+
+
+def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
+    route = Route(TCP, "here")
+    assert (route.address(), route.is_local) == (TCP, False)
+    route.welcomed(welcome(1))
+    assert (route.address(), route.is_local) == (UNIX, True)
+
+
+@pytest.mark.parametrize(("host", "unix"), [("elsewhere", "/run/x"), ("here", "")])
+def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str) -> None:
+    route = Route(TCP, "here")
+    route.welcomed(welcome(1, host, unix))
+    assert route.address() == TCP
+
+
+def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> None:
+    route = Route(TCP, "here")
+    route.welcomed(welcome(1))
+    assert route.failed(UNIX)
+    assert route.address() == TCP
+    route.welcomed(welcome(1))
+    assert route.address() == TCP
+    route.welcomed(welcome(2))
+    assert route.address() == UNIX
+
+
+def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_node_itself() -> None:
+    route = Route(TCP, "here")
+    route.offer("/run/x", "here")
+    route.failed(UNIX)
+    route.welcomed(welcome(5))
+    assert route.address() == UNIX
+    route.failed(UNIX)
+    route.welcomed(welcome(5))
+    assert route.address() == TCP
+
+
+def test_a_primary_address_that_fails_has_no_other() -> None:
+    assert not Route(TCP, "here").failed(TCP)
+
+
+def test_masters_are_parsed_from_text_or_a_list() -> None:
+    for given in ("a:1, unix:/m ,", ["a:1", "unix:/m"]):
+        assert [str(route.primary) for route in Masters(given, "here").in_order()] == ["a:1", "unix:/m"]
+    wrong: str | list[str]
+    for wrong in ("", [], "nonsense"):
+        with pytest.raises(InvalidArgument):
+            Masters(wrong, "here")
+
+
+def test_the_master_that_answered_comes_first() -> None:
+    masters = Masters("a:1,b:1,c:1", "here")
+    masters.stick_to(masters.in_order()[1])
+    assert [route.primary.host for route in masters.in_order()] == ["b", "c", "a"]
+
+
+def test_nodes_of_this_host_are_preferred_by_turns() -> None:
+    rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
+    for spread, expected in ((0, 1), (1, 2), (2, 1)):
+        nodes = Nodes("here", spread)
+        assert (nodes.local_id, nodes.is_known) == (0, False)
+        nodes.replace(table(*rows))
+        assert (nodes.local_id, nodes.is_known) == (expected, True)
+        assert [nodes.is_local(node_id) for node_id in (1, 2, 3, 4)] == [True, True, False, False]
+
+
+def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
+    nodes = Nodes("here", 0)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
+    first = nodes.get(1)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:9")))
+    assert nodes.get(1) is first
+    moved = nodes.get(2)
+    assert moved is not None
+    assert moved.route.primary.port == 9
+    nodes.replace(table())
+    assert (nodes.get(1), nodes.local_id) == (None, 0)

@@ -1,0 +1,93 @@
+"""Views of the core against a scripted cluster."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client.viewing import OpenView, Viewing, close_view
+from kvstore.protocol.errors import InvalidArgument, LeaseExpired
+from kvstore.protocol.messages import Read
+from tests.client.oracle import Oracle, OracleNode
+
+
+@pytest.fixture
+def node() -> Iterator[OracleNode]:
+    node = OracleNode(1, local=True)
+    yield node
+    node.close()
+
+
+def open_view(oracle: Oracle, key: bytes) -> OpenView | None:
+    view: OpenView | None = oracle.run(Viewing(oracle.core, key, oracle.deadline(), lambda: 0).open())
+    return view
+
+
+def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None:
+    oracle = Oracle(node, view_lease_s=5.0)
+    oracle.store(b"k", b"value", 1)
+    view = open_view(oracle, b"k")
+    assert view is not None
+    assert bytes(view.memory) == b"value"
+    assert view.memory.readonly
+    assert not oracle.all_given_back()
+    assert (oracle.sent(Read)[0].lease_ms, oracle.sent(Read)[0].inline_bytes) == (5000, 0)
+    oracle.run(close_view(view, lambda: 0))
+    assert oracle.all_given_back()
+    assert oracle.releases() == [1]
+    with pytest.raises(ValueError, match="released"):
+        bytes(view.memory)
+    assert (oracle.core.counters.snapshot().hits, oracle.core.counters.snapshot().misses) == (1, 0)
+
+
+def test_a_view_of_a_block_elsewhere_is_a_private_copy() -> None:
+    node = OracleNode(1, local=False)
+    oracle = Oracle(node)
+    oracle.store(b"k", b"value", 1)
+    view = open_view(oracle, b"k")
+    assert view is not None
+    assert bytes(view.memory) == b"value"
+    assert oracle.all_given_back()
+    oracle.run(close_view(view, lambda: 1 << 63))
+    assert oracle.releases() == []
+    node.close()
+
+
+def test_a_miss_has_no_view(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    assert open_view(oracle, b"k") is None
+    assert oracle.core.counters.snapshot().misses == 1
+
+
+def test_a_view_open_for_longer_than_its_lease_ends_with_an_error(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    oracle.store(b"k", b"value", 1)
+    oracle.lease_until_ns = 100
+    view = open_view(oracle, b"k")
+    assert view is not None
+    with pytest.raises(LeaseExpired):
+        oracle.run(close_view(view, lambda: 100))
+    assert oracle.all_given_back()
+
+
+def test_a_view_whose_connection_broke_ends_with_an_error(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    oracle.store(b"k", b"value", 1)
+    view = open_view(oracle, b"k")
+    assert view is not None
+    assert view.loan is not None
+    view.loan.channel.close()
+    with pytest.raises(LeaseExpired):
+        oracle.run(close_view(view, lambda: 0))
+
+
+def test_a_use_of_the_memory_that_outlives_its_view_is_an_error(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    oracle.store(b"k", b"value", 1)
+    view = open_view(oracle, b"k")
+    assert view is not None
+    searching = re.finditer(b"v", view.memory)
+    with pytest.raises(InvalidArgument, match="still uses"):
+        oracle.run(close_view(view, lambda: 0))
+    assert oracle.releases() == [1]
+    assert next(searching).start() == 0  # its pages stay mapped

@@ -1,0 +1,301 @@
+"""Writes of the core against a scripted cluster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from kvstore.client.writing import Writing, check_parents, namespace_text
+from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, ProtocolError, Unavailable
+from kvstore.protocol.messages import (
+    BUSY,
+    GRANTED,
+    PRESENT,
+    Cancel,
+    Commit,
+    Flags,
+    Grants,
+    Message,
+    Open,
+    Opened,
+    Put,
+    Reserve,
+)
+from kvstore.transfer.channel import Deadline
+from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
+
+BIG = b"B" * 100_000
+
+
+@pytest.fixture
+def local() -> Iterator[OracleNode]:
+    node = OracleNode(1, local=True)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def remote() -> Iterator[OracleNode]:
+    node = OracleNode(2, local=False)
+    yield node
+    node.close()
+
+
+def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
+    sources = [memoryview(value) for value in values]
+    writing = Writing(oracle.core, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
+    try:
+        result: list[bool] = oracle.run(writing.run())
+        return result
+    finally:
+        assert oracle.all_given_back()
+
+
+def opened(*statuses: int, slab: int = 1) -> Opened:
+    count = len(statuses)
+    return Opened(bytes(statuses), [1000 + i for i in range(count)], [slab] * count, [500_000 + 100_000 * i for i in range(count)], [])
+
+
+def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
+    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Reserve", "Open", "Slabs", "Commit", "Put"]
+    assert {key: value for key, (value, _) in local.blocks.items()} == {b"a": b"small", b"b": BIG}
+    assert oracle.sent(Reserve)[0].local_node == 1
+    stats = oracle.core.counters.snapshot()
+    assert (stats.puts, stats.bytes_out, stats.requests) == (2, 100_005, 1)
+
+
+def test_values_for_a_node_elsewhere_go_along_with_one_message(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
+    assert len(oracle.sent(Put)) == 1
+    assert oracle.sent(Reserve)[0].local_node == 0
+
+
+def test_a_mapped_slab_is_not_asked_for_again(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    put(oracle, [b"a"], [BIG])
+    oracle.log.clear()
+    put(oracle, [b"b"], [BIG])
+    assert [type(message).__name__ for message in oracle.log] == ["Reserve", "Open", "Commit"]
+
+
+def test_slabs_named_ahead_are_mapped_in_the_background(local: OracleNode) -> None:
+    local.ahead = [2, 9]
+    oracle = Oracle(local)
+    put(oracle, [b"a"], [BIG])
+    assert len(oracle.core.slabs) == 1
+    put(oracle, [b"b"], [BIG])  # what is already on its way is not asked for again
+    [map_ahead] = oracle.later
+    map_ahead()
+    assert len(oracle.core.slabs) == 2
+
+
+def test_a_key_repeated_in_a_batch_is_stored_once(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    assert put(oracle, [b"a", b"a", b"b"], [b"1", b"2", b"3"]) == [True, False, True]
+    assert remote.blocks[b"a"][0] == b"1"
+
+
+def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.store(b"a", b"old", 2)
+    assert put(oracle, [b"a"], [b"new"]) == [False]
+    assert oracle.sent(Put) == []
+    assert oracle.core.counters.snapshot().already_present == 1
+
+
+def test_no_keys_ask_nothing(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    assert put(oracle, [], []) == []
+    assert oracle.log == []
+
+
+def test_a_key_another_writer_holds_is_asked_for_again_with_growing_pauses(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    busy = Grants(bytes([BUSY]), [0], [0])
+    oracle.script[Reserve].extend([busy] * 8)
+    assert put(oracle, [b"a"], [b"v"]) == [True]
+    assert oracle.slept_s == pytest.approx(0.001 + 0.002 + 0.004 + 0.008 + 0.016 + 0.032 + 0.05 + 0.05)
+
+
+def test_a_key_another_writer_stored_meanwhile_is_there(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Reserve].extend([Grants(bytes([BUSY]), [0], [0]), Grants(bytes([PRESENT]), [0], [0])])
+    assert put(oracle, [b"a"], [b"v"]) == [False]
+
+
+def test_a_key_that_stays_busy_ends_with_the_deadline(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.reserved.add(b"a")
+    with pytest.raises(DeadlineExceeded):
+        put(oracle, [b"a"], [b"v"], deadline_s=0.02)
+
+
+def test_the_granted_keys_of_a_batch_do_not_wait_for_the_busy_ones(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Reserve].append(Grants(bytes([BUSY, GRANTED]), [0, 2], [0, 9]))
+    assert put(oracle, [b"a", b"b"], [b"1", b"2"]) == [True, True]
+    assert [message.keys for message in oracle.sent(Put)] == [[b"b"], [b"a"]]
+
+
+def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Open].append(opened(GRANTED, BUSY))
+    oracle.script[Commit].append(Flags(b"\1"))
+    assert put(oracle, [b"a", b"b"], [BIG, BIG]) == [True, True]
+    assert [message.keys for message in oracle.sent(Cancel)] == [[b"b"]]
+    assert [message.keys for message in oracle.sent(Open)] == [[b"a", b"b"], [b"b"]]
+
+
+def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Open].append(opened(PRESENT))
+    assert put(oracle, [b"a"], [BIG]) == [False]
+    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
+    assert oracle.sent(Commit) == []
+
+
+def test_a_put_the_node_forgot_is_written_again(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Commit].append(Flags(b"\2"))
+    assert put(oracle, [b"a"], [BIG]) == [True]
+    assert len(oracle.sent(Commit)) == 2
+
+
+def test_inline_values_the_node_had_no_room_for_are_sent_again(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Put].append(Flags(b"\0\2"))
+    assert put(oracle, [b"a", b"b"], [b"1", b"2"]) == [False, True]
+    assert [message.keys for message in oracle.sent(Put)] == [[b"a", b"b"], [b"b"]]
+
+
+def test_a_full_node_is_an_error_and_reservations_are_given_back(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Open].append(Full("no room"))
+    with pytest.raises(Full):
+        put(oracle, [b"a", b"b"], [BIG, b"s"])
+    assert oracle.reserved == set()
+
+
+def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Commit].append(DeadlineExceeded("late"))
+    with pytest.raises(DeadlineExceeded):
+        put(oracle, [b"a"], [BIG])
+    shared = [loan.channel for loan in oracle.loans if loan.channel.address.unix]
+    assert [channel.is_open for channel in shared] == [False]
+
+
+def test_an_unreachable_node_is_avoided_once(local: OracleNode, remote: OracleNode) -> None:
+    oracle = Oracle(local, remote)
+    oracle.unreachable |= {"unix:/run/node1", "node1:1"}
+    assert put(oracle, [b"a"], [BIG]) == [True]
+    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 1]
+    assert b"a" in remote.blocks
+
+
+def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    put(oracle, [b"a"], [b"v"])
+    oracle.unreachable.add("node2:1")
+    remote.port = 2
+    assert put(oracle, [b"b"], [b"v"]) == [True]
+    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 0, 0]
+
+
+def test_a_second_unreachable_node_is_an_error(local: OracleNode, remote: OracleNode) -> None:
+    oracle = Oracle(local, remote)
+    oracle.unreachable |= {"unix:/run/node1", "node1:1", "node2:1"}
+    with pytest.raises(Unavailable):
+        put(oracle, [b"a"], [BIG])
+    assert oracle.reserved == set()
+
+
+def test_a_node_that_nobody_knows_counts_as_unreachable(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Reserve].append(Grants(bytes([GRANTED]), [77], [1]))
+    assert put(oracle, [b"a"], [b"v"]) == [True]
+    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 77]
+
+
+def test_a_socket_file_that_cannot_be_reached_falls_back_to_inline(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.unreachable.add("unix:/run/node1")
+    assert put(oracle, [b"a"], [BIG]) == [True]
+    assert (len(oracle.sent(Open)), len(oracle.sent(Put))) == (0, 1)
+
+
+def test_a_failed_cancel_does_not_hide_the_error(local: OracleNode) -> None:
+    oracle = Oracle(local)
+
+    def full_and_master_gone(channel: OracleChannel, message: Message) -> Message:
+        oracle.unreachable.add(MASTER)
+        raise Full("no room")
+
+    oracle.script[Open].append(full_and_master_gone)
+    with pytest.raises(Full):
+        put(oracle, [b"a"], [BIG])
+
+
+def test_an_interrupt_closes_the_channel_and_is_passed_on(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Commit].append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        put(oracle, [b"a"], [BIG])
+    assert not oracle.loans[-1].channel.is_open
+
+
+def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(local: OracleNode) -> None:
+    oracle = Oracle(local)
+    oracle.script[Open].append(opened(GRANTED, GRANTED))
+    with pytest.raises(ProtocolError):
+        put(oracle, [b"a"], [BIG])
+
+
+def test_batches_larger_than_a_frame_are_cut(remote: OracleNode) -> None:
+    oracle = Oracle(remote, frame_bytes=250_000)
+    assert put(oracle, [b"%d" % i for i in range(5)], [BIG] * 5) == [True] * 5
+    assert [len(message.keys) for message in oracle.sent(Put)] == [2, 2, 1]
+
+
+def test_a_stored_block_is_read_without_asking_the_master(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    put(oracle, [b"a"], [b"v"])
+    [hint] = oracle.core.hints.find([b"a"])
+    assert hint is not None
+    assert (hint.node_id, hint.size_bytes) == (2, 1)
+
+
+def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    sources = [memoryview(b"1"), memoryview(b"2")]
+    oracle.run(Writing(oracle.core, [b"a", b"b"], sources, namespace="ns", parents=[None, b"a"], deadline=oracle.deadline()).run())
+    [message] = oracle.sent(Put)
+    assert (message.namespace, message.parents) == ("ns", [b"", b"a"])
+
+
+class Named:
+    id = b"\xab\xcd"
+
+
+@dataclass
+class BadlyNamed:
+    id: str = "x"
+
+
+def test_a_namespace_is_a_text_or_has_an_id() -> None:
+    assert namespace_text("plain") == "plain"
+    assert namespace_text(Named()) == "abcd"
+    with pytest.raises(InvalidArgument):
+        namespace_text(BadlyNamed())
+
+
+def test_parents_are_as_many_as_keys_and_keys_themselves() -> None:
+    check_parents(None, 3)
+    check_parents([None, b"k"], 2)
+    with pytest.raises(InvalidArgument, match="1 parents for 2 keys"):
+        check_parents([b"k"], 2)
+    with pytest.raises(InvalidArgument):
+        check_parents([b""], 1)

@@ -1,0 +1,165 @@
+"""A master to talk to: in this process with its loop in a thread, or in a process of its own; and a node's side of its protocol."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from kvstore.master.config import MasterSettings
+from kvstore.master.master import Master
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
+from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, ROLE_CLIENT, ROLE_NODE, Hello, Message, Ok
+from kvstore.transfer.address import Address, parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.master.blocks import Event, publish
+
+M = TypeVar("M", bound=Message)
+TIMEOUT_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class Places:
+    """Where a master is reached."""
+
+    listen: str
+    unix: str
+    control: str
+    pid: int = 0
+
+    def client(self, tenant: str = "red", token: str = "") -> Channel:
+        return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
+
+    @contextlib.contextmanager
+    def stub(self) -> Iterator[ControlStub]:
+        with grpc.insecure_channel(self.control) as channel:
+            yield ControlStub(channel)  # type: ignore[no-untyped-call]
+
+
+def ask(channel: Channel, message: Message, answer: type[M], timeout_s: float = TIMEOUT_S) -> M:
+    return channel.call(message, answer, Deadline(timeout_s))
+
+
+@contextlib.contextmanager
+def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
+    """A master of this process, stopped and closed at the end."""
+    defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "run_dir": str(folder), "slow_start_s": 0.0}
+    master = Master(MasterSettings(**(defaults | settings)))
+    places = master.start()
+    thread = threading.Thread(target=master.reactor.run)
+    thread.start()
+    try:
+        yield Places(places.listen, places.unix, places.control)
+    finally:
+        master.reactor.stop()
+        thread.join()
+        master.close()
+
+
+@dataclass(slots=True)
+class MasterProcess:
+    """`kvstore-master` as a process; `places` once it has said that it is ready."""
+
+    folder: Path
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> Places:
+        flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(self.folder), *self.flags)
+        self.process = run_master(*flags, environment=self.environment)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.end()
+        facts = json.loads(line)
+        assert facts.pop("event") == "ready"
+        return Places(**facts)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.end()
+
+    def stop(self) -> int:
+        """Ask it to end; its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.end()[0]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end: (exit code, standard error)."""
+        assert self.process is not None
+        _out, errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, errors
+
+
+def run_master(*flags: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "kvstore.master.daemon", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {}))
+
+
+def refusal(*flags: str) -> tuple[int, str]:
+    """(exit code, standard error) of a master that cannot start."""
+    process = run_master(*flags)
+    _out, errors = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, errors
+
+
+class NodeSide:
+    """A node as a master sees it: registers, says Hello, publishes, and answers commands when told to."""
+
+    def __init__(self, places: Places, name: str = "one", instance: int = 1) -> None:
+        with places.stub() as stub:
+            tier = pb.TierStatus(name="dram", capacity_bytes=1 << 30, health="ok")
+            request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
+            self.registration = stub.Register(request, timeout=TIMEOUT_S)
+        address = parse_address(places.listen)
+        self.sock = socket.create_connection((address.host, address.port), TIMEOUT_S)
+        self.hello = Hello(ROLE_NODE, name=name, epoch=self.registration.registration_epoch)
+        self.ask(self.hello)
+
+    def ask(self, message: Message) -> tuple[Header, bytes]:
+        body = message.pack()
+        self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000) + body)
+        return self.read()
+
+    def read(self) -> tuple[Header, bytes]:
+        header = unpack_header(self._exactly(HEADER_BYTES))
+        return header, self._exactly(header.body_bytes)
+
+    def answer(self, header: Header, message: Message) -> None:
+        body = message.pack()
+        self.sock.sendall(pack_header(message.TYPE, header.request_id, len(body)) + body)
+
+    def publish(self, *events: Event, phase: int = PHASE_STREAM) -> None:
+        header, _body = self.ask(publish(self.registration.registration_epoch, events, phase))
+        assert header.type == Ok.TYPE, _body
+
+    def sync(self, *events: Event) -> None:
+        self.publish(phase=PHASE_SYNC_BEGIN)
+        self.publish(*events, phase=PHASE_SYNC_END)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            got = self.sock.recv(size - len(data))
+            assert got, "the master hung up"
+            data += got
+        return data
+
+
+def unix_client(places: Places) -> Channel:
+    return Channel.open(Address(unix=places.unix), Hello(ROLE_CLIENT, "red"), Deadline(TIMEOUT_S))

@@ -1,0 +1,106 @@
+"""Promises of control_service.py, over real gRPC."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kvstore.master.control_service import LIST_ROWS
+from kvstore.protocol import control_pb2 as pb
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=60.0) as found:
+        yield found
+
+
+@pytest.fixture
+def node(places: Places) -> Iterator[NodeSide]:
+    side = NodeSide(places)
+    yield side
+    side.close()
+
+
+def listed(places: Places, **request: object) -> list[bytes]:
+    with places.stub() as stub:
+        replies = stub.ListKeys(pb.ListKeysRequest(tenant="red", **request), timeout=TIMEOUT_S)  # type: ignore[arg-type]
+        return [key for reply in replies for key in reply.keys]
+
+
+def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node: NodeSide) -> None:
+    node.sync(Event(b"a"), Event(b"b"))
+    with places.stub() as stub:
+        tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
+        epoch = node.registration.registration_epoch
+        beat = pb.HeartbeatRequest(node_id=1, registration_epoch=epoch, tiers=[tier], counters={"gets": 7})
+        assert stub.Heartbeat(beat, timeout=TIMEOUT_S).master_epoch == node.registration.master_epoch
+        status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+    assert (status.blocks, status.reserved, status.pinned, status.catalog_health) == (2, 0, 0, "ok")
+    assert status.rss_bytes > 1 << 20
+    (shown,) = status.nodes
+    assert (shown.name, shown.state, shown.blocks, shown.host_id, shown.unix, shown.tcp) == ("one", "alive", 2, "host", "/u", "t:1")
+    assert (shown.tiers[0], shown.counters["gets"]) == (tier, 7)
+    assert 0 <= shown.heartbeat_age_s < TIMEOUT_S
+
+
+def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide) -> None:
+    with places.stub() as stub:
+        with pytest.raises(grpc.RpcError) as stale:
+            stub.Heartbeat(pb.HeartbeatRequest(node_id=1, registration_epoch=1), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.RpcError) as taken:
+            stub.Register(pb.RegisterRequest(name="one", instance=2), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.RpcError) as former:
+            stub.Register(pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1), timeout=TIMEOUT_S)
+    assert stale.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert taken.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "a live node already has the name 'one'" in str(taken.value.details())
+    assert former.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_keys_are_listed_by_namespace_up_to_a_limit(places: Places, node: NodeSide) -> None:
+    node.sync(*(Event(b"%d" % n, namespace="even" if n % 2 == 0 else "odd") for n in range(6)))
+    assert listed(places, namespace="odd") == [b"1", b"3", b"5"]
+    assert len(listed(places, any_namespace=True)) == 6
+    assert listed(places, namespace="odd", limit=2) == [b"1", b"3"]
+    assert listed(places, namespace="none") == []
+
+
+def test_a_listing_of_the_longest_keys_and_namespaces_fits_grpcs_messages(places: Places, node: NodeSide) -> None:
+    count = LIST_ROWS * 2
+    node.sync(*(Event(b"%0255d" % n, namespace="n" * 255) for n in range(count)))
+    assert len(listed(places, any_namespace=True)) == count
+
+
+def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    with master_in_thread(tmp_path / "run", tokens=str(file)) as places:
+        assert listed(places, token="secret", any_namespace=True) == []
+        with pytest.raises(grpc.RpcError) as refused:
+            listed(places, token="wrong")
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_call_that_a_stopping_master_cannot_answer_is_refused(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as places, places.stub() as stub:
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).epoch
+    with places.stub() as stub, pytest.raises(grpc.RpcError) as gone:
+        stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+    assert gone.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_health_and_reflection_are_served(places: Places) -> None:
+    with grpc.insecure_channel(places.control) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "kvstore.v1.Control"):
+            reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=TIMEOUT_S)
+    assert "kvstore.v1.Control" in [service.name for service in answer.list_services_response.service]

@@ -1,0 +1,196 @@
+"""Promises of daemon.py and master.py: the real process, real sockets, real catalogs."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.frames import HEADER, pack_header, unpack_header
+from kvstore.protocol.messages import Exists, Failure, Flags, Pin
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel
+from tests.etcd_server import EtcdServer
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
+
+Start = Callable[..., tuple[MasterProcess, Places]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts masters that do not outlive the test."""
+    started: list[MasterProcess] = []
+
+    def begin(*flags: str, **environment: str) -> tuple[MasterProcess, Places]:
+        started.append(MasterProcess(tmp_path / "run", flags, environment))
+        return started[-1], started[-1].start()
+
+    yield begin
+    for master in started:
+        if master.process is not None and master.process.poll() is None:
+            master.kill()
+
+
+def one_line(errors: str) -> str:
+    (line,) = [line for line in errors.splitlines() if line.startswith("kvstore-master: error: ")]
+    assert "Traceback" not in errors
+    return line
+
+
+def exchange(places: Places, data: bytes) -> bytes:
+    """All that is answered to `data` until the master hangs up."""
+    address = parse_address(places.listen)
+    with socket.create_connection((address.host, address.port), TIMEOUT_S) as sock:
+        sock.sendall(data)
+        answer = b""
+        while got := sock.recv(4096):
+            answer += got
+        return answer
+
+
+def still_serves(places: Places) -> None:
+    client = places.client()
+    assert ask(client, Exists([b"k"]), Flags).flags == b"\0"
+    client.close()
+    with places.stub() as stub:
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).version
+
+
+def test_it_says_where_it_is_serves_and_ends_cleanly_on_a_signal(start: Start) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        master, places = start()
+        still_serves(places)
+        assert master.process is not None
+        assert places.pid == master.process.pid
+        master.process.send_signal(number)
+        code, errors = master.end()
+        assert (code, "Traceback" in errors) == (0, False)
+        assert not Path(places.unix).exists()
+
+
+def test_garbage_on_either_port_costs_that_connection_and_nothing_else(start: Start) -> None:
+    _master, places = start()
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), bytes(1000)):
+        answer = exchange(places, garbage)
+        header = unpack_header(answer)
+        assert (header.type, header.request_id) == (Failure.TYPE, 0)
+        assert "not a kvstore frame" in Failure.unpack(answer[HEADER.size :]).text
+    control = parse_address(places.control)
+    with socket.create_connection((control.host, control.port), TIMEOUT_S) as sock:
+        sock.sendall(b"garbage" * 1000)
+    still_serves(places)
+
+
+def test_another_protocol_version_is_told_so(start: Start) -> None:
+    _master, places = start()
+    frame = bytearray(pack_header(Exists.TYPE, 1, 0))
+    frame[2] = 99
+    answer = exchange(places, bytes(frame))
+    assert "version 99" in Failure.unpack(answer[HEADER.size :]).text
+    still_serves(places)
+
+
+def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
+    _master, places = start()
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    free = ("--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "other"))
+    for flags, what in (
+        (("--listen", places.listen, "--control", "127.0.0.1:0", "--run-dir", str(tmp_path / "other")), "in use"),
+        ((*free, "--control", places.control), "in use"),
+        ((*free, "--catalog", f"lmdb:{file}"), "lmdb:"),
+        ((*free, "--catalog", "mysql:"), "is not one of"),
+        ((*free, "--catalog", "etcd://127.0.0.1:1", "--catalog-timeout-s", "0.3"), "127.0.0.1:1"),
+        ((*free, "--tokens", str(tmp_path / "none")), "tokens"),
+        (("--listen", "nowhere"), "HOST:PORT"),
+        (("--listen", "unix:/tmp/x"), "HOST:PORT"),
+        ((*free, "--node-ttl-s", "soon"), "--node-ttl-s"),
+    ):
+        code, errors = refusal(*flags)
+        assert (code, what in one_line(errors)) == (2, True), errors
+    still_serves(places)
+
+
+def test_settings_come_from_the_environment_too(start: Start) -> None:
+    _master, places = start(KVSTORE_MASTER_CONTROL_THREADS="3", KVSTORE_MASTER_ADVERTISE="localhost")
+    client = places.client()
+    assert client.welcome.control.startswith("localhost:")
+    client.close()
+
+
+def published_then_killed(master: MasterProcess, places: Places) -> None:
+    client, node = places.client(), NodeSide(places)
+    node.sync(Event(b"a"), Event(b"b"))
+    node.publish(Event(b"c"))
+    assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\1\1\1"
+    master.kill()
+    node.close()
+    client.close()
+
+
+def finds_all(places: Places) -> None:
+    client = places.client()
+    assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\0\0\0"
+    node = NodeSide(places)
+    assert node.registration.node_id == 1
+    assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\1\1\1"
+    node.sync(Event(b"a"), Event(b"c"))
+    assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\1\0\1"
+    node.close()
+    client.close()
+
+
+def test_killed_and_restarted_with_lmdb_it_finds_every_published_block(start: Start, tmp_path: Path) -> None:
+    master, places = start("--catalog", f"lmdb:{tmp_path / 'catalog'}")
+    published_then_killed(master, places)
+    _again, places = start("--catalog", f"lmdb:{tmp_path / 'catalog'}")
+    finds_all(places)
+
+
+def test_killed_and_restarted_with_etcd_it_finds_every_published_block_and_fences_a_former_master(start: Start, etcd_url: str) -> None:
+    master, places = start("--catalog", f"{etcd_url}/daemon")
+    published_then_killed(master, places)
+    former, old_places = start("--catalog", f"{etcd_url}/daemon")
+    _newest, places = start("--catalog", f"{etcd_url}/daemon")
+    with old_places.stub() as stub, pytest.raises(grpc.RpcError):
+        while True:  # the registration is a write, which tells it that it is not the owner any more
+            stub.Register(pb.RegisterRequest(name="late", instance=1), timeout=TIMEOUT_S)
+    code, errors = former.end()
+    assert code == 1
+    one_line(errors)
+    finds_all(places)
+
+
+def test_with_etcd_away_reads_go_on_and_a_pin_waits_until_its_deadline(
+    start: Start, etcd_server_factory: Callable[..., EtcdServer]
+) -> None:
+    server = etcd_server_factory()
+    _master, places = start("--catalog", f"etcd://{server.host_port}/away")
+    client, node = places.client(), NodeSide(places)
+    node.publish(Event(b"a"))
+    server.kill()
+    with pytest.raises(TimeoutError):
+        ask(client, Pin([b"a"]), Flags, 0.3)
+    other: Channel = places.client()
+    assert ask(other, Exists([b"a"]), Flags).flags == b"\1"
+    server.start()
+    header, _body = node.read()
+    node.answer(header, Flags(b"\1"))
+    for channel in (client, other, node):
+        channel.close()
+
+
+def test_a_silent_node_dies_and_its_blocks_leave_status_and_catalog(start: Start) -> None:
+    master, places = start("--node-ttl-s", "0.2", "--forget-node-s", "0")
+    node = NodeSide(places)
+    node.sync(Event(b"a"))
+    with places.stub() as stub:
+        while stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state != "dead":
+            pass
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
+    master.stop()
+    node.close()

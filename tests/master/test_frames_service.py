@@ -1,0 +1,261 @@
+"""Promises of frames_service.py, over real sockets."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized
+from kvstore.protocol.messages import (
+    BUSY,
+    GRANTED,
+    ROLE_NODE,
+    SERVER_MASTER,
+    Cancel,
+    Count,
+    Drop,
+    Exists,
+    Failure,
+    Flags,
+    Grants,
+    Hello,
+    Hold,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Message,
+    Nodes,
+    NodeTable,
+    Ok,
+    Pin,
+    Publish,
+    Read,
+    Remove,
+    Reserve,
+    Welcome,
+)
+from kvstore.transfer.address import host_id, parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.master.blocks import TENANT, Event, publish
+from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=60.0) as found:
+        yield found
+
+
+@pytest.fixture
+def client(places: Places) -> Iterator[Channel]:
+    channel = places.client()
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def node(places: Places) -> Iterator[NodeSide]:
+    side = NodeSide(places)
+    yield side
+    side.close()
+
+
+class Asking(threading.Thread):
+    """A request under way in a thread; `result` waits for its answer."""
+
+    def __init__(self, channel: Channel, message: Message) -> None:
+        super().__init__()
+        self._channel, self._message = channel, message
+        self._flags = b""
+        self.start()
+
+    def run(self) -> None:
+        self._flags = ask(self._channel, self._message, Flags).flags
+
+    def result(self) -> bytes:
+        self.join()
+        return self._flags
+
+
+def failure(node: NodeSide, message: Message) -> int:
+    header, body = node.ask(message)
+    assert header.type == Failure.TYPE
+    return Failure.unpack(body).code
+
+
+def test_hello_is_answered_with_where_the_master_is(places: Places, client: Channel) -> None:
+    welcome = client.welcome
+    assert (welcome.server, welcome.node_id, welcome.host_id) == (SERVER_MASTER, 0, host_id())
+    assert (welcome.unix, welcome.control) == (places.unix, places.control)
+    local = unix_client(places)
+    assert ask(local, Exists([b"k"]), Flags).flags == b"\0"
+    local.close()
+
+
+def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None:
+    grants = ask(client, Reserve([b"a", b"b"], [10, 10]), Grants)
+    assert (grants.statuses, list(grants.nodes)) == (bytes([GRANTED, GRANTED]), [1, 1])
+    node.publish(Event(b"a", grants.generations[0], size=10))
+    assert ask(client, Exists([b"a", b"b"]), Flags).flags == b"\1\0"
+    assert ask(client, MatchPrefix([b"a", b"b"]), Count).value == 1
+    found = ask(client, Lookup([b"a", b"b"]), Locations)
+    assert (found.replicas, list(found.nodes), list(found.sizes)) == (b"\1\0", [1], [10, 0])
+    assert ask(client, Lookup([b"a"], avoid=1), Locations).replicas == b"\0"
+    assert ask(client, Reserve([b"b"], [10]), Grants).statuses == bytes([BUSY])
+    ask(client, Cancel([b"b"], [grants.generations[1]]), Ok)
+    assert ask(client, Reserve([b"b"], [10]), Grants).statuses == bytes([GRANTED])
+
+
+def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"))
+    for pinned in (1, 0):
+        asking = Asking(client, Pin([b"a", b"none"], pinned=pinned))
+        header, body = node.read()
+        assert (Hold.unpack(body).keys, Hold.unpack(body).pinned) == ([b"a"], pinned)
+        node.answer(header, Flags(b"\1"))
+        assert asking.result() == b"\1\0"
+
+
+def test_the_live_nodes_are_told_to_clients(client: Channel, node: NodeSide) -> None:
+    table = ask(client, Nodes(), NodeTable)
+    assert (list(table.ids), table.names, table.hosts, table.unix, table.tcp) == ([1], ["one"], ["host"], ["/u"], ["t:1"])
+
+
+def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Places, client: Channel, node: NodeSide) -> None:
+    with pytest.raises(Unauthorized, match="registered node"):
+        ask(client, publish(1, []), Ok)
+    with pytest.raises(ProtocolError, match="type 45"):
+        ask(client, Read([b"k"], [0], 0, 0), Flags)
+    with pytest.raises(InvalidArgument, match="no role 9"):
+        ask(client, Hello(9), Welcome)
+    assert failure(node, Exists([b"k"])) == Unauthorized.code
+    for message in (Exists([b"k"]), Nodes()):
+        with pytest.raises(Unauthorized, match="Hello"):
+            Channel.open(parse_address(places.listen), message, Deadline(TIMEOUT_S))  # type: ignore[arg-type]
+    assert ask(client, Exists([b"k"]), Flags).flags == b"\0"
+
+
+def test_values_are_refused_and_the_connection_stays(client: Channel) -> None:
+    with pytest.raises(ProtocolError, match="values go to nodes"):
+        client.call(Exists([b"k"]), Flags, Deadline(TIMEOUT_S), [b"value"])
+    assert ask(client, Exists([b"k"]), Flags).flags == b"\0"
+
+
+def test_a_nodes_hello_needs_its_newest_registration(places: Places, node: NodeSide) -> None:
+    address = parse_address(places.listen)
+    for name, epoch in (("one", 5), ("unknown", node.registration.registration_epoch)):
+        with pytest.raises(StaleEpoch):
+            Channel.open(address, Hello(ROLE_NODE, name=name, epoch=epoch), Deadline(TIMEOUT_S))
+    assert node.ask(node.hello)[0].type == Welcome.TYPE
+
+
+def test_a_node_that_hangs_up_takes_its_blocks_along_until_it_is_back(places: Places, client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"))
+    node.close()
+    while ask(client, Exists([b"a"]), Flags).flags == b"\1":
+        pass
+    again = NodeSide(places)
+    assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
+    again.close()
+
+
+def test_a_second_connection_of_a_node_replaces_the_first(places: Places, client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"))
+    again = NodeSide(places)
+    assert node.sock.recv(1) == b""
+    assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
+    again.close()
+
+
+def test_a_remove_is_answered_when_all_holders_have_dropped_it(places: Places, client: Channel) -> None:
+    one, two = NodeSide(places, "one"), NodeSide(places, "two")
+    for side in (one, two):
+        side.publish(Event(b"k"))
+    one.publish(Event(b"leased"))
+    asking = Asking(client, Remove([b"k", b"leased", b"none"]))
+    header, body = one.read()
+    assert Drop.unpack(body) == Drop(Drop.unpack(body).epoch, TENANT, [b"k", b"leased"], Drop.unpack(body).generations)
+    one.answer(header, Flags(b"\1\0"))
+    header, _body = two.read()
+    two.answer(header, Flags(b"\1"))
+    assert asking.result() == b"\1\0\0"
+    assert ask(client, Exists([b"k", b"leased"]), Flags).flags == b"\0\1"
+    one.close()
+    two.close()
+
+
+def test_a_node_that_hangs_up_or_refuses_or_talks_nonsense_does_not_hold_up_a_remove(places: Places, client: Channel) -> None:
+    node = NodeSide(places)
+    node.publish(Event(b"a"), Event(b"b"), Event(b"c"))
+    asking = Asking(client, Remove([b"a"]))
+    node.answer(node.read()[0], Failure(TierFailed.code, "out of order"))
+    assert asking.result() == b"\0"
+    asking = Asking(client, Remove([b"b"]))
+    node.answer(node.read()[0], Flags(b"\1\1\1"))
+    assert asking.result() == b"\0"
+    asking = Asking(client, Remove([b"c"]))
+    node.answer(node.read()[0], Ok())
+    assert asking.result() == b"\0"
+    asking = Asking(client, Remove([b"c"]))
+    node.read()
+    node.close()
+    assert asking.result() == b"\0", "it may come back with the block"
+    assert ask(client, Exists([b"c"]), Flags).flags == b"\0"
+
+
+def test_a_node_that_says_nothing_costs_a_remove_no_more_than_the_commands_deadline(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path / "run", command_timeout_s=0.1, node_ttl_s=60.0) as places:
+        client, node = places.client(), NodeSide(places)
+        node.publish(Event(b"a"))
+        assert ask(client, Remove([b"a", b"a"]), Flags).flags == b"\0\0"
+        assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
+        client.close()
+        node.close()
+
+
+def test_a_forced_remove_says_so_to_the_node(places: Places, client: Channel) -> None:
+    node = NodeSide(places)
+    node.publish(Event(b"a"))
+    asking = Asking(client, Remove([b"a"], force=1))
+    header, body = node.read()
+    assert Drop.unpack(body).force == 1
+    node.answer(header, Flags(b"\1"))
+    assert asking.result() == b"\1"
+    node.close()
+
+
+def test_a_stale_publish_is_refused(node: NodeSide) -> None:
+    message: Publish = publish(1, [Event(b"a")])
+    assert failure(node, message) == StaleEpoch.code
+
+
+def test_a_registered_node_without_a_connection_keeps_its_blocks(places: Places, client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"))
+    with places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
+    node.close()
+    assert ask(client, Remove([b"a"]), Flags).flags == b"\0"
+    assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
+
+
+def test_only_the_right_token_opens_and_the_refusal_does_not_tell_who_exists(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    with master_in_thread(tmp_path / "run", tokens=str(file)) as places:
+        places.client("red", "secret").close()
+        for tenant, token in (("red", "wrong"), ("blue", "secret")):
+            with pytest.raises(Unauthorized, match="or wrong token"):
+                places.client(tenant, token)
+        side = NodeSide(places)
+        assert list(side.registration.tenant_token_sha256) == ["red"]
+        side.close()
+
+
+def test_a_node_that_has_not_registered_learns_only_where_to(places: Places) -> None:
+    channel = Channel.open(parse_address(places.listen), Hello(ROLE_NODE, name="new"), Deadline(TIMEOUT_S))
+    assert (channel.welcome.node_id, channel.welcome.control) == (0, places.control)
+    with pytest.raises(Unauthorized, match="registered node"):
+        ask(channel, publish(0, []), Ok)
+    channel.close()

@@ -1,0 +1,208 @@
+"""Promises of settings.py: flags beat the environment, that beats the file, that beats defaults; a bad value names its source."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import Size, format_size, load_settings, options, parse_size, setting, settings_table
+
+
+@dataclass(frozen=True)
+class Oven:
+    """A program's settings, one of each kind."""
+
+    room: Size = setting(Size(4 << 10), "Room inside.", minimum=1024, maximum=1 << 40)
+    trays: int = setting(2, "Number of trays.", minimum=1, maximum=10)
+    heat: float = setting(1.5, "Heat.", minimum=0.5)
+    fan: bool = setting(False, "Blow.")
+    mode: str = setting("bake", "What to do.", choices=("bake", "grill"))
+    note: str = setting("", "Anything.")
+
+
+def load(file: Path | None = None, environ: dict[str, str] | None = None, **flags: Any) -> Oven:
+    return load_settings(Oven, "oven", flags=flags, environ=environ or {}, config=str(file) if file else None)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kvstore.toml"
+
+
+def test_without_any_source_defaults_hold() -> None:
+    assert load() == Oven()
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(file: Path) -> None:
+    file.write_text("[oven]\ntrays = 3\nheat = 3.0\nmode = 'grill'\n")
+    environ = {"KVSTORE_OVEN_TRAYS": "4", "KVSTORE_OVEN_HEAT": "4"}
+    assert load(file, environ, trays="5") == Oven(trays=5, heat=4.0, mode="grill")
+
+
+def test_a_flag_that_was_not_given_leaves_the_weaker_sources() -> None:
+    assert load(None, {"KVSTORE_OVEN_TRAYS": "4"}, trays=None).trays == 4
+
+
+def test_the_file_may_be_named_by_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[oven]\nnote = 'h\u00e9'\n[pan]\nunknown = 1\n", encoding="utf-8")
+    assert load(environ={"KVSTORE_CONFIG": str(file)}).note == "h\u00e9"
+    monkeypatch.setenv("KVSTORE_CONFIG", str(file))
+    assert load_settings(Oven, "oven", flags={}).note == "h\u00e9"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("17", 17),
+        ("17B", 17),
+        ("4KiB", 4096),
+        ("4k", 4096),
+        ("1.5 GiB", 3 << 29),
+        ("10GB", 10**10),
+        (" 2 mib ", 2 << 20),
+        ("1Ti", 1 << 40),
+    ],
+)
+def test_sizes_are_numbers_with_an_optional_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert type(parse_size(text)) is Size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5.2GiB", "4 furlongs", "1e3", "9" * 5000, "9" * 400 + ".5", "nan"])
+def test_anything_else_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (4096, "4 KiB"),
+        (1536, "1.5 KiB"),
+        (64 << 20, "64 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 60, "1048576 TiB"),
+    ],
+)
+def test_sizes_are_shown_short(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+@given(st.integers(0, 2**50))
+def test_a_shown_size_reads_back_within_its_rounding(size: int) -> None:
+    assert abs(parse_size(format_size(size)) - size) <= max(size * 0.05, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "oven"),
+    [
+        ({"room": "8KiB"}, Oven(room=Size(8192))),
+        ({"room": 8192}, Oven(room=Size(8192))),
+        ({"heat": 2}, Oven(heat=2.0)),
+        ({"fan": True}, Oven(fan=True)),
+        ({"fan": "ON"}, Oven(fan=True)),
+        ({"fan": "no"}, Oven(fan=False)),
+        ({"fan": 1}, Oven(fan=True)),
+    ],
+)
+def test_values_are_taken_in_the_forms_that_sources_give(flags: dict[str, Any], oven: Oven) -> None:
+    assert load(**flags) == oven
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"trays": "many"}, "--trays: 'many' is not a whole number"),
+        ({"trays": 1.5}, "--trays: 1.5 is not a whole number"),
+        ({"trays": True}, "--trays: True is not a whole number"),
+        ({"trays": "0"}, "--trays: 0 is below the minimum of 1"),
+        ({"trays": "11"}, "--trays: 11 is above the maximum of 10"),
+        ({"heat": "hot"}, "--heat: 'hot' is not a number"),
+        ({"heat": "nan"}, "--heat: 'nan' is not a number"),
+        ({"heat": "inf"}, "--heat: 'inf' is not a number"),
+        ({"heat": [1]}, "--heat: [1] is not a number"),
+        ({"fan": "maybe"}, "--fan: 'maybe' is not true or false"),
+        ({"note": 5}, "--note: 5 is not a text"),
+        ({"room": "big"}, "--room: 'big' is not a size: write a number of bytes with an optional unit, such as 4KiB, 64MiB or 1.5GiB"),
+        ({"room": True}, "--room: 'True' is not a size: write a number of bytes with an optional unit, such as 4KiB, 64MiB or 1.5GiB"),
+        ({"room": "1"}, "--room: 1 is below the minimum of 1 KiB"),
+        ({"room": "2TiB"}, "--room: 2TiB is above the maximum of 1 TiB"),
+        ({"mode": "fry"}, "--mode: 'fry' is not one of bake, grill"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_source_and_reason(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(**flags)
+    assert str(refused.value) == message
+
+
+def test_a_bad_value_of_the_environment_or_file_names_it(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^KVSTORE_OVEN_TRAYS: "):
+        load(environ={"KVSTORE_OVEN_TRAYS": "x"})
+    file.write_text("[oven]\ntrays = 'x'\n")
+    with pytest.raises(ConfigError, match=r"^\[oven\] trays: "):
+        load(file)
+
+
+def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Path) -> None:
+    file.write_text("[oven]\ntray = 1\nheta = 2\n")
+    with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting heta, tray; known are fan, heat, mode, note, room, trays"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"oven = 3", "oven is not a section"),
+        (b"[oven", "is not TOML"),
+        (b"x = '\xff'", "cannot read"),
+        (b"x = " + b"9" * 5000, "is not TOML"),
+    ],
+)
+def test_a_damaged_file_is_refused(file: Path, content: bytes, message: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load(file)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the settings file"):
+            load(path)
+
+
+@click.command()
+@options(Oven)
+def bake(config: str | None, **flags: Any) -> None:
+    click.echo(repr(load_settings(Oven, "oven", flags=flags, environ={}, config=config)))
+
+
+def test_every_setting_is_an_option_of_the_command_line(file: Path) -> None:
+    file.write_text("[oven]\nnote = 'from the file'\n")
+    arguments = ["--room", "1MiB", "--trays", "7", "--fan", "--mode", "grill", "--config", str(file)]
+    result = CliRunner().invoke(bake, arguments)
+    assert result.output.strip() == repr(Oven(room=Size(1 << 20), trays=7, fan=True, mode="grill", note="from the file"))
+    assert "fan=False" in CliRunner().invoke(bake, ["--no-fan"]).output
+
+
+def test_help_shows_defaults_and_kinds_of_values() -> None:
+    text = CliRunner().invoke(bake, ["--help"]).output
+    for part in ("--room SIZE", "[default: 4 KiB]", "--trays N", "--heat X", "--fan / --no-fan", "--mode TEXT", "--config FILE"):
+        assert part in text
+    assert "Anything.\n" in text
+
+
+def test_the_table_has_a_row_for_every_setting() -> None:
+    table = settings_table("oven", Oven).splitlines()
+    assert len(table) == 2 + 6
+    assert table[2] == "| `--room` | `KVSTORE_OVEN_ROOM` | `room` | `4 KiB` | Room inside. |"
+    assert table[7] == "| `--note` | `KVSTORE_OVEN_NOTE` | `note` |  | Anything. |"

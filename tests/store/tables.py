@@ -1,0 +1,119 @@
+"""What the tests of the store share: a block table over real tiers, values that name their block, and a mover without threads."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.open_puts import Put
+from kvstore.store.table import BlockTable, Move
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.policies import make_policy
+from kvstore.tiers.tier import Record, Tier
+from tests.store.failing_tier import FailingHbm, FailingNvme
+
+PUT_TTL_NS = 1000
+
+
+def value_of(block: Block) -> bytes:
+    """The bytes that belong to the block and to no other: its tenant, key and generation, over and over."""
+    unit = f"{block.tenant}/{block.key.hex()}/{block.generation}|".encode()
+    return (unit * (block.size_bytes // len(unit) + 1))[: block.size_bytes]
+
+
+class Store:
+    """A table, its tiers and the events that it emitted. `dram_bytes` and the others are capacities; 0: no such tier."""
+
+    def __init__(
+        self,
+        dram_bytes: int,
+        *,
+        hbm_bytes: int = 0,
+        nvme_bytes: int = 0,
+        folder: Path | None = None,
+        slab_bytes: int | None = None,
+        policy: str = "lru",
+        high: float = 1.0,
+        low: float = 1.0,
+    ) -> None:
+        self.dram = DramTier(dram_bytes, slab_bytes=slab_bytes)
+        self.tiers: dict[int, Tier] = {DRAM: self.dram}
+        if hbm_bytes:
+            self.tiers[HBM] = FailingHbm(hbm_bytes, "cpu", slab_bytes=slab_bytes)
+        if nvme_bytes:
+            assert folder is not None
+            self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
+        self.events: list[tuple[int, Block, int]] = []
+        self.table = BlockTable(
+            self.tiers,
+            make_policy=lambda: make_policy(policy),
+            emit=lambda kind, block: self.events.append((kind, block, block.tier_mask())),
+            put_ttl_ns=PUT_TTL_NS,
+            high_watermark=high,
+            low_watermark=low,
+        )
+        self._generation = 0
+
+    def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
+        """A new block that is nowhere yet, of a generation of its own."""
+        self._generation += 1
+        return Block(tenant, name.encode(), size_bytes, self._generation, "ns")
+
+    def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> Put | None:
+        return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns)
+
+    def write(self, put: Put) -> None:
+        self.dram.view(put.slot)[:] = value_of(put.block)
+
+    def commit(self, put: Put) -> Block:
+        self.write(put)
+        return self.table.commit(put, xxhash.xxh3_64_intdigest(value_of(put.block)))
+
+    def put(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
+        """Put a block that is known to fit now."""
+        put = self.open(name, size_bytes, tenant=tenant)
+        assert put is not None, f"no room for {name}"
+        return self.commit(put)
+
+    def try_put(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block | None:
+        put = self.open(name, size_bytes, tenant=tenant)
+        return self.commit(put) if put is not None else None
+
+    def copy(self, move: Move) -> bool:
+        """What the mover does in its thread. False: the source cannot be read any more."""
+        source = move.block.slots[move.source]
+        if source is None or move.block.is_gone:
+            return False
+        data = bytearray(move.block.size_bytes)
+        assert self.tiers[move.source].read_batch_into([source], [memoryview(data)]) == [None]
+        self.tiers[move.target].write_batch([Record(move.slot, data, move.block.checksum, move.block.tag())])
+        return True
+
+    def finish(self, move: Move, *, is_done: bool = True) -> None:
+        is_done = is_done and self.copy(move)
+        self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
+
+    def settle(self) -> None:
+        """Make every planned copy, as the mover would, until no more are planned."""
+        while moves := self.table.take_moves():
+            for move in moves:
+                self.finish(move)
+        self.table.check_integrity()
+
+    def bytes_of(self, block: Block, tier: int) -> bytes | None:
+        """The copy's bytes, None where there is none."""
+        slot = block.slots[tier]
+        if slot is None:
+            return None
+        data = bytearray(block.size_bytes)
+        assert self.tiers[tier].read_batch_into([slot], [memoryview(data)]) == [None]
+        return bytes(data)
+
+    def names(self, blocks: Iterable[Block] | None = None) -> str:
+        """The visible keys as one text, sorted."""
+        return "".join(sorted(block.key.decode() for block in (self.table.blocks() if blocks is None else blocks)))
+
+    def close(self) -> None:
+        for tier in self.tiers.values():
+            tier.close()

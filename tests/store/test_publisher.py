@@ -1,0 +1,338 @@
+"""Promises of publisher.py: the inventory first, then events in order; whoever waits hears when the master has made it durable, and not
+before, over however many links."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Publish,
+)
+from kvstore.store.block import DRAM, NVME, Block
+from kvstore.store.publisher import Publisher
+from kvstore.tiers.tier import Slot
+
+Answer = Callable[[KVStoreError | None], None]
+
+
+class Link:
+    """One link to a master that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[Publish] = []
+        self.answers: list[Answer] = []
+
+    def send(self, message: Publish, answered: Answer) -> None:
+        self.sent.append(Publish.unpack(message.pack()))
+        self.answers.append(answered)
+
+    def answer(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.answers.pop(0)(None)
+
+    def answer_all(self) -> None:
+        while self.answers:
+            self.answers.pop(0)(None)
+
+    def said(self) -> list[tuple[int, str]]:
+        """(phase, keys) of each message so far."""
+        said = [(message.phase, b"".join(message.keys).decode()) for message in self.sent]
+        self.sent.clear()
+        return said
+
+
+class Node:
+    """A publisher, the blocks it is to know, and what it called back."""
+
+    def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2) -> None:
+        self.blocks: dict[str, Block] = {}
+        self.publisher = Publisher(self.blocks.values, batch_events=batch_events, max_in_flight=max_in_flight)
+        self.synced = 0
+        self.heard: list[str] = []
+        self.refusals: list[KVStoreError] = []
+        self.publisher.on_refused = self.refusals.append
+
+    def link_up(self, epoch: int = 1) -> Link:
+        link = Link()
+        self.publisher.link_up(link.send, epoch, self._on_synced)
+        return link
+
+    def synced_link(self) -> Link:
+        link = self.link_up()
+        link.answer_all()
+        link.sent.clear()
+        return link
+
+    def commit(self, name: str) -> Block:
+        block = Block("red", name.encode(), 10, 1, "ns", b"p", checksum=7)
+        block.slots[DRAM] = Slot(1, 1, 10)
+        self.blocks[name] = block
+        self.publisher.emit(EVENT_COMMIT, block)
+        return block
+
+    def gone(self, name: str) -> None:
+        block = self.blocks.pop(name)
+        block.is_gone = True
+        self.publisher.emit(EVENT_GONE, block)
+
+    def wait_for(self, name: str, seq: int | None = None) -> None:
+        seq = self.publisher.last_seq if seq is None else seq
+        self.publisher.when_published(seq, lambda error: self.heard.append(name if error is None else f"{name}: {type(error).__name__}"))
+
+    def _on_synced(self) -> None:
+        self.synced += 1
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_link_begins_with_the_whole_inventory_within_the_window(node: Node) -> None:
+    for name in "abcdefg":
+        node.commit(name)
+    link = node.link_up()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
+    link.answer()
+    assert link.said() == [(PHASE_SYNC, "def")]
+    link.answer()
+    link.answer()
+    assert link.said() == [(PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
+    assert not node.publisher.is_synced
+    assert node.synced == 0
+    link.answer_all()
+    assert node.synced == 1
+    assert node.publisher.is_synced
+    assert node.publisher.backlog == 0
+
+
+def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
+    link = node.link_up(epoch=9)
+    link.answer_all()
+    first, second = node.commit("a"), node.commit("b")
+    second.tenant, second.namespace = "blue", "other"
+    second.slots[NVME] = Slot(2, 1, 10)
+    node.publisher.emit(EVENT_MOVED, second)
+    link.sent.clear()
+    node.publisher.flush()
+    assert link.sent == [
+        Publish(
+            epoch=9,
+            phase=PHASE_STREAM,
+            tenants=["red", "blue"],
+            namespaces=["ns", "other"],
+            keys=[b"a", b"b", b"b"],
+            kinds=bytes((EVENT_COMMIT, EVENT_COMMIT, EVENT_MOVED)),
+            tenant_indexes=link.sent[0].tenant_indexes,
+            namespace_indexes=link.sent[0].namespace_indexes,
+            sizes=link.sent[0].sizes,
+            checksums=link.sent[0].checksums,
+            generations=link.sent[0].generations,
+            tiers=bytes((2, 2, 6)),
+            parents=[b"p", b"p", b"p"],
+        )
+    ]
+    message = link.sent[0]
+    assert list(message.tenant_indexes) == list(message.namespace_indexes) == [0, 1, 1]
+    assert (list(message.sizes), list(message.checksums), list(message.generations)) == ([10] * 3, [7] * 3, [1] * 3)
+    assert first.event_seq == 1
+    assert second.event_seq == 3
+
+
+def test_events_wait_for_the_end_of_the_inventory_and_go_in_batches(node: Node) -> None:
+    link = node.link_up()
+    for name in "abcd":
+        node.commit(name)
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC_END, "")]
+    link.answer(2)
+    assert link.said() == [(PHASE_STREAM, "abc"), (PHASE_STREAM, "d")]
+    node.commit("e")
+    node.publisher.flush()
+    assert link.said() == [], "the window is full"
+    link.answer()
+    assert link.said() == [(PHASE_STREAM, "e")]
+
+
+def test_a_block_that_left_before_its_turn_is_no_part_of_the_inventory(node: Node) -> None:
+    for name in "abcdef":
+        node.commit(name)
+    link = node.link_up()
+    node.gone("d")
+    node.gone("e")
+    node.gone("f")
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc"), (PHASE_SYNC, ""), (PHASE_SYNC_END, ""), (PHASE_STREAM, "def")]
+
+
+def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.commit("b")
+    node.publisher.flush()
+    node.wait_for("b")
+    node.wait_for("a", seq=1)
+    assert node.publisher.backlog == 2
+    link.answer()
+    assert node.heard == ["a"]
+    link.answer()
+    assert node.heard == ["a", "b"]
+    node.wait_for("at once", seq=2)
+    assert node.heard[-1] == "at once"
+
+
+def test_an_answer_ahead_of_its_predecessors_makes_nothing_durable(node: Node) -> None:
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.commit("b")
+    node.publisher.flush()
+    node.wait_for("both")
+    link.answers.pop(1)(None)
+    assert node.heard == []
+    assert node.publisher.backlog == 2
+    link.answer()
+    assert node.heard == ["both"]
+
+
+def test_without_a_link_events_are_not_kept_and_who_waits_is_told_by_the_next_inventory(node: Node) -> None:
+    node.commit("a")
+    node.wait_for("a")
+    node.publisher.flush()
+    assert node.heard == []
+    link = node.link_up()
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "a"), (PHASE_SYNC_END, "")]
+    assert node.heard == ["a"]
+
+
+def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
+    old = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.wait_for("a")
+    node.publisher.link_down()
+    assert not node.publisher.is_synced
+    old.answer_all()
+    assert node.heard == []
+    new = node.link_up()
+    new.answer_all()
+    assert node.heard == ["a"]
+    assert node.synced == 2
+
+
+def test_a_new_link_takes_the_place_of_one_that_is_still_up(node: Node) -> None:
+    old = node.synced_link()
+    node.commit("a")
+    new = node.link_up(epoch=2)
+    node.publisher.flush()
+    assert old.said() == []
+    new.answer_all()
+    assert [message.epoch for message in new.sent] == [2, 2, 2]
+    assert new.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "a"), (PHASE_SYNC_END, "")]
+
+
+def test_a_refused_message_ends_the_link_and_is_told(node: Node) -> None:
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.commit("b")
+    link.answers.pop(0)(StaleEpoch("an older registration"))
+    assert [type(error) for error in node.refusals] == [StaleEpoch]
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "a")]
+    assert not node.publisher.is_synced
+
+
+def test_a_link_that_refuses_at_once_is_not_used_again(node: Node) -> None:
+    def send(message: Publish, answered: Answer) -> None:
+        answered(Unavailable("closed"))
+
+    node.publisher.link_up(send, 1, lambda: None)
+    assert len(node.refusals) == 1
+
+
+def test_who_waits_at_the_end_is_told_to_try_again(node: Node) -> None:
+    node.synced_link()
+    node.commit("a")
+    node.wait_for("a")
+    node.publisher.close()
+    assert node.heard == ["a: Unavailable"]
+    node.publisher.close()
+    assert len(node.heard) == 1
+
+
+def test_a_publisher_without_a_master_to_complain_to_survives_a_refusal() -> None:
+    publisher = Publisher(list, batch_events=1, max_in_flight=1)
+    answers: list[Answer] = []
+    publisher.link_up(lambda message, answered: answers.append(answered), 1, lambda: None)
+    answers[0](Unavailable("closed"))
+    assert not publisher.is_synced
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_however_often_the_link_breaks(seed: int) -> None:
+    choice = random.Random(seed)
+    node = Node(batch_events=choice.randint(1, 4), max_in_flight=choice.randint(1, 3))
+    link = node.link_up()
+    known: dict[str, int] = {}
+    named: set[str] = set()
+    durable_names: set[str] = set()
+    in_sync = False
+
+    def believe(message: Publish) -> None:
+        nonlocal in_sync
+        if message.phase == PHASE_SYNC_BEGIN:
+            in_sync = True
+            named.clear()
+        for key, kind, mask in zip(message.keys, message.kinds, message.tiers, strict=True):
+            name = key.decode()
+            if kind == EVENT_GONE:
+                known.pop(name, None)
+            else:
+                known[name] = mask
+                named.add(name)
+        if message.phase == PHASE_SYNC_END:
+            in_sync = False
+            for name in known.keys() - named:
+                del known[name]
+
+    def take(count: int) -> None:
+        for _ in range(min(count, len(link.answers))):
+            believe(link.sent.pop(0))
+            link.answers.pop(0)(None)
+
+    for step in range(200):
+        match choice.choice(("commit", "commit", "gone", "flush", "take", "take", "break")):
+            case "commit":
+                name = f"{step}"
+                node.commit(name)
+                node.wait_for(name)
+            case "gone" if node.blocks:
+                node.gone(choice.choice(list(node.blocks)))
+            case "flush":
+                node.publisher.flush()
+            case "take":
+                take(choice.randint(1, 3))
+            case "break" if choice.random() < 0.2:
+                node.publisher.link_down()
+                link = node.link_up()
+        durable_names = set(node.heard)
+        assert not in_sync or not node.publisher.is_synced
+        assert all(name in known for name in durable_names if name in node.blocks and not in_sync)
+    for _ in range(200):
+        node.publisher.flush()
+        take(9)
+    assert known.keys() == node.blocks.keys()
+    assert node.publisher.backlog == 0
+    assert len(node.heard) == len(set(node.heard))
+    assert set(node.heard) >= set(node.blocks)

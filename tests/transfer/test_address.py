@@ -1,0 +1,78 @@
+"""Promises of address.py."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.transfer.address import Address, connect, host_id, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7440", Address("127.0.0.1", 7440)),
+        ("master.example:0", Address("master.example", 0)),
+        ("[::1]:65535", Address("::1", 65535)),
+        ("unix:/run/kvstore/node.sock", Address(unix="/run/kvstore/node.sock")),
+    ],
+)
+def test_an_address_reads_back_as_it_is_written(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "[]:80", "host:x", "host:-1", "host:65536", "host:" + "9" * 5000])
+def test_anything_else_is_misuse_and_told_the_form(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_a_unix_address_needs_a_path() -> None:
+    with pytest.raises(InvalidArgument, match="needs a path"):
+        parse_address("unix:")
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_address_or_misuse(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except InvalidArgument:
+        return
+    assert parse_address(str(address)) == address
+
+
+def test_the_host_is_told_by_the_kernels_boot_id() -> None:
+    assert host_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_a_unix_socket_is_connected(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with connect(Address(unix=str(tmp_path / "s")), timeout_s=5) as sock:
+            assert sock.getpeername() == str(tmp_path / "s")
+
+
+def test_a_tcp_connection_does_not_wait_to_fill_segments() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, connect(Address(*listener.getsockname()), timeout_s=5) as sock:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_failed_connection_leaves_no_descriptor(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = Address(*listener.getsockname())
+    before = len(os.listdir("/proc/self/fd"))
+    for address in (Address(unix=str(tmp_path / "absent")), nobody):
+        with pytest.raises(OSError, match=r"No such file|refused"):
+            connect(address, timeout_s=5)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_cannot_be_a_hosts_is_an_os_error() -> None:
+    with pytest.raises(OSError, match="not a host name"):
+        connect(Address("a" * 64, 80), timeout_s=1)

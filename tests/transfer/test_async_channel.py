@@ -1,0 +1,311 @@
+"""The asyncio channel against a real daemon, and against peers that misbehave."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
+from kvstore.protocol.messages import Count, Failure, Flags, Hello, Message, Nodes, Ok, Put, Release, Slabs, Welcome
+from kvstore.transfer.address import Address
+from kvstore.transfer.async_channel import AsyncChannel
+from kvstore.transfer.channel import BUFFER_BYTES, Deadline
+from kvstore.transfer.session import Session
+from tests.transfer.daemon import Daemon, running
+
+Started = tuple[Daemon, Address, Address]
+BIG = os.urandom(3 << 20)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Started]:
+    with running(tmp_path) as started:
+        yield started
+
+
+def with_channel(address: Address, scenario: Callable[[AsyncChannel], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        channel = await AsyncChannel.open(address, Hello(1), Deadline(5))
+        try:
+            await scenario(channel)
+        finally:
+            channel.close()
+
+    asyncio.run(main())
+
+
+def with_peer(answer: Sequence[bytes], scenario: Callable[[AsyncChannel], Coroutine[Any, Any, None]]) -> None:
+    """A channel whose peer has sent these bytes already and then hung up."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.sendall(b"".join(answer))
+        theirs.shutdown(socket.SHUT_WR)
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        await scenario(channel)
+        channel.close()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def frame(message: Message, request_id: int = 1, payload_bytes: int = 0) -> bytes:
+    body = message.pack()
+    return pack_header(message.TYPE, request_id, len(body), payload_bytes) + body
+
+
+def values(*parts: bytes) -> Callable[[Session, Header, Message], None]:
+    return lambda session, header, message: session.reply(header.request_id, Ok(), parts)
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_large_payloads_go_both_ways_over_tcp_and_unix(daemon: Started, unix: bool) -> None:
+    daemon[0].on_nodes = values(BIG, b"tail", b"x" * 1000)
+
+    async def scenario(channel: AsyncChannel) -> None:
+        put = Put("", [b"k"], [len(BIG)], [1], [1], [b""])
+        assert await channel.call(put, Count, Deadline(5), [memoryview(BIG)]) == Count(len(BIG))
+        await channel.call(Nodes(), Ok, Deadline(5))
+        big, tail, rest = bytearray(len(BIG)), bytearray(4), bytearray(1000)
+        await channel.read_into([memoryview(big), memoryview(tail)], Deadline(5))
+        await channel.read_into([memoryview(rest)], Deadline(5))
+        assert bytes(big + tail + rest) == BIG + b"tail" + b"x" * 1000
+
+    with_channel(daemon[2] if unix else daemon[1], scenario)
+    assert daemon[0].received == BIG
+
+
+def test_an_unread_payload_forbids_the_next_call(daemon: Started) -> None:
+    daemon[0].on_nodes = values(b"abc")
+
+    async def scenario(channel: AsyncChannel) -> None:
+        await channel.call(Nodes(), Ok, Deadline(5))
+        with pytest.raises(ProtocolError, match="not read"):
+            await channel.call(Nodes(), Ok, Deadline(5))
+        assert not channel.is_open
+
+    with_channel(daemon[1], scenario)
+
+
+def test_reading_more_than_the_payload_is_a_protocol_error(daemon: Started) -> None:
+    daemon[0].on_nodes = values(b"abc")
+
+    async def scenario(channel: AsyncChannel) -> None:
+        await channel.call(Nodes(), Ok, Deadline(5))
+        with pytest.raises(ProtocolError):
+            await channel.read_into([memoryview(bytearray(4))], Deadline(5))
+
+    with_channel(daemon[1], scenario)
+
+
+def test_descriptors_come_along_and_are_the_callers(daemon: Started) -> None:
+    async def scenario(channel: AsyncChannel) -> None:
+        answer, fds = await channel.call_for_fds(Slabs([1, 0, 2]), Deadline(5))
+        assert list(answer.sizes) == [4096, 0, 4096]
+        assert len(fds) == 2
+        for fd in fds:
+            os.close(fd)
+
+    with_channel(daemon[2], scenario)
+
+
+def test_a_posted_message_arrives(daemon: Started) -> None:
+    async def scenario(channel: AsyncChannel) -> None:
+        await channel.post(Release([7]))
+        await asyncio.to_thread(daemon[0].heard.wait, 5)
+
+    with_channel(daemon[1], scenario)
+    assert daemon[0].released == [7]
+
+
+def test_the_peers_typed_error_leaves_the_channel_usable(daemon: Started) -> None:
+    def refuse(session: Session, header: Header, message: Message) -> None:
+        raise InvalidArgument("not so")
+
+    async def scenario(channel: AsyncChannel) -> None:
+        daemon[0].on_nodes = refuse
+        with pytest.raises(InvalidArgument, match="not so"):
+            await channel.call(Nodes(), Ok, Deadline(5))
+        daemon[0].on_nodes = values()
+        assert await channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+
+    with_channel(daemon[1], scenario)
+
+
+def test_no_answer_in_time_closes_the_channel(daemon: Started) -> None:
+    daemon[0].on_nodes = lambda session, header, message: None
+
+    async def scenario(channel: AsyncChannel) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await channel.call(Nodes(), Ok, Deadline(0.02))
+        assert not channel.is_open
+
+    with_channel(daemon[1], scenario)
+
+
+def test_a_cancelled_call_closes_the_channel(daemon: Started) -> None:
+    daemon[0].on_nodes = lambda session, header, message: None
+
+    async def scenario(channel: AsyncChannel) -> None:
+        call = asyncio.create_task(channel.call(Nodes(), Ok, Deadline(5)))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not channel.is_open
+
+    with_channel(daemon[1], scenario)
+
+
+def test_a_peer_that_hangs_up_is_unavailable(daemon: Started) -> None:
+    daemon[0].on_nodes = lambda session, header, message: session.close()
+
+    async def scenario(channel: AsyncChannel) -> None:
+        with pytest.raises(Unavailable):
+            await channel.call(Nodes(), Ok, Deadline(5))
+
+    with_channel(daemon[1], scenario)
+
+
+def test_a_refused_hello_is_passed_on(daemon: Started) -> None:
+    daemon[0].refusal = Unauthorized("no")
+    with pytest.raises(Unauthorized):
+        asyncio.run(AsyncChannel.open(daemon[1], Hello(1), Deadline(5)))
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_nobody_there_is_unavailable(tmp_path: Path, unix: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = Address(unix=str(tmp_path / "none")) if unix else Address("127.0.0.1", port)
+    with pytest.raises(Unavailable, match="cannot connect"):
+        asyncio.run(AsyncChannel.open(address, Hello(1), Deadline(5)))
+
+
+def test_a_deadline_that_is_over_is_exceeded_before_connecting() -> None:
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(AsyncChannel.open(Address("127.0.0.1", 1), Hello(1), Deadline(0)))
+
+
+def test_a_connect_that_takes_too_long_is_exceeded(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "full"))
+        listener.listen(0)
+        waiting = []
+        try:
+            while True:  # until the backlog is full, and a connection would wait
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(str(tmp_path / "full"))
+        except BlockingIOError:
+            pass
+        with pytest.raises((DeadlineExceeded, Unavailable)):
+            asyncio.run(AsyncChannel.open(Address(unix=str(tmp_path / "full")), Hello(1), Deadline(0.05)))
+        for sock in waiting:
+            sock.close()
+
+
+GARBAGE = [
+    b"x" * HEADER_BYTES,
+    frame(Flags(b"\1")),
+    frame(Ok(), request_id=9),
+    pack_header(Ok.TYPE, 1, 3) + b"abc",
+    pack_header(Failure.TYPE, 1, 1) + b"a",
+]
+
+
+@pytest.mark.parametrize("answer", GARBAGE, ids=["noise", "another type", "another request", "a body too long", "a torn failure"])
+def test_an_answer_that_is_none_closes_the_channel(answer: bytes) -> None:
+    async def scenario(channel: AsyncChannel) -> None:
+        with pytest.raises(ProtocolError):
+            await channel.call(Nodes(), Ok, Deadline(5))
+        assert not channel.is_open
+
+    with_peer([answer], scenario)
+
+
+def test_a_failure_for_no_request_ends_the_channel() -> None:
+    async def scenario(channel: AsyncChannel) -> None:
+        with pytest.raises(ProtocolError, match="cannot read"):
+            await channel.call(Nodes(), Ok, Deadline(5))
+        assert not channel.is_open
+
+    with_peer([frame(Failure(602, "cannot read you"), request_id=0)], scenario)
+
+
+def test_a_payload_cut_short_is_unavailable() -> None:
+    async def scenario(channel: AsyncChannel) -> None:
+        await channel.call(Nodes(), Ok, Deadline(5))
+        with pytest.raises(Unavailable, match="within a payload"):
+            await channel.read_into([memoryview(bytearray(100))], Deadline(5))
+
+    with_peer([frame(Ok(), payload_bytes=100), b"x" * 50], scenario)
+
+
+def test_answers_of_any_size_one_after_another_are_read_whole() -> None:
+    large = Flags(b"\1" * (BUFFER_BYTES + 5))
+
+    async def scenario(channel: AsyncChannel) -> None:
+        for size in (3, len(large.flags), BUFFER_BYTES - 40, 30, 3):
+            assert len((await channel.call(Nodes(), Flags, Deadline(5))).flags) == size
+
+    sizes = (3, len(large.flags), BUFFER_BYTES - 40, 30, 3)
+    with_peer([frame(Flags(b"\1" * size), request_id=i + 1) for i, size in enumerate(sizes)], scenario)
+
+
+def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
+    async def hung_up(channel: AsyncChannel) -> None:
+        with pytest.raises(Unavailable):
+            await channel.call_for_fds(Slabs([1]), Deadline(5))
+
+    with_peer([], hung_up)
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        fd = os.memfd_create("slab")
+        socket.send_fds(theirs, [frame(Welcome(1, "x"))], [fd])
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ProtocolError):
+            await channel.call_for_fds(Slabs([1]), Deadline(5))
+        assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
+        theirs.close()
+        os.close(fd)
+
+    asyncio.run(main())
+
+
+def test_posting_on_a_broken_connection_closes_the_channel_and_says_nothing() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.close()
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        await channel.post(Release([1]))
+        assert not channel.is_open
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_post_closes_the_channel() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        post = asyncio.create_task(channel.post(Release([1] * 60_000)))
+        await asyncio.sleep(0)
+        post.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await post
+        assert not channel.is_open
+        theirs.close()
+
+    asyncio.run(main())

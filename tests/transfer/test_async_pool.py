@@ -1,0 +1,118 @@
+"""The pool of one event loop against a real daemon."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Unauthorized, Unavailable
+from kvstore.protocol.messages import Hello, Nodes, Ok
+from kvstore.transfer.address import Address
+from kvstore.transfer.async_pool import AsyncPool
+from kvstore.transfer.channel import Deadline
+from tests.transfer.daemon import Daemon, running
+
+Started = tuple[Daemon, Address, Address]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Started]:
+    with running(tmp_path) as started:
+        yield started
+
+
+def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+        try:
+            await scenario(pool)
+        finally:
+            pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_channel_is_opened_once_and_reused(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        for expected in (False, True):
+            with await pool.take(daemon[1], Deadline(5)) as loan:
+                assert loan.reused is expected
+                assert await loan.channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+        assert pool.counts(daemon[1]) == (0, 1)
+
+    with_pool(scenario)
+
+
+def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        first, second = await pool.take(daemon[2], Deadline(5)), await pool.take(daemon[2], Deadline(5))
+        waiting = asyncio.create_task(pool.take(daemon[2], Deadline(5)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        first.give_back()
+        third = await waiting
+        assert third.reused
+        with pytest.raises(DeadlineExceeded):
+            await pool.take(daemon[2], Deadline(0.01))
+        second.discard()
+        third.give_back()
+
+    with_pool(scenario)
+
+
+def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        loans = [await pool.take(daemon[2], Deadline(5)) for _ in range(2)]
+        waiting = asyncio.create_task(pool.take(daemon[2], Deadline(5)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        for loan in loans:
+            loan.give_back()
+        assert pool.counts(daemon[2]) == (0, 2)
+
+    with_pool(scenario)
+
+
+def test_waiters_hear_that_the_pool_was_closed(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        loans = [await pool.take(daemon[2], Deadline(5)) for _ in range(2)]
+        waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(5))) for _ in range(2)]
+        await asyncio.sleep(0)
+        pool.close()
+        pool.close()
+        for task in waiting:
+            with pytest.raises(Closed):
+                await task
+        for loan in loans:
+            loan.give_back()
+            assert not loan.channel.is_open
+
+    with_pool(scenario)
+
+
+def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        daemon[0].refusal = Unauthorized("no")
+        for _ in range(3):
+            with pytest.raises(Unauthorized):
+                await pool.take(daemon[1], Deadline(5))
+        assert pool.counts(daemon[1]) == (0, 0)
+
+    with_pool(scenario)
+
+
+def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = Address("127.0.0.1", server.getsockname()[1])
+            with pytest.raises(Unavailable, match="does not answer"):
+                await pool.take(address, Deadline(5))
+            with pytest.raises(DeadlineExceeded):
+                await pool.take(address, Deadline(0.02))
+
+    with_pool(scenario)

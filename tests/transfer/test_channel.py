@@ -1,0 +1,509 @@
+"""Promises of channel.py, against peers that the tests play on the other end of a real socket.
+
+Most answers lie in the socket before they are asked for: a channel's request ids count from 1, so no second thread is needed.
+"""
+
+import array
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, pack_header
+from kvstore.protocol.messages import SERVER_NODE, Count, Exists, Failure, Flags, Hello, Message, Ok, Put, Release, SlabFds, Slabs, Welcome
+from kvstore.transfer.address import Address, parse_address
+from kvstore.transfer.channel import BUFFER_BYTES, MAX_VECTORS, Channel, Deadline
+from tests.transfer.wires import frame, read_exactly, read_frame
+
+SOON_S = 0.03
+EXISTS = Exists([b"key"])
+
+
+class Line:
+    def __init__(self) -> None:
+        mine, self.peer = socket.socketpair()
+        self.peer.settimeout(10)
+        self.channel = Channel(Address(unix="/the/peer"), mine)
+
+    def exists(self, timeout_s: float = 10) -> Flags:
+        return self.channel.call(EXISTS, Flags, Deadline(timeout_s))
+
+    def close(self) -> None:
+        self.channel.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Runs what the peer does meanwhile; it has ended when the test has."""
+    threads: list[threading.Thread] = []
+
+    def start(function: Callable[[], object]) -> None:
+        threads.append(threading.Thread(target=function))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- asking ---
+
+
+def test_a_call_sends_one_frame_with_its_deadline_and_returns_the_answer(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    assert line.exists(5) == Flags(b"\1")
+    header, message, _ = read_frame(line.peer)
+    assert (header.request_id, message) == (1, EXISTS)
+    assert 4_900 < header.deadline_ms <= 5_001
+
+
+def test_calls_count_their_ids_and_these_wrap_without_zero(line: Line) -> None:
+    line.channel._request_id = 0xFFFFFFFE
+    for request_id in (0xFFFFFFFF, 1, 2):
+        line.peer.sendall(frame(Flags(b""), request_id))
+        line.exists()
+
+
+def test_a_deadline_far_away_is_cut_to_the_protocols_limit(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b""), 1))
+    line.exists(1e6)
+    assert read_frame(line.peer)[0].deadline_ms == MAX_DEADLINE_MS
+
+
+def test_the_peers_typed_error_is_raised_and_the_channel_stays_usable(line: Line) -> None:
+    line.peer.sendall(frame(Failure(Full.code, "no room"), 1) + frame(Flags(b"\0"), 2))
+    with pytest.raises(Full, match="no room"):
+        line.exists()
+    assert line.exists() == Flags(b"\0")
+
+
+def test_a_deadline_that_the_peer_reports_leaves_the_channel_usable(line: Line) -> None:
+    line.peer.sendall(frame(Failure(DeadlineExceeded.code, "the catalog was late"), 1))
+    with pytest.raises(DeadlineExceeded, match="the catalog was late"):
+        line.exists()
+    assert line.channel.is_open
+
+
+def test_an_answer_may_come_byte_by_byte(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    def trickle() -> None:
+        for byte in frame(Flags(bytes(50)), 1):
+            line.peer.sendall(bytes([byte]))
+
+    background(trickle)
+    assert line.exists() == Flags(bytes(50))
+
+
+def test_a_large_answer_gets_room_which_goes_again(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    keys = bytes(65_536) * 16
+    background(lambda: line.peer.sendall(frame(Flags(keys), 1) + frame(Flags(b""), 2)))
+    assert line.exists().flags == keys
+    line.exists()
+    line.peer.sendall(frame(Flags(b""), 3))
+    line.exists()
+    assert len(line.channel._buffer) == BUFFER_BYTES
+
+
+def test_answers_that_end_at_the_buffers_end_are_moved_to_its_start(line: Line) -> None:
+    answer = Flags(bytes(20_000))
+    line.peer.sendall(b"".join(frame(answer, request_id) for request_id in range(1, 6)))
+    for _ in range(5):
+        assert line.exists() == answer
+
+
+def test_values_are_sent_from_many_buffers_whatever_the_socket_takes(
+    line: Line, background: Callable[[Callable[[], object]], None]
+) -> None:
+    parts = [os.urandom(10_000) for _ in range(MAX_VECTORS // 2)] + [b"", b"end"] + [b"x"] * MAX_VECTORS
+    value = b"".join(parts)
+    received: list[tuple[Message, bytes]] = []
+
+    def serve() -> None:
+        received.append(read_frame(line.peer)[1:])
+        line.peer.sendall(frame(Flags(b"\1"), 1))
+
+    background(serve)
+    put = Put("", [b"k"], [len(value)], [0], [0], [b""])
+    assert line.channel.call(put, Flags, Deadline(10), [memoryview(part) for part in parts]) == Flags(b"\1")
+    assert received[0][1] == value
+
+
+def test_a_message_without_an_answer_is_sent_with_id_zero(line: Line) -> None:
+    line.channel.post(Release([3]))
+    header, message, _ = read_frame(line.peer)
+    assert (header.request_id, message.pack()) == (0, Release([3]).pack())
+
+
+def test_a_post_to_a_peer_that_is_gone_closes_the_channel_quietly(line: Line) -> None:
+    line.peer.close()
+    line.channel.post(Release([3]))
+    assert not line.channel.is_open
+    line.channel.post(Release([3]))
+
+
+# --- values of an answer ---
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.lists(st.integers(1, 1_500), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_values_arrive_in_their_views_however_the_bytes_come(sizes: list[int], cuts: list[int]) -> None:
+    line = Line()
+    value = bytes(index % 251 for index in range(sum(sizes)))
+    data = frame(Ok(), 1, value) + frame(Flags(b""), 2)
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+
+    def serve() -> None:
+        for start, end in itertools.pairwise(edges):
+            line.peer.sendall(data[start:end])
+
+    peer = threading.Thread(target=serve)
+    peer.start()
+    deadline = Deadline(10)
+    line.channel.call(EXISTS, Ok, deadline)
+    memory = bytearray(len(value))
+    views, at = [], 0
+    for size in sizes:
+        views.append(memoryview(memory)[at : at + size])
+        at += size
+    line.channel.read_into(views[:1], deadline)
+    line.channel.read_into(views[1:], deadline)
+    assert memory == value
+    assert line.exists() == Flags(b"")
+    peer.join()
+    line.close()
+
+
+def test_large_values_arrive_in_many_views(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    value = os.urandom(1 << 20)
+    background(lambda: line.peer.sendall(frame(Ok(), 1, value)))
+    memory = bytearray(len(value))
+    line.channel.call(EXISTS, Ok, Deadline(10))
+    line.channel.read_into([memoryview(memory)[at : at + 1024] for at in range(0, 1 << 20, 1024)], Deadline(10))
+    assert memory == value
+
+
+def test_a_peer_that_sends_fewer_values_than_belong_is_refused(line: Line) -> None:
+    line.peer.sendall(frame(Ok(), 1, b"four"))
+    line.channel.call(EXISTS, Ok, Deadline(10))
+    with pytest.raises(ProtocolError, match="sent 4 bytes of values where more belong"):
+        line.channel.read_into([memoryview(bytearray(5))], Deadline(10))
+    assert not line.channel.is_open
+
+
+def test_values_left_unread_end_the_channel_at_the_next_call(line: Line) -> None:
+    line.peer.sendall(frame(Ok(), 1, b"four"))
+    line.channel.call(EXISTS, Ok, Deadline(10))
+    with pytest.raises(ProtocolError, match="payload was not read"):
+        line.exists()
+    assert not line.channel.is_open
+
+
+# --- deadlines ---
+
+
+def test_a_deadline_that_has_passed_sends_nothing_and_leaves_the_channel_usable(line: Line) -> None:
+    with pytest.raises(DeadlineExceeded, match="within the deadline of 0 s"):
+        line.exists(0)
+    assert line.channel.is_open
+    line.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        line.peer.recv(1)
+
+
+@pytest.mark.parametrize("sent", [0, 5, HEADER_BYTES + 2])
+def test_a_peer_that_stops_within_its_answer_is_left_at_the_deadline(line: Line, sent: int) -> None:
+    line.peer.sendall(frame(Flags(bytes(9)), 1)[:sent])
+    with pytest.raises(DeadlineExceeded, match=r"deadline of 0\.03 s"):
+        line.exists(SOON_S)
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_stops_within_its_values_is_left_at_the_deadline(line: Line) -> None:
+    line.peer.sendall(frame(Ok(), 1, b"value")[:-1])
+    deadline = Deadline(SOON_S)
+    line.channel.call(EXISTS, Ok, deadline)
+    with pytest.raises(DeadlineExceeded):
+        line.channel.read_into([memoryview(bytearray(5))], deadline)
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_does_not_read_is_left_at_the_deadline(line: Line) -> None:
+    with pytest.raises(DeadlineExceeded):
+        line.channel.call(EXISTS, Flags, Deadline(SOON_S), [bytes(8 << 20)])
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_is_late_with_descriptors_is_left_at_the_deadline(line: Line) -> None:
+    with pytest.raises(DeadlineExceeded):
+        line.channel.call_for_fds(Slabs([1]), Deadline(SOON_S))
+    assert not line.channel.is_open
+
+
+def test_a_short_deadline_does_not_shorten_a_later_long_one(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    line.exists(SOON_S)
+    late = threading.Event()
+    background(lambda: (late.wait(3 * SOON_S), line.peer.send(frame(Flags(b"\2"), 2))))
+    assert line.exists(10) == Flags(b"\2")
+
+
+def test_a_long_deadline_does_not_lengthen_a_later_short_one(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    line.exists(60)
+    with pytest.raises(DeadlineExceeded):
+        line.exists(SOON_S)
+
+
+def test_a_short_deadline_does_not_cut_off_a_later_large_request(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    line.exists(SOON_S)
+    value, late, received = os.urandom(2 << 20), threading.Event(), bytearray()
+
+    def read_late() -> None:
+        late.wait(4 * SOON_S)
+        read_frame(line.peer)
+        received.extend(read_frame(line.peer)[2])
+        line.peer.sendall(frame(Flags(b"\2"), 2))
+
+    background(read_late)
+    assert line.channel.call(EXISTS, Flags, Deadline(10), [value]) == Flags(b"\2")
+    assert received == value
+
+
+# --- peers that break or lie ---
+
+
+@pytest.mark.parametrize("sent", range(0, HEADER_BYTES + 4 + 1 + 5, 3))
+def test_a_peer_that_closes_within_its_answer_is_unavailable(line: Line, sent: int) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1, b"value")[:sent])
+    line.peer.shutdown(socket.SHUT_WR)
+    with pytest.raises(Unavailable, match="the connection to unix:/the/peer broke: the peer closed the connection"):
+        line.exists()
+        line.channel.read_into([memoryview(bytearray(5))], Deadline(10))
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_is_gone_is_unavailable(line: Line) -> None:
+    line.peer.close()
+    with pytest.raises(Unavailable, match="broke"):
+        line.exists()
+    with pytest.raises(Unavailable, match="broke"):
+        line.exists()
+    line.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (frame(Count(1), 1), "type 6 where Flags belongs"),
+        (frame(Flags(b"\1"), 2), "type 5 where Flags belongs"),
+        (frame(Failure(Full.code, "another's"), 9), "type 3 where Flags belongs"),
+        (frame(Failure(Full.code, "with values"), 1, b"value"), "type 3 where Flags belongs"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a kvstore frame"),
+        (frame(Flags(b""), 1)[:2] + bytes([VERSION + 1]) + frame(Flags(b""), 1)[3:], f"version {VERSION + 1}, this side speaks {VERSION}"),
+        (pack_header(Flags.TYPE, 1, 1 << 31), "over the limit"),
+        (pack_header(Flags.TYPE, 1, 2) + b"ab", "ends where"),
+        (pack_header(Flags.TYPE, 1, 5) + b"\0\0\0\0x", "1 bytes more"),
+        (pack_header(Failure.TYPE, 1, 1) + b"x", "ends where"),
+    ],
+)
+def test_any_other_answer_is_a_protocol_error_and_ends_the_channel(line: Line, answer: bytes, why: str) -> None:
+    line.peer.sendall(answer)
+    with pytest.raises(ProtocolError, match=why):
+        line.exists()
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_could_not_read_us_is_quoted_and_the_channel_ends(line: Line) -> None:
+    line.peer.sendall(frame(Failure(ProtocolError.code, "speaks version 9"), 0))
+    with pytest.raises(ProtocolError, match="speaks version 9"):
+        line.exists()
+    assert not line.channel.is_open
+
+
+def test_an_announced_length_takes_no_memory(line: Line) -> None:
+    line.peer.sendall(pack_header(Flags.TYPE, 1, 32 << 20))
+    with pytest.raises(DeadlineExceeded):
+        line.exists(SOON_S)
+    assert len(line.channel._buffer) == BUFFER_BYTES
+
+
+@given(st.binary(min_size=1, max_size=100))
+@settings(max_examples=50, deadline=None)
+def test_no_bytes_of_a_peer_raise_anything_but_our_errors(garbage: bytes) -> None:
+    line = Line()
+    line.peer.sendall(garbage)
+    line.peer.shutdown(socket.SHUT_WR)
+    with pytest.raises((ProtocolError, Unavailable)):
+        line.exists()
+    line.close()
+
+
+# --- descriptors ---
+
+
+def send_slabs(line: Line, sizes: list[int], fds: list[int], request_id: int = 1) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    line.peer.sendmsg([frame(SlabFds(sizes), request_id)], ancillary)
+
+
+@pytest.fixture
+def slab(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "slab").write_bytes(b"slab")
+    fd = os.open(tmp_path / "slab", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_descriptors_come_with_their_answer(line: Line, slab: int) -> None:
+    send_slabs(line, [4, 0, 4], [slab, slab])
+    answer, fds = line.channel.call_for_fds(Slabs([1, 2, 3]), Deadline(10))
+    assert list(answer.sizes) == [4, 0, 4]
+    assert [os.pread(fd, 9, 0) for fd in fds] == [b"slab", b"slab"]
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_an_answer_without_descriptors_is_fine_when_all_slabs_are_gone(line: Line) -> None:
+    send_slabs(line, [0], [])
+    assert line.channel.call_for_fds(Slabs([1]), Deadline(10))[1] == []
+
+
+@pytest.mark.parametrize("sizes", [[], [4, 4]])
+def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_leaks(line: Line, slab: int, sizes: list[int]) -> None:
+    before = open_descriptors()
+    send_slabs(line, sizes, [slab])
+    with pytest.raises(ProtocolError, match="1 descriptors for slabs of"):
+        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+    assert open_descriptors() == before - 1, "the channel's own socket is closed too"
+
+
+def test_descriptors_of_an_answer_that_cannot_be_read_do_not_leak(line: Line, slab: int) -> None:
+    before = open_descriptors()
+    send_slabs(line, [4], [slab], request_id=77)
+    with pytest.raises(ProtocolError):
+        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+    assert open_descriptors() == before - 1
+
+
+def test_a_typed_error_instead_of_descriptors_leaves_the_channel_usable(line: Line) -> None:
+    line.peer.sendall(frame(Failure(Unauthorized.code, "not yours"), 1))
+    with pytest.raises(Unauthorized):
+        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+    line.peer.sendall(frame(Flags(b""), 2))
+    line.exists()
+
+
+def test_a_peer_that_closes_instead_of_sending_descriptors_is_unavailable(line: Line) -> None:
+    line.peer.shutdown(socket.SHUT_WR)
+    with pytest.raises(Unavailable):
+        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+    assert not line.channel.is_open
+
+
+def test_a_connection_reset_before_the_descriptors_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        channel = Channel(Address(*listener.getsockname()), socket.create_connection(listener.getsockname()))
+        peer, _ = listener.accept()
+    channel._send(Slabs([1]), Deadline(10))
+    read_exactly(peer, HEADER_BYTES)
+    peer.close()  # with bytes unread: a reset
+    with pytest.raises(Unavailable):
+        channel.call_for_fds(Slabs([1]), Deadline(10))
+    assert not channel.is_open
+
+
+# --- giving the connection away ---
+
+
+def test_a_connection_can_be_given_away_between_calls(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    line.exists()
+    with line.channel.detach() as sock:
+        assert not line.channel.is_open
+        line.channel.close()
+        sock.sendall(b"still open")
+        assert line.peer.recv(100).endswith(b"still open")
+
+
+def test_a_connection_whose_peer_spoke_unasked_is_not_given_away(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1) + frame(EXISTS, 1))
+    line.exists()
+    with pytest.raises(Unavailable, match="spoke before it was asked"):
+        line.channel.detach()
+    assert not line.channel.is_open
+
+
+# --- opening ---
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def answering(listener: socket.socket, answer: bytes) -> Callable[[], None]:
+    def serve() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            read_frame(sock)
+            sock.sendall(answer)
+            sock.recv(1)
+
+    return serve
+
+
+def test_opening_introduces_and_keeps_who_answered(listener: socket.socket, background: Callable[[Callable[[], object]], None]) -> None:
+    background(answering(listener, frame(Welcome(SERVER_NODE, "node-1"), 1)))
+    channel = Channel.open(parse_address(f"127.0.0.1:{listener.getsockname()[1]}"), Hello(1), Deadline(10))
+    assert channel.welcome == Welcome(SERVER_NODE, "node-1")
+    channel.close()
+
+
+def test_a_refusal_is_raised_and_leaves_no_descriptor(listener: socket.socket, background: Callable[[Callable[[], object]], None]) -> None:
+    background(answering(listener, frame(Failure(Unauthorized.code, "wrong token"), 1)))
+    with pytest.raises(Unauthorized, match="wrong token"):
+        Channel.open(Address(*listener.getsockname()), Hello(1), Deadline(10))
+
+
+def test_nobody_there_is_unavailable_by_name(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with pytest.raises(Unavailable, match=f"cannot connect to unix:{tmp_path}/absent: No such file"):
+        Channel.open(Address(unix=str(tmp_path / "absent")), Hello(1), Deadline(10))
+    assert open_descriptors() == before
+
+
+def test_a_connection_that_does_not_come_about_ends_at_the_deadline() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        with socket.create_connection(full.getsockname()), pytest.raises(DeadlineExceeded):
+            Channel.open(Address(*full.getsockname()), Hello(1), Deadline(SOON_S))
+
+
+def test_a_peer_that_does_not_welcome_is_left_at_the_deadline(listener: socket.socket) -> None:
+    before = open_descriptors()
+    with pytest.raises(DeadlineExceeded):
+        Channel.open(Address(*listener.getsockname()), Hello(1), Deadline(SOON_S))
+    assert open_descriptors() == before

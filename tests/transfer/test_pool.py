@@ -1,0 +1,204 @@
+"""The bookkeeping on its own, then the pool against a real daemon."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, Unauthorized, Unavailable
+from kvstore.protocol.messages import Hello, Nodes, Ok, Welcome
+from kvstore.transfer.address import Address
+from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.pool import Loan, Pool, Shelf, connect_failed
+from tests.transfer.daemon import Daemon, running
+
+HELLO = Hello(1, "tenant", "token", "me")
+A, B = Address("a", 1), Address("b", 1)
+
+
+class Item:
+    """What the shelf needs of a channel."""
+
+    def __init__(self, address: Address = A) -> None:
+        self.address = address
+        self.is_open = True
+        self.welcome = Welcome(1, "x")
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def test_the_last_given_back_is_the_first_lent() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=60)
+    items = [Item(), Item()]
+    for _ in items:
+        assert shelf.lend(A) == (True, None)
+    for item in items:
+        shelf.give_back(item, 0)
+    assert shelf.counts(A) == (0, 2)
+    assert shelf.lend(A) == (True, items[1])
+    assert shelf.lend(B) == (True, None)
+    assert shelf.counts(A) == (1, 1)
+    assert shelf.counts(Address("c", 1)) == (0, 0)
+
+
+def test_no_more_than_the_maximum_is_lent_to_one_address() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
+    shelf.lend(A)
+    assert (shelf.lend(A), shelf.lend(B)) == ((False, None), (True, None))
+    shelf.not_opened(A)
+    assert shelf.lend(A) == (True, None)
+
+
+def test_broken_channels_are_dropped() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
+    shelf.lend(A)
+    broken = Item()
+    broken.close()
+    shelf.give_back(broken, 0)
+    assert shelf.counts(A) == (0, 0)
+
+
+def test_channels_idle_for_the_time_to_live_are_closed_whatever_their_address() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
+    old, young, other = Item(), Item(), Item(B)
+    for item in (old, young, other):
+        shelf.lend(item.address)
+    shelf.give_back(old, 0)
+    shelf.give_back(young, 4_000_000_000)
+    shelf.give_back(other, 10_000_000_000)
+    assert [item.is_open for item in (old, young, other)] == [False, True, True]
+
+
+def test_a_closed_shelf_closes_the_idle_at_once_and_the_lent_when_they_come_back() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
+    idle, lent = Item(), Item()
+    shelf.lend(A)
+    shelf.lend(A)
+    shelf.give_back(idle, 0)
+    shelf.close()
+    assert (idle.is_open, lent.is_open) == (False, True)
+    shelf.give_back(lent, 0)
+    assert not lent.is_open
+    with pytest.raises(Closed):
+        shelf.lend(A)
+
+
+def test_an_attempt_that_ran_out_of_time_is_the_operations_end_only_if_its_deadline_is_over() -> None:
+    error = DeadlineExceeded("slow")
+    assert connect_failed(error, A, Deadline(0.0)) is error
+    assert isinstance(connect_failed(error, A, Deadline(5.0)), Unavailable)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
+    with running(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+    yield pool
+    pool.close()
+
+
+Started = tuple[Daemon, Address, Address]
+
+
+def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) -> None:
+    for _ in range(3):
+        with pool.take(daemon[1], Deadline(5)) as loan:
+            assert loan.channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+    assert loan.reused
+    assert [(hello.tenant, hello.token, hello.name) for hello in daemon[0].hellos] == [("tenant", "token", "me")]
+    assert loan.channel.welcome.epoch == 42
+
+
+def test_giving_back_twice_lends_once(daemon: Started, pool: Pool) -> None:
+    loan = pool.take(daemon[1], Deadline(5))
+    loan.give_back()
+    loan.give_back()
+    assert pool.counts(daemon[1]) == (0, 1)
+
+
+def test_a_kvstore_error_keeps_the_channel_and_any_other_closes_it(daemon: Started, pool: Pool) -> None:
+    with pytest.raises(InvalidArgument), pool.take(daemon[1], Deadline(5)):
+        raise InvalidArgument("the caller's")
+    assert pool.counts(daemon[1]) == (0, 1)
+    with pytest.raises(KeyboardInterrupt), pool.take(daemon[1], Deadline(5)):
+        raise KeyboardInterrupt
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_a_discarded_channel_is_closed(daemon: Started, pool: Pool) -> None:
+    loan = pool.take(daemon[1], Deadline(5))
+    loan.discard()
+    assert not loan.channel.is_open
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, pool: Pool) -> None:
+    first, second = pool.take(daemon[2], Deadline(5)), pool.take(daemon[2], Deadline(5))
+    taken: list[Loan[Channel]] = []
+    waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(5))))
+    waiter.start()
+    while not pool._waiting:
+        assert waiter.is_alive()
+    first.give_back()
+    waiter.join()
+    [third] = taken
+    assert third.reused
+    with pytest.raises(DeadlineExceeded):
+        pool.take(daemon[2], Deadline(0.01))
+    second.give_back()
+    third.give_back()
+
+
+def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) -> None:
+    loans = [pool.take(daemon[2], Deadline(5)) for _ in range(2)]
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pool.take(daemon[2], Deadline(5))
+        except Closed as error:
+            heard.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not pool._waiting:
+        assert waiter.is_alive()
+    pool.close()
+    waiter.join()
+    assert len(heard) == 1
+    for loan in loans:
+        loan.give_back()
+        assert not loan.channel.is_open
+
+
+def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) -> None:
+    daemon[0].refusal = Unauthorized("no")
+    for _ in range(5):
+        with pytest.raises(Unauthorized):
+            pool.take(daemon[1], Deadline(5))
+    assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_nobody_there_is_unavailable(pool: Pool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(Unavailable):
+        pool.take(Address("127.0.0.1", port), Deadline(5))
+
+
+def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline(pool: Pool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
+        pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(5))
+
+
+def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: Pool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineExceeded):
+        pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(0.02))

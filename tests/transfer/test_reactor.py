@@ -1,0 +1,229 @@
+"""Promises of reactor.py, with real descriptors and threads; only timers get a clock of their own."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor
+
+SECOND_NS = 1_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reactor(clock: Clock) -> Iterator[Reactor]:
+    reactor = Reactor(clock)
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Reactor]:
+    reactor = Reactor()
+    thread = threading.Thread(target=reactor.run)
+    thread.start()
+    yield reactor
+    reactor.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    reactor.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_a_ready_descriptor_calls_its_callback_until_it_is_unregistered(reactor: Reactor, pipe: tuple[int, int]) -> None:
+    seen: list[int] = []
+    reactor.register(pipe[0], seen.append)
+    reactor.run_once(0)
+    assert seen == []
+    os.write(pipe[1], b"x")
+    reactor.run_once(0)
+    reactor.run_once(0)
+    assert seen == [READABLE, READABLE]
+    reactor.unregister(pipe[0])
+    reactor.unregister(pipe[0])
+    reactor.run_once(0)
+    assert len(seen) == 2
+
+
+def test_the_events_waited_for_can_be_changed(reactor: Reactor, pipe: tuple[int, int]) -> None:
+    seen: list[int] = []
+    reactor.register(pipe[1], seen.append, WRITABLE)
+    reactor.run_once(0)
+    reactor.modify(pipe[1], 0)
+    reactor.run_once(0)
+    assert seen == [WRITABLE]
+
+
+def test_a_descriptor_forgotten_earlier_in_the_round_is_not_called_even_if_its_number_is_reused(reactor: Reactor) -> None:
+    """Both ends are ready in one round; the first callback closes the other and gives its number to a new, idle pipe."""
+    first, second = os.pipe(), os.pipe()
+    fresh: list[int] = []
+    seen: list[int] = []
+
+    def replace(mine: int, other: int) -> None:
+        seen.append(mine)
+        reactor.unregister(other)
+        idle = os.pipe()
+        os.dup2(idle[0], other)
+        os.close(idle[0])
+        fresh.append(idle[1])
+        reactor.register(other, seen.append)
+
+    reactor.register(first[0], lambda _: replace(first[0], second[0]))
+    reactor.register(second[0], lambda _: replace(second[0], first[0]))
+    for _, end in (first, second):
+        os.write(end, b"x")
+    reactor.run_once(0)
+    assert len(seen) == 1
+    for fd in (*first, *second, *fresh):
+        os.close(fd)
+
+
+def test_a_failing_callback_is_logged_and_the_others_still_run(
+    reactor: Reactor, pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: int) -> None:
+        raise RuntimeError("a bad peer")
+
+    done: list[str] = []
+    os.write(pipe[1], b"x")
+    reactor.register(pipe[0], fail)
+    reactor.call_soon(fail)
+    reactor.call_soon(lambda: done.append("soon"))
+    reactor.call_later(0, fail)
+    reactor.call_later(0, lambda: done.append("timer"))
+    reactor.after_events += [fail, lambda: done.append("after")]
+    with caplog.at_level(logging.ERROR):
+        reactor.run_once(0)
+    assert done == ["soon", "timer", "after"]
+    assert len(caplog.records) == 4
+
+
+def test_timers_run_in_the_order_of_their_time_and_not_before(reactor: Reactor, clock: Clock) -> None:
+    done: list[int] = []
+    for delay_s in (3, 1, 2):
+        reactor.call_later(delay_s, lambda delay_s=delay_s: done.append(delay_s))  # type: ignore[misc]
+    reactor.run_once(0)
+    assert done == []
+    clock.now_ns = 2 * SECOND_NS
+    reactor.run_once(0)
+    assert done == [1, 2]
+    assert reactor.now_ns() == 2 * SECOND_NS
+
+
+def test_a_cancelled_timer_does_not_run(reactor: Reactor) -> None:
+    done: list[int] = []
+    reactor.call_at(0, lambda: done.append(1)).cancel()
+    reactor.run_once(0)
+    assert done == []
+
+
+def test_what_repeats_does_not_crowd_after_a_late_call(reactor: Reactor, clock: Clock) -> None:
+    done: list[int] = []
+    reactor.every(1.0, lambda: done.append(clock.now_ns // SECOND_NS))
+    for now_s in (1, 9, 9, 10):
+        clock.now_ns = now_s * SECOND_NS
+        reactor.run_once(0)
+    assert done == [1, 9, 10]
+
+
+def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Reactor) -> None:
+    done: list[int] = []
+    reactor.call_soon(lambda: reactor.call_soon(lambda: done.append(1)))
+    reactor.run_once(0)
+    assert done == []
+    reactor.run_once(0)
+    assert done == [1]
+
+
+def test_run_serves_handed_over_calls_timers_and_stops(reactor: Reactor, clock: Clock) -> None:
+    done: list[str] = []
+
+    def last() -> None:
+        done.append("timer")
+        reactor.stop()
+
+    reactor.call_soon(lambda: done.append("soon"))
+    reactor.call_later(0.001, lambda: None)
+    reactor.call_soon(lambda: setattr(clock, "now_ns", SECOND_NS))
+    reactor.call_later(0.002, last)
+    reactor.run()
+    assert done == ["soon", "timer"]
+
+
+def test_run_wakes_for_a_timer_alone(reactor: Reactor) -> None:
+    reactor.call_later(0, reactor.stop)
+    reactor.run()
+
+
+def test_run_waits_for_descriptors_when_there_is_nothing_else(reactor: Reactor, pipe: tuple[int, int]) -> None:
+    reactor.register(pipe[0], lambda _: reactor.stop())
+    os.write(pipe[1], b"x")
+    reactor.run()
+
+
+def test_another_thread_gets_the_result_of_its_call(running: Reactor) -> None:
+    assert running.call(threading.get_ident, deadline_s=10) != threading.get_ident()
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("no"), DeadlineExceeded("the catalog was late")])
+def test_another_thread_gets_the_very_error_of_its_call(running: Reactor, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        running.call(fail, deadline_s=10)
+    assert raised.value is error
+
+
+def test_a_call_that_the_loop_does_not_reach_in_time_is_never_run(reactor: Reactor) -> None:
+    done: list[int] = []
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
+        reactor.call(lambda: done.append(1), deadline_s=0.01)
+    reactor.run_once(0)
+    assert done == []
+
+
+def test_a_closed_reactor_takes_no_calls(reactor: Reactor) -> None:
+    reactor.close()
+    reactor.close()
+    reactor.call_soon(lambda: None)
+    reactor.stop()
+    with pytest.raises(Closed):
+        reactor.call(lambda: None, deadline_s=1)
+
+
+def test_a_reactor_gives_its_descriptors_back() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    Reactor().close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_stop_may_come_from_a_signal_handler_that_interrupts_a_hand_over(reactor: Reactor) -> None:
+    """A handler runs in the loop's own thread, between any two steps of it: a plain lock would wait for itself."""
+    with reactor._close_lock:
+        reactor.stop()
+    reactor.run()

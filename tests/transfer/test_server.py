@@ -1,0 +1,205 @@
+"""Promises of server.py, with real listeners; timers run on a clock of the test."""
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, Unavailable
+from kvstore.protocol.messages import Exists, Failure, Ok
+from kvstore.transfer.reactor import Reactor
+from kvstore.transfer.server import ACCEPT_PAUSE_S, Server, default_run_dir
+from tests.transfer.wires import Clock, Recorder, frame, pump, read_frame
+
+
+class Daemon:
+    def __init__(self, max_connections: int = 10) -> None:
+        self.clock = Clock()
+        self.reactor = Reactor(self.clock)
+        self.handler = Recorder(on_frame=lambda session, header, _body: session.reply(header.request_id, Ok()))
+        self.server = Server(self.reactor, self.handler, max_connections=max_connections)
+
+    def connect(self, address: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX) if "/" in address else socket.socket()
+        sock.settimeout(10)
+        host, _, port = address.rpartition(":")
+        sock.connect(address if "/" in address else (host, int(port)))
+        for _ in range(20):
+            self.reactor.run_once(0)
+        return sock
+
+    def ask(self, sock: socket.socket) -> None:
+        sock.sendall(frame(Exists([b"key"])))
+        asked = len(self.handler.frames)
+        pump(self.reactor, lambda: len(self.handler.frames) > asked)
+        assert read_frame(sock)[1] == Ok()
+
+    def close(self) -> None:
+        self.server.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    daemon = Daemon(max_connections=2)
+    yield daemon
+    daemon.close()
+
+
+def test_requests_over_tcp_and_unix_are_served(daemon: Daemon, tmp_path: Path) -> None:
+    for address in (daemon.server.listen_tcp("127.0.0.1", 0), daemon.server.listen_unix(tmp_path / "new" / "node.sock")):
+        with daemon.connect(address) as sock:
+            daemon.ask(sock)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new" / "node.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_tcp_answers_are_not_held_back(daemon: Daemon) -> None:
+    with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)):
+        (session,) = daemon.server.sessions
+        assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_ipv6_addresses_are_shown_in_brackets(daemon: Daemon) -> None:
+    assert daemon.server.listen_tcp("::1", 0).startswith("[::1]:")
+
+
+def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_later(daemon: Daemon) -> None:
+    address = daemon.server.listen_tcp("127.0.0.1", 0)
+    first, second = daemon.connect(address), daemon.connect(address)
+    with daemon.connect(address) as third:
+        header, failure, _ = read_frame(third)
+        assert (header.request_id, failure) == (0, Failure(Unavailable.code, "the server has all its 2 connections in use"))
+        assert third.recv(1) == b""
+    second.close()
+    pump(daemon.reactor, lambda: len(daemon.server.sessions) == 1)
+    with daemon.connect(address) as fourth:
+        daemon.ask(fourth)
+    daemon.ask(first)
+    first.close()
+
+
+def test_closed_sessions_are_forgotten_and_the_handler_is_told(daemon: Daemon) -> None:
+    daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)).close()
+    pump(daemon.reactor, lambda: not daemon.server.sessions)
+    assert daemon.handler.closed_count == 1
+
+
+def test_a_port_in_use_is_a_config_error(daemon: Daemon) -> None:
+    host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
+    with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use"):
+        daemon.server.listen_tcp(host, int(port))
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "why"),
+    [
+        ("192.0.2.1", 0, "cannot listen on 192.0.2.1:0"),
+        ("no such host", 0, "cannot listen on no such host:0"),
+        ("a" * 64, 0, "not a host name"),
+        ("127.0.0.1", 65536, "port 65536 is not a port"),
+        ("127.0.0.1", -1, "port -1 is not a port"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_a_config_error(daemon: Daemon, host: str, port: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        daemon.server.listen_tcp(host, port)
+
+
+def test_the_socket_file_of_a_dead_owner_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    with daemon.connect(daemon.server.listen_unix(path)) as sock:
+        daemon.ask(sock)
+
+
+def test_the_socket_of_a_live_owner_is_refused_and_left_alone(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(path))
+        alive.listen()
+        with pytest.raises(ConfigError, match="another process listens there"):
+            daemon.server.listen_unix(path)
+        assert path.is_socket()
+
+
+def test_a_file_in_the_sockets_place_is_never_removed(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        daemon.server.listen_unix(path)
+    assert path.read_text() == "data"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_its_limit(daemon: Daemon, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="longer than 107 bytes"):
+        daemon.server.listen_unix(tmp_path / ("x" * 108))
+
+
+def test_close_hangs_up_and_leaves_neither_files_nor_descriptors(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    daemon = Daemon()
+    path = tmp_path / "node.sock"
+    address = daemon.server.listen_unix(path)
+    with daemon.connect(address) as sock:
+        daemon.server.close()
+        daemon.server.close()
+        assert sock.recv(1) == b""
+    assert not path.exists()
+    assert daemon.handler.closed_count == 1
+    daemon.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_out_of_descriptors_connections_wait_without_the_loop_spinning(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    address = daemon.server.listen_tcp("127.0.0.1", 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket()
+    waiting.settimeout(10)
+    host, _, port = address.rpartition(":")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    spare: list[int] = []
+    try:
+        while True:
+            try:
+                spare.append(os.dup(0))
+            except OSError:
+                break
+        waiting.connect((host, int(port)))
+        for _ in range(50):
+            daemon.reactor.run_once(0)
+        assert len([record for record in caplog.records if "cannot accept" in record.message]) == 1
+    finally:
+        for fd in spare:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    daemon.clock.now_ns += int(ACCEPT_PAUSE_S * 1e9)
+    daemon.ask(waiting)
+    waiting.close()
+
+
+def test_a_pause_that_outlives_its_listener_does_nothing(daemon: Daemon) -> None:
+    daemon.server.listen_tcp("127.0.0.1", 0)
+    listener = daemon.server._listeners[0]
+    daemon.server.close()
+    daemon.server._listen_again(listener)
+
+
+def test_a_connection_that_went_away_before_it_was_accepted_is_ignored(daemon: Daemon) -> None:
+    daemon.server.listen_tcp("127.0.0.1", 0)
+    daemon.server._accept(daemon.server._listeners[0])
+    assert daemon.server.sessions == set()
+
+
+def test_sockets_lie_where_only_this_user_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_run_dir() == tmp_path / "kvstore"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_run_dir().name == f"kvstore-{os.getuid()}"

@@ -1,0 +1,565 @@
+"""Promises of session.py, over real sockets; only its timers run on a clock of the test."""
+
+import array
+import contextlib
+import gc
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleEpoch, Unavailable
+from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header, pack_header
+from kvstore.protocol.messages import Count, Exists, Failure, Flags, Message, Ok, Put, Release
+from kvstore.transfer import session as session_module
+from kvstore.transfer.reactor import READABLE, Reactor
+from kvstore.transfer.session import BUFFER_BYTES, MAX_FRAMES_A_TURN, Session
+from tests.transfer.wires import Clock, Recorder, Replies, frame, pump, read_frame
+
+
+class Line:
+    """A session on one end of a socket pair; the test holds the other."""
+
+    def __init__(self, ends: "tuple[socket.socket, socket.socket] | None" = None, handler: Recorder | None = None) -> None:
+        self.clock = Clock()
+        self.reactor = Reactor(self.clock)
+        self.peer, mine = ends or socket.socketpair()
+        self.peer.settimeout(10)
+        self.handler = handler or Recorder()
+        self.session = Session(self.reactor, mine, self.handler)
+
+    def send(self, data: bytes) -> None:
+        self.peer.sendall(data)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the session take in all that has been sent, without waiting for more."""
+        for _ in range(200):
+            self.reactor.run_once(0)
+
+    def close(self) -> None:
+        self.session.close()
+        self.reactor.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return near, listener.accept()[0]
+
+
+def put(*values: bytes, request_id: int = 1) -> bytes:
+    keys = [b"key-%d" % index for index in range(len(values))]
+    sizes = [len(value) for value in values]
+    zeros = [0] * len(values)
+    return frame(Put("", keys, sizes, zeros, zeros, [b""] * len(values)), request_id, b"".join(values))
+
+
+EXISTS = Exists([b"some key"])
+
+
+# --- reading ---
+
+
+def test_a_frame_that_comes_byte_by_byte_arrives_whole_and_once(line: Line) -> None:
+    data = frame(EXISTS, 7)
+    for byte in data:
+        assert line.handler.frames == []
+        line.peer.sendall(bytes([byte]))
+        line.settle()
+    assert line.handler.frames == [(Exists.TYPE, 7, EXISTS.pack(), b"")]
+
+
+def test_many_frames_of_one_segment_all_arrive_in_order(line: Line) -> None:
+    count = 5 * MAX_FRAMES_A_TURN + 3
+    line.send(b"".join(frame(EXISTS, request_id) for request_id in range(1, count + 1)))
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == list(range(1, count + 1))
+
+
+def test_one_peer_with_many_frames_does_not_keep_the_others_waiting(line: Line) -> None:
+    line.peer.sendall(frame(EXISTS) * (2 * MAX_FRAMES_A_TURN))
+    line.reactor.run_once(0)
+    assert len(line.handler.frames) <= 2 * MAX_FRAMES_A_TURN
+    line.settle()
+    assert len(line.handler.frames) == 2 * MAX_FRAMES_A_TURN
+
+
+@given(st.lists(st.integers(1, 400), max_size=8), st.lists(st.integers(1, 60), max_size=4), st.sampled_from(["now", "later"]))
+@settings(max_examples=60, deadline=None)
+def test_a_payload_cut_anywhere_into_any_views_arrives_unchanged(cuts: list[int], parts: list[int], room: str) -> None:
+    line = Line(handler=Recorder(room=room, parts=tuple(sorted(parts))))
+    value = bytes(range(256))[:77]
+    data = frame(EXISTS, 1) + put(value, request_id=2) + frame(EXISTS, 3) + put(value[::-1], request_id=4) + frame(EXISTS, 5)
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for start, end in itertools.pairwise(edges):
+        line.send(data[start:end])
+        while line.handler.waiting:
+            line.handler.waiting.pop().accept_payload(line.handler.views())
+            line.settle()
+    assert [(request_id, payload) for _, request_id, _, payload in line.handler.frames] == [
+        (1, b""), (2, value), (3, b""), (4, value[::-1]), (5, b""),
+    ]  # fmt: skip
+    line.close()
+
+
+def test_a_large_body_gets_a_buffer_of_its_own_which_goes_again(line: Line) -> None:
+    big = Exists([index.to_bytes(16, "big") for index in range(65_536)])
+    data = frame(big)
+    for start in range(0, len(data), 100_000):
+        line.send(data[start : start + 100_000])
+    assert line.handler.frames == [(Exists.TYPE, 1, big.pack(), b"")]
+    assert len(line.session._buffer) == BUFFER_BYTES
+    line.send(frame(EXISTS, 2))
+    assert len(line.handler.frames) == 2
+
+
+def test_a_large_body_with_frames_behind_it_in_the_same_buffer(line: Line) -> None:
+    middle = Exists([index.to_bytes(16, "big") for index in range(5_000)])
+    data = frame(EXISTS, 1) * 3 + frame(middle, 2) + frame(EXISTS, 3) * 3000
+    for start in range(0, len(data), 50_000):
+        line.send(data[start : start + 50_000])
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1] * 3 + [2] + [3] * 3000
+
+
+def test_a_header_alone_takes_no_memory_for_the_body_it_announces(line: Line) -> None:
+    line.send(pack_header(Exists.TYPE, 1, 32 << 20))
+    assert len(line.session._buffer) == BUFFER_BYTES
+
+
+# --- payloads ---
+
+
+def test_while_room_is_awaited_the_socket_is_not_read_and_epoll_is_quiet(line: Line) -> None:
+    line.handler.room = "later"
+    value = bytes(300_000)
+    line.peer.setblocking(False)
+    sent = line.peer.send(put(value))
+    line.settle()
+    assert line.handler.waiting == [line.session]
+    assert line.reactor._epoll.poll(0) == []
+    line.session.accept_payload(line.handler.views())
+    line.peer.settimeout(10)
+    data = put(value)
+    while sent < len(data):
+        line.settle()
+        sent += line.peer.send(data[sent : sent + 50_000])
+    line.settle()
+    assert line.handler.frames[0][3] == value
+
+
+def test_frames_behind_a_payload_wait_for_its_room_and_then_follow_it(line: Line) -> None:
+    line.handler.room = "later"
+    line.send(put(b"value", request_id=1) + frame(EXISTS, 2))
+    assert line.handler.frames == []
+    line.session.accept_payload(line.handler.views())
+    line.settle()
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1, 2]
+
+
+@pytest.mark.parametrize("room", [Full("no room"), "later"])
+@pytest.mark.parametrize("size", [5, 1 << 20])
+def test_a_refused_payload_is_thrown_away_and_the_connection_stays_usable(line: Line, room: str | Exception, size: int) -> None:
+    line.handler.room = room
+    data = put(bytes(size), request_id=3) + frame(EXISTS, 4)
+    line.peer.setblocking(False)
+    while data:
+        with contextlib.suppress(BlockingIOError):
+            data = data[line.peer.send(data) :]
+        line.settle()
+        if line.handler.waiting:
+            line.handler.waiting.pop().refuse_payload(Full("no room"))
+    line.peer.settimeout(10)
+    line.settle()
+    header, failure, _ = read_frame(line.peer)
+    assert (header.request_id, failure) == (3, Failure(Full.code, "no room"))
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == [4]
+
+
+def test_a_fault_of_the_handler_in_payload_refuses_the_request(line: Line) -> None:
+    line.handler.room = ZeroDivisionError("oops")
+    line.send(put(b"value", request_id=3) + frame(EXISTS, 4))
+    assert read_frame(line.peer)[1] == Failure(KVStoreError.code, "internal error: ZeroDivisionError: oops")
+    assert len(line.handler.frames) == 1
+
+
+def test_a_payload_of_more_views_than_one_call_takes_arrives(line: Line) -> None:
+    value = os.urandom(4_000)
+    line.handler.parts = tuple(range(1, 4_000, 2))
+    data = put(value)
+    line.send(data[: HEADER_BYTES + 60])
+    line.send(data[HEADER_BYTES + 60 :])
+    assert line.handler.frames[0][3] == value
+
+
+def test_an_answer_with_values_that_nobody_asked_for_ends_the_connection(line: Line) -> None:
+    line.send(frame(Ok(), 1, b"value"))
+    assert "nobody asked for" in str(read_frame(line.peer)[1])
+    assert line.handler.closed_count == 1
+
+
+def test_room_given_or_refused_after_the_end_is_ignored(line: Line) -> None:
+    line.handler.room = "later"
+    line.send(put(b"value"))
+    line.session.close()
+    line.session.accept_payload(line.handler.views())
+    line.session.refuse_payload(Full("late"))
+    line.settle()
+    assert line.handler.frames == []
+    assert bytes(line.handler.memory) == bytes(5)
+
+
+# --- the peer goes away ---
+
+
+@pytest.mark.parametrize("pair", [socket.socketpair, tcp_pair])
+@pytest.mark.parametrize("room", ["now", "later", Full("no room")])
+def test_a_peer_that_goes_away_at_any_point_ends_the_session_once(pair: "object", room: str | Exception) -> None:
+    data = frame(EXISTS, 1) + put(b"12345678")
+    for sent in range(0, len(data) + 1, 3):
+        line = Line(pair(), Recorder(room=room))  # type: ignore[operator]
+        line.peer.sendall(data[:sent])
+        line.peer.close()
+        for _ in range(20):
+            line.reactor.run_once(0)
+            while line.handler.waiting:
+                line.handler.waiting.pop().accept_payload(line.handler.views())
+        pump(line.reactor, lambda line=line: line.handler.closed_count > 0)  # type: ignore[misc]
+        assert line.handler.closed_count == 1
+        assert not line.session.is_open
+        line.close()
+
+
+def test_a_local_peer_that_dies_while_room_is_awaited_is_noticed_at_once(line: Line) -> None:
+    line.handler.room = "later"
+    line.send(put(b"value")[:-1])
+    line.peer.close()
+    line.settle()
+    assert line.handler.closed_count == 1
+
+
+def test_a_peer_that_resets_the_connection_ends_the_session() -> None:
+    line = Line(tcp_pair())
+    line.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    line.peer.close()
+    pump(line.reactor, lambda: line.handler.closed_count == 1)
+    line.close()
+
+
+def test_sessions_leave_no_descriptors(line: Line) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        other = Line()
+        other.send(frame(EXISTS))
+        other.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- peers that do not speak the protocol ---
+
+
+def test_garbage_is_told_so_and_hung_up_on(line: Line) -> None:
+    line.send(b"GET / HTTP/1.1\r\nHost: kvstore\r\n\r\n")
+    header, failure, _ = read_frame(line.peer)
+    assert (header.type, header.request_id) == (Failure.TYPE, 0)
+    assert isinstance(failure, Failure)
+    assert failure.code == ProtocolError.code
+    assert "not a kvstore frame" in failure.text
+    assert line.peer.recv(1) == b""
+    assert line.handler.closed_count == 1
+
+
+def test_another_protocol_version_is_told_both(line: Line) -> None:
+    data = bytearray(frame(EXISTS))
+    data[2] = VERSION + 1
+    line.send(bytes(data))
+    failure = read_frame(line.peer)[1]
+    assert f"version {VERSION + 1}, this side speaks {VERSION}" in str(failure)
+
+
+def test_garbage_behind_a_full_turn_of_frames_ends_the_session_too(line: Line) -> None:
+    line.send(frame(EXISTS) * MAX_FRAMES_A_TURN + bytes(HEADER_BYTES))
+    assert len(line.handler.frames) == MAX_FRAMES_A_TURN
+    assert line.handler.closed_count == 1
+
+
+@given(st.binary(min_size=1, max_size=200))
+@settings(max_examples=50, deadline=None)
+def test_no_bytes_of_a_peer_disturb_the_reactor(garbage: bytes) -> None:
+    line = Line()
+    line.send(garbage)
+    line.peer.close()
+    line.settle()
+    assert line.handler.closed_count == 1
+    line.close()
+
+
+# --- answers ---
+
+
+def test_an_answer_carries_the_requests_id_and_its_values(line: Line) -> None:
+    line.session.reply(9, Flags(b"\1"), [b"ab", memoryview(b"cde")])
+    assert read_frame(line.peer) == (Header(Flags.TYPE, 9, 0, 5, 5), Flags(b"\1"), b"abcde")
+
+
+def test_an_error_of_the_handler_is_the_answer_and_the_next_request_is_served(line: Line) -> None:
+    errors: list[Exception] = [StaleEpoch("too old"), ValueError("oops")]
+
+    def fail(_session: Session, _header: Header, _body: bytes) -> None:
+        raise errors.pop(0)
+
+    line.handler.on_frame = fail
+    line.send(frame(EXISTS, 1) + frame(EXISTS, 2))
+    assert read_frame(line.peer)[1] == Failure(StaleEpoch.code, "too old")
+    assert read_frame(line.peer)[1] == Failure(KVStoreError.code, "internal error: ValueError: oops")
+
+
+def test_a_message_without_an_id_gets_no_answer_even_if_it_fails(line: Line) -> None:
+    def fail(session: Session, _header: Header, _body: bytes) -> None:
+        raise Closed("no")
+
+    line.handler.on_frame = fail
+    line.send(frame(Release([1]), 0))
+    line.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        line.peer.recv(1)
+
+
+def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_QUEUED_BYTES", 1 << 20)
+    value = bytes(600_000)
+    sent: list[int] = []
+
+    def answer(session: Session, header: Header, _body: bytes) -> None:
+        session.reply(header.request_id, Ok(), [value], on_sent=lambda: sent.append(header.request_id))
+
+    line.handler.on_frame = answer
+    line.send(b"".join(frame(EXISTS, request_id) for request_id in range(1, 11)))
+    line.peer.sendall(frame(EXISTS, 11))
+    line.settle()
+    served = len(line.handler.frames)
+    assert served < 5, "requests of a peer that does not read must wait"
+    assert line.reactor._epoll.poll(0) == [], "and must not wake the loop"
+    for request_id in range(1, 12):
+        collected = bytearray()
+        expected = HEADER_BYTES + len(value)
+        while len(collected) < expected:
+            line.reactor.run_once(0)
+            collected += line.peer.recv(min(1 << 20, expected - len(collected)))
+        assert collected[4] == request_id
+    line.settle()
+    assert sent == list(range(1, 12))
+
+
+def test_answers_queued_behind_a_slow_reader_pause_it_at_the_limit(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_QUEUED_BYTES", 1 << 20)
+    for _ in range(8):
+        line.session.reply(1, Ok(), [bytes(400_000)])
+    line.peer.sendall(frame(EXISTS))
+    line.settle()
+    assert line.reactor._epoll.poll(0) == []
+    assert line.handler.frames == []
+
+
+def test_values_are_let_go_once_whether_sent_or_not(line: Line) -> None:
+    done: list[str] = []
+    line.session.reply(1, Ok(), on_sent=lambda: done.append("small"))
+    line.session.reply(2, Ok(), [bytes(8 << 20)], on_sent=lambda: done.append("cut off"))
+    line.session.reply(3, Ok(), on_sent=lambda: done.append("never begun"))
+    assert done == ["small"]
+    line.session.close()
+    line.session.close()
+    line.session.reply(4, Ok(), on_sent=lambda: done.append("after the end"))
+    assert done == ["small", "cut off", "never begun", "after the end"]
+    assert line.handler.closed_count == 1
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_values_are_let_go_once_when_the_peer_is_gone(line: Line, queued: bool) -> None:
+    done: list[int] = []
+    if queued:
+        line.session.reply(1, Ok(), [bytes(8 << 20)], on_sent=lambda: done.append(1))
+    line.peer.close()
+    line.session.reply(2, Ok(), [b"value"], on_sent=lambda: done.append(2))
+    line.settle()
+    assert done == ([1, 2] if queued else [2])
+    assert line.handler.closed_count == 1
+
+
+def test_a_failing_on_sent_does_not_keep_others_from_being_let_go(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("oops")
+
+    line.session.reply(1, Ok(), on_sent=fail)
+    line.session.reply(2, Ok(), [bytes(8 << 20)], on_sent=fail)
+    line.session.reply(3, Ok(), on_sent=lambda: done.append(3))
+    line.session.close()
+    assert done == [3]
+    assert line.handler.closed_count == 1
+    assert len(caplog.records) == 2
+
+
+def test_descriptors_go_along_with_their_frame_and_stay_the_callers(line: Line, tmp_path: Path) -> None:
+    (tmp_path / "slab").write_bytes(b"slab")
+    fd = os.open(tmp_path / "slab", os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    line.session.reply(1, Ok())
+    line.session.reply(2, Count(5), fds=[fd])
+    line.session.reply(3, Ok())
+    os.close(fd)
+    received: list[tuple[bytes, list[int]]] = []
+    while sum(len(data) for data, _ in received) < 3 * HEADER_BYTES + 8:
+        data, fds, _, _ = socket.recv_fds(line.peer, 4096, 8)
+        received.append((data, fds))
+    with_fds = next(data for data, fds in received if fds)
+    assert with_fds.endswith(frame(Count(5), 2))
+    (copy,) = [fd for _, fds in received for fd in fds]
+    assert os.read(copy, 10) == b"slab"
+    os.close(copy)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_descriptors_queued_behind_a_large_answer_go_once(line: Line) -> None:
+    read_end, write_end = os.pipe()
+    size = 4 << 20
+    line.session.reply(1, Ok(), [bytes(size)])
+    line.session.reply(2, Count(5), fds=[read_end, write_end])
+    total, fds = 0, array.array("i")
+    while total < 2 * HEADER_BYTES + 8 + size:
+        line.reactor.run_once(0)
+        data, more, _, _ = socket.recv_fds(line.peer, 1 << 20, 8)
+        total += len(data)
+        fds.extend(more)
+    assert len(fds) == 2
+    for fd in (read_end, write_end, *fds):
+        os.close(fd)
+
+
+# --- requests of this side ---
+
+
+def asked(line: Line, message: Message = EXISTS, deadline_s: float = 1.0) -> Replies:
+    replies = Replies()
+    line.session.request(message, replies, deadline_s=deadline_s)
+    return replies
+
+
+def test_both_ends_ask_and_answers_find_their_questions(line: Line) -> None:
+    replies = [asked(line), asked(line)]
+    first, second = read_frame(line.peer)[0], read_frame(line.peer)[0]
+    assert first.request_id != second.request_id
+    assert first.deadline_ms == 1001
+    line.send(frame(Count(2), second.request_id) + frame(EXISTS, 1) + frame(Count(1), first.request_id))
+    assert [reply.bodies for reply in replies] == [[Count(1).pack()], [Count(2).pack()]]
+    assert len(line.handler.frames) == 1
+
+
+def test_the_peers_error_is_the_answer(line: Line) -> None:
+    replies = asked(line)
+    line.send(frame(Failure(StaleEpoch.code, "too old"), read_frame(line.peer)[0].request_id))
+    assert [type(error) for error in replies.errors] == [StaleEpoch]
+
+
+def test_a_request_ends_at_its_deadline_and_a_later_answer_is_ignored(line: Line) -> None:
+    replies = asked(line, deadline_s=2)
+    line.clock.now_ns = 2_000_000_000
+    line.settle()
+    assert [type(error) for error in replies.errors] == [DeadlineExceeded]
+    line.send(frame(Ok(), read_frame(line.peer)[0].request_id))
+    assert (len(replies.errors), replies.bodies, line.session.is_open) == (1, [], True)
+
+
+def test_an_answer_in_time_silences_the_deadline(line: Line) -> None:
+    replies = asked(line)
+    line.send(frame(Ok(), read_frame(line.peer)[0].request_id))
+    line.clock.now_ns = 9_000_000_000
+    line.settle()
+    assert (replies.errors, replies.bodies) == ([], [b""])
+
+
+def test_a_broken_connection_answers_every_request_once(line: Line) -> None:
+    replies = [asked(line), asked(line)]
+    line.peer.close()
+    line.settle()
+    replies.append(asked(line))
+    assert [[type(error) for error in reply.errors] for reply in replies] == [[Unavailable]] * 3
+
+
+def test_a_request_to_a_peer_that_is_gone_is_answered(line: Line) -> None:
+    line.peer.close()
+    assert [type(error) for error in asked(line).errors] == [Unavailable]
+    assert line.handler.closed_count == 1
+
+
+def test_a_peer_that_could_not_read_us_says_why(line: Line) -> None:
+    replies = asked(line)
+    line.send(frame(Failure(ProtocolError.code, "speaks version 2"), 0))
+    assert "speaks version 2" in str(replies.errors[0])
+    assert not line.session.is_open
+
+
+def test_an_answer_that_its_receiver_cannot_read_ends_the_connection(line: Line) -> None:
+    line.session.request(EXISTS, lambda _header, body: Flags.unpack(bytes(body)) and None, deadline_s=1)  # type: ignore[arg-type]
+    line.send(frame(Count(1), read_frame(line.peer)[0].request_id))
+    assert line.handler.closed_count == 1
+
+
+def test_a_failing_receiver_of_an_answer_does_not_hold_up_what_follows(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_header: object, _body: object) -> None:
+        raise RuntimeError("oops")
+
+    line.session.request(EXISTS, fail, deadline_s=1)
+    line.send(frame(Ok(), read_frame(line.peer)[0].request_id) + frame(EXISTS, 5))
+    assert len(line.handler.frames) == 1
+    assert "oops" in caplog.text
+
+
+def test_request_ids_wrap_and_never_are_zero(line: Line) -> None:
+    line.session._next_request = 0xFFFFFFFF
+    asked(line), asked(line)
+    assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [0xFFFFFFFF, 1]
+
+
+def test_a_message_that_cannot_be_packed_asks_nothing(line: Line) -> None:
+    with pytest.raises(OverflowError):
+        asked(line, Release([-1]))
+    line.session.close()
+
+
+def test_a_socket_that_became_ready_after_all_was_read_is_left_alone(line: Line) -> None:
+    line.session._on_ready(READABLE)
+    line.session._on_ready(0)
+    assert line.session.is_open
+
+
+def test_frames_behind_a_turn_are_dropped_if_the_handler_hung_up_meanwhile(line: Line) -> None:
+    def hang_up(session: Session, header: Header, _body: bytes) -> None:
+        if header.request_id == MAX_FRAMES_A_TURN:
+            session.reactor.call_soon(session.close)
+
+    line.handler.on_frame = hang_up
+    line.send(b"".join(frame(EXISTS, request_id) for request_id in range(1, MAX_FRAMES_A_TURN + 9)))
+    line.session.reply(1, Ok())
+    assert len(line.handler.frames) == MAX_FRAMES_A_TURN
+
+
+def test_a_session_knows_the_host_by_which_it_was_reached(line: Line) -> None:
+    assert line.session.local_host() == "127.0.0.1"
+    remote = Line(tcp_pair())
+    assert remote.session.local_host() == "127.0.0.1"
+    remote.close()
