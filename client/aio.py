@@ -174,7 +174,7 @@ class AsyncClient:
             case Fill():
                 return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
             case Work():
-                return await _work(effect)
+                return await carry_out(effect)
             case Post():
                 return await _asynchronous(effect.channel).post(effect.message)
             case AskForFds():
@@ -206,7 +206,7 @@ class AsyncView:
             await self._client._run(self._client._operations.close_view(view))
 
 
-async def _work(effect: Work) -> Any:
+async def carry_out(effect: Work) -> Any:
     """Small work here, large work in a thread. A cancelled caller waits for it: the memory it uses is given back right after."""
     if effect.size_bytes <= INLINE_WORK_BYTES:
         return effect.function()

@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from kvstore.client.child import Child, OnLog
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
-from kvstore.transfer.channel import Deadline
 
 START_DEADLINE_S: Final = 30.0
 """For a daemon to listen; what it recovers from NVMe is read before."""
@@ -40,7 +40,7 @@ class ClusterPlan:
     listen: str = ""
     dram: str = ""
     nvme: str = ""
-    """DIR:SIZE; with more than one node each has DIR/NAME. A SIZE alone: in a temporary folder."""
+    """DIR:SIZE; with more than one node each has DIR/NAME. For a private cluster SIZE alone will do: in a temporary folder."""
     hbm: str = ""
     nodes: int = 1
     catalog: str = ""
@@ -73,12 +73,13 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         """Start the daemons until they listen. Raises ConfigError or Broken with a daemon's own words; nothing is left running."""
         try:
-            if self._plan.is_private or (self._plan.nvme and ":" not in self._plan.nvme):
+            if self._plan.is_private:
                 self._folder = tempfile.TemporaryDirectory(prefix="kvstore-")
             self._master = self._start("master", "kvstore.master.daemon", self._master_arguments())
             facts = self._master.facts("ready", deadline_s=START_DEADLINE_S)
             self.address, self.control_address = reachable(facts["listen"]), facts["control"]
-            self.nodes = [self._start_node(index) for index in range(self._plan.nodes)]
+            for index in range(self._plan.nodes):
+                self.nodes.append(self._start_node(index))
             for node in self.nodes:
                 node.facts("serving", deadline_s=START_DEADLINE_S)
         except BaseException:
@@ -101,7 +102,7 @@ class Cluster:
     def wait_ready(self, on_progress: OnProgress = lambda done, whole: None) -> None:
         """Wait until the master knows all nodes and their DRAM has been touched, however long that takes. Raises as `check`,
         and DeadlineExceeded when nothing happens for STALL_DEADLINE_S."""
-        done_bytes, deadline = -1, Deadline(STALL_DEADLINE_S)
+        done_bytes, since_s = -1, time.monotonic()
         with self.control() as control:
             for node in self.nodes:
                 while not self._is_ready(node):
@@ -109,8 +110,9 @@ class Cluster:
                     touched_bytes, whole_bytes = _dram_touched(control)
                     on_progress(touched_bytes, whole_bytes)
                     if touched_bytes > done_bytes:
-                        done_bytes, deadline = touched_bytes, Deadline(STALL_DEADLINE_S)
-                    deadline.left_s()
+                        done_bytes, since_s = touched_bytes, time.monotonic()
+                    if time.monotonic() - since_s > STALL_DEADLINE_S:
+                        raise DeadlineExceeded(f"{node.name} is not ready, and nothing has happened for {STALL_DEADLINE_S:g} s")
 
     def wait_for_end(self) -> None:
         """Wait until a daemon ends by itself, and raise why: ConfigError or Broken."""
@@ -192,7 +194,7 @@ class Cluster:
         )
 
     def _run_dir(self) -> str:
-        return self._folder.name if self._plan.is_private and self._folder is not None else ""
+        return self._folder.name if self._folder is not None else ""
 
     def _nvme(self, name: str) -> str:
         folder, colon, size = self._plan.nvme.rpartition(":")

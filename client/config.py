@@ -17,8 +17,14 @@ class ClientSettings:
     token: str = setting("", "The tenant's token.")
     deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
-    inline_bytes: Size = setting(
-        Size(32 << 10), "Values up to this size go through the socket even on the same host.", minimum=0, maximum=1 << 30
+    put_inline_bytes: Size = setting(
+        Size(64 << 10),
+        "Values up to this size are written through the socket even on the same host: it saves a round trip.",
+        minimum=0,
+        maximum=1 << 30,
+    )
+    get_inline_bytes: Size = setting(
+        Size(1 << 10), "Values up to this size are read through the socket even on the same host.", minimum=0, maximum=1 << 30
     )
     frame_bytes: Size = setting(Size(64 << 20), "Values that one message moves; larger batches are cut.", minimum=1 << 10, maximum=4 << 30)
     max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)

@@ -65,8 +65,8 @@ def generate(*, seed: int) -> Iterator[TraceRequest]:
         output_tokens = _answer_tokens(random)
         yield TraceRequest(int(now_s * 1000), talk.input_tokens, output_tokens, tuple(talk.blocks))
         if random.random() < CONTINUED[min(talk.turn, len(CONTINUED)) - 1]:
-            longer = _Conversation(talk.turn + 1, _prompt_tokens(talk.input_tokens + output_tokens + _message_tokens(random)), talk.blocks)
-            del longer.blocks[talk.input_tokens // BLOCK_TOKENS :]
+            longer = _Conversation(talk.turn + 1, _prompt_tokens(talk.input_tokens + output_tokens + _message_tokens(random)))
+            longer.blocks = talk.blocks[: talk.input_tokens // BLOCK_TOKENS]
             heapq.heappush(waiting, (now_s + MIN_PAUSE_S + random.lognormvariate(*PAUSE), next(order), longer))
 
 

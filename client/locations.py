@@ -49,6 +49,13 @@ class Hints:
                     self._hints.move_to_end(key)
         return found
 
+    def find_one(self, key: bytes) -> Hint | None:
+        with self._lock:
+            hint = self._hints.get(key)
+            if hint is not None:
+                self._hints.move_to_end(key)
+            return hint
+
     def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
         with self._lock:
             for key, hint in hints:

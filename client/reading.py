@@ -86,7 +86,7 @@ class Reading(Generic[R]):
         self._sink = sink
         self._deadline = deadline
         self._clock_ns = clock_ns
-        self._inline_bytes = int(core.settings.inline_bytes)
+        self._inline_bytes = int(core.settings.get_inline_bytes)
         self._lease_ms = int(core.settings.read_lease_s * 1000)
         self._again: dict[int, list[int]] = defaultdict(list)
         """Keys to be looked up anew, by the node to avoid (0: none)."""
@@ -101,7 +101,11 @@ class Reading(Generic[R]):
 
         After an error the destinations' content is undefined.
         """
-        found = yield from self._find({0: list(range(len(self._keys)))}, from_hints=True)
+        hint = self._core.hints.find_one(self._keys[0]) if len(self._keys) == 1 else None
+        if hint is not None:
+            found = {hint.node_id: [(0, hint)]}
+        else:
+            found = yield from self._find({0: list(range(len(self._keys)))}, from_hints=True)
         for attempt in range(1, ATTEMPTS + 1):
             for node_id, wanted in found.items():
                 yield from self._read_from(node_id, wanted)
@@ -162,7 +166,7 @@ class Reading(Generic[R]):
         if node is None:
             self._retry(node_id, wanted)
             return
-        for part in self._parts(wanted):
+        for part in self._parts(wanted) if len(wanted) > 1 else (wanted,):
             try:
                 yield from self._read(node, part)
             except StaleHandle:

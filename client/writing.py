@@ -147,7 +147,7 @@ class Writing:
 
     def _write(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
         if node.route.is_local:
-            inline_bytes = self._core.settings.inline_bytes
+            inline_bytes = self._core.settings.put_inline_bytes
             large = [i for i in indices if len(self._sources[i]) > inline_bytes]
             if large and (yield from self._write_shared(node, large, busy)):
                 indices = [i for i in indices if len(self._sources[i]) <= inline_bytes]

@@ -131,6 +131,8 @@ class PutService:
         self._answer_when_published(session, header, wait_seq, flags)
 
     def abort(self, session: Session, header: Header, message: Abort) -> None:
+        """Forget these puts; what they held can be used again."""
+        peer_of(session)
         for put_id in message.put_ids:
             put = self._table.put(put_id, session)
             if put is not None:

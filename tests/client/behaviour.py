@@ -20,7 +20,8 @@ from kvstore.protocol.errors import Closed, Full, InvalidArgument, LeaseExpired,
 from kvstore.protocol.settings import Size
 from tests.client.processes import Cluster, cluster
 
-SIZES = (1, 100, 32 << 10, (32 << 10) + 1, (1 << 20) + 3)
+SIZES = (1, 1 << 10, (1 << 10) + 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 3)
+"""On both sides of the sizes from which values go through shared memory."""
 _serial = itertools.count()
 
 MakeClient = Callable[..., AbstractContextManager[Any]]

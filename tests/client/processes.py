@@ -46,12 +46,18 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: list[Process] = []
+        self.address = "127.0.0.1:0"
+        self._control = "127.0.0.1:0"
+        self.start_master()
+
+    def start_master(self) -> None:
+        """Start the master, after the first time at the addresses that it had."""
         self.master = Process(
             "kvstore.master.daemon",
-            *("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(folder / "m"), "--catalog", "memory:"),
-            log=folder / "master.log",
+            *("--listen", self.address, "--control", self._control, "--run-dir", str(self.folder / "m"), "--catalog", "memory:"),
+            log=self.folder / "master.log",
         )
-        self.address: str = self.master.ready["listen"]
+        self.address, self._control = self.master.ready["listen"], self.master.ready["control"]
 
     def start_node(self, *flags: str) -> Process:
         number = len(self.nodes)

@@ -19,7 +19,8 @@ def test_hints_are_found_until_forgotten() -> None:
 def test_the_least_recently_used_hint_makes_room() -> None:
     hints = Hints(2)
     hints.learn([(b"a", hint(1)), (b"b", hint(2))])
-    hints.find([b"a"])
+    assert hints.find_one(b"a") == hint(1)
+    assert hints.find_one(b"x") is None
     hints.learn([(b"c", hint(3))])
     assert hints.find([b"a", b"b", b"c"]) == [hint(1), None, hint(3)]
 

@@ -1,12 +1,14 @@
 """The blocking client against real daemons."""
 
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, running, where
 from tests.client.processes import cluster
 
@@ -35,3 +37,44 @@ def test_blocks_of_a_killed_node_are_misses_and_a_new_process_serves_anew(tmp_pa
             assert client.put(b"again", b"x" * 100_000, deadline_s=10.0)
             assert client.get(b"again") == b"x" * 100_000
             assert client.get(b"big") is None
+
+
+def test_a_node_that_hangs_ends_a_call_with_its_deadline_and_is_used_again_when_it_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "32MiB")
+        with Client(started.address) as client:
+            client.put(b"k", b"v" * 100_000)
+            node.send(signal.SIGSTOP)
+            for call in (lambda: client.get(b"k", deadline_s=0.1), lambda: client.put(b"other", b"w" * 100_000, deadline_s=0.1)):
+                before = time.monotonic()
+                with pytest.raises(DeadlineExceeded):
+                    call()
+                assert time.monotonic() - before < 2.0
+            node.send(signal.SIGCONT)
+            assert client.get(b"k") == b"v" * 100_000
+
+
+def test_a_master_killed_and_started_again_is_found_at_its_address(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "32MiB")
+        with Client(started.address) as client:
+            assert client.put(b"k", b"v" * 100_000)
+            started.master.stop(signal.SIGKILL)
+            assert client.get(b"k") == b"v" * 100_000  # the place is known, and nodes serve on
+            with pytest.raises(Unavailable):
+                client.exists(b"k", deadline_s=1.0)
+            started.start_master()
+            assert client.exists(b"nowhere") is False
+
+
+def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "32MiB")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with Client(started.address) as client:
+                client.put_batch([b"a", b"b"], [b"s", b"v" * 100_000])
+                client.get_batch([b"a", b"b"])
+                with client.view(b"b"):
+                    pass
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -238,7 +238,8 @@ class TableMachine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         self.table.check_integrity()
         dram = self.store.dram
-        held = {block for block, _ in self.readers} | {move.block for move, _ in self.moves} | {block for block, _, _ in self.promotions}
+        moves = [move for move, _ in self.moves] + self.table._moves
+        held = {block for block, _ in self.readers} | {move.block for move in moves} | {block for block, _, _ in self.promotions}
         waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired))
         assert self.table.open_puts == len(self.puts)

@@ -1,0 +1,255 @@
+"""A node's services on real sockets, for tests: the reactor runs in a thread, and the master is a stub that acknowledges, or does not."""
+
+import contextlib
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.messages import (
+    INLINE,
+    MAPPED,
+    ROLE_CLIENT,
+    Blocks,
+    Commit,
+    Flags,
+    Hello,
+    Message,
+    Open,
+    Opened,
+    Publish,
+    Put,
+    Read,
+    Release,
+    Slabs,
+)
+from kvstore.store.block import Block
+from kvstore.store.leases import Leases
+from kvstore.store.mover import Mover
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts import PutService
+from kvstore.store.reads import ReadService
+from kvstore.store.service import NodeService
+from kvstore.store.waiting import WaitingRoom
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.reactor import Reactor
+from kvstore.transfer.server import Server
+from kvstore.transfer.session import Session
+from tests.store.tables import Store
+from tests.transfer.wires import frame, read_frame
+
+T = TypeVar("T")
+TIMEOUT_S = 10.0
+MAX_LEASE_NS = 60 * 10**9
+
+
+def digest(value: bytes | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(value)
+
+
+class Served:
+    """The services, and the store below them. Use `call` for whatever belongs to the loop's thread."""
+
+    def __init__(self, folder: Path, *, dram_bytes: int = 1 << 20, tokens: Mapping[str, bytes] | None = None, **options: int) -> None:
+        self.store = Store(dram_bytes, folder=folder / "nvme", **options)  # type: ignore[arg-type]
+        self.reactor = Reactor()
+        self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
+        self.store.table._emit = self.publisher.emit
+        self.waiting = WaitingRoom()
+        self.leases = Leases(self.store.table.release)
+        self.mover = Mover(
+            self.reactor,
+            self.store.table,
+            self.store.tiers,
+            batch_bytes=1 << 20,
+            read_threads=1,
+            tier_retry_s=3600,
+            on_room=self.waiting.retry,
+        )
+        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting)
+        self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS)
+        self.service = NodeService(
+            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, instance=77
+        )
+        self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
+        self.server = Server(self.reactor, self.service, max_connections=100)
+        self.tcp = self.server.listen_tcp("127.0.0.1", 0)
+        self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
+        self.reactor.after_events += [self.mover.kick, self.publisher.flush]
+        self.acknowledges = True
+        self.unanswered: list[Callable[[KVStoreError | None], None]] = []
+        self.publisher.link_up(self._publish, 1, lambda: None)
+        self._thread = threading.Thread(target=self.reactor.run, name="served")
+        self._thread.start()
+
+    def _publish(self, message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
+        if self.acknowledges:
+            self.reactor.call_soon(lambda: answered(None))
+        else:
+            self.unanswered.append(answered)
+
+    def call(self, function: Callable[[], T]) -> T:
+        return self.reactor.call(function, deadline_s=TIMEOUT_S)
+
+    def settled(self) -> None:
+        """Come back when what is under way in the loop and in the mover has been served."""
+        for _ in range(3):
+            done = threading.Event()
+            self.mover.flush(done.set)
+            assert done.wait(TIMEOUT_S)
+            self.call(lambda: None)
+
+    def connect(self, *, tcp: bool = False, tenant: str = "red", token: str = "") -> "Client":
+        address = parse_address(self.tcp if tcp else f"unix:{self.unix}")
+        return Client(Channel.open(address, Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S)))
+
+    def demote(self, *names: str) -> None:
+        """Have these blocks of red leave DRAM for NVMe."""
+
+        def evict() -> list[Block]:
+            blocks = [block for name in names if (block := self.store.table.find("red", name.encode())) is not None]
+            for block in blocks:
+                self.store.table._evict(block, self.store.table._landing)
+            return blocks
+
+        blocks = self.call(evict)
+        self.settled()
+        assert self.call(lambda: [block.tier_mask() for block in blocks]) == [4] * len(names)
+
+    def link(self) -> socket.socket:
+        """The master's end of this node's link."""
+        ours, theirs = socket.socketpair()
+
+        def adopt() -> None:
+            self.service.link = Session(self.reactor, ours, self.service)
+
+        self.call(adopt)
+        return theirs
+
+    def close(self) -> None:
+        self.reactor.stop()
+        self._thread.join()
+        self.server.close()
+        if self.service.link is not None:
+            self.service.link.close()
+        self.publisher.close()
+        self.mover.close()
+        self.store.table.check_integrity()
+        self.store.close()
+        self.reactor.close()
+
+
+class Client:
+    """A client's end of one connection: it maps slabs as it meets them, and checks what it reads."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._maps: dict[tuple[int, bool], mmap.mmap] = {}
+
+    def ask(self, message: Message, answer: type[T], *, timeout_s: float = TIMEOUT_S, payload: Sequence[bytes] = ()) -> T:
+        return self.channel.call(message, answer, Deadline(timeout_s), payload)  # type: ignore[type-var, return-value]
+
+    def put(self, values: Mapping[str, bytes], *, timeout_s: float = TIMEOUT_S, generation: int = 1, checksums: Sequence[int] = ()) -> list[int]:
+        """Put through the socket; the flags."""
+        keys = [name.encode() for name in values]
+        message = Put(
+            "ns",
+            keys,
+            [len(value) for value in values.values()],
+            [generation] * len(keys),
+            checksums or [digest(value) for value in values.values()],
+            [b""] * len(keys),
+        )
+        return list(self.ask(message, Flags, timeout_s=timeout_s, payload=list(values.values())).flags)
+
+    def open(self, sizes: Mapping[str, int], *, timeout_s: float = TIMEOUT_S, generation: int = 1) -> Opened:
+        count = len(sizes)
+        keys = [name.encode() for name in sizes]
+        return self.ask(Open("ns", keys, list(sizes.values()), [generation] * count, [b""] * count), Opened, timeout_s=timeout_s)
+
+    def write(self, opened: Opened, index: int, value: bytes) -> None:
+        """Through the mapping of the slab."""
+        offset = opened.offsets[index]
+        self.map(opened.slabs[index], writable=True)[offset : offset + len(value)] = value
+
+    def commit(self, opened: Opened, values: Sequence[bytes]) -> list[int]:
+        return list(self.ask(Commit(list(opened.put_ids), [digest(value) for value in values]), Flags).flags)
+
+    def map(self, slab: int, *, writable: bool = False) -> mmap.mmap:
+        if (slab, writable) not in self._maps:
+            sizes, (fd,) = self.slabs([slab], writable=writable)
+            try:
+                access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+                self._maps[slab, writable] = mmap.mmap(fd, sizes[0], mmap.MAP_SHARED, access)
+            finally:
+                os.close(fd)
+        return self._maps[slab, writable]
+
+    def slabs(self, slabs: Sequence[int], *, writable: bool = False) -> tuple[list[int], list[int]]:
+        """(sizes, descriptors)"""
+        answer, fds = self.channel.call_for_fds(Slabs(list(slabs), int(writable)), Deadline(TIMEOUT_S))
+        return list(answer.sizes), fds
+
+    def ask_blocks(self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = ()) -> Blocks:
+        keys = [name.encode() for name in names]
+        return self.ask(Read(keys, generations or [0] * len(keys), inline_bytes, lease_ms), Blocks)
+
+    def read(
+        self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = ()
+    ) -> tuple[Blocks, list[bytes | None]]:
+        """The answer and the values, None for a miss."""
+        blocks = self.ask_blocks(*names, inline_bytes=inline_bytes, lease_ms=lease_ms, generations=generations)
+        values: list[bytes | None] = []
+        for index, status in enumerate(blocks.statuses):
+            size = blocks.sizes[index]
+            if status == INLINE:
+                value = bytearray(size)
+                self.channel.read_into([memoryview(value)], Deadline(TIMEOUT_S))
+                values.append(bytes(value))
+            elif status == MAPPED:
+                offset = blocks.offsets[index]
+                values.append(self.map(blocks.slabs[index])[offset : offset + size])
+            else:
+                values.append(None)
+        for value, checksum in zip(values, blocks.checksums, strict=True):
+            assert value is None or digest(value) == checksum
+        return blocks, values
+
+    def release(self, *leases: int) -> None:
+        self.channel.post(Release(list(leases)))
+
+    def close(self) -> None:
+        self.channel.close()
+        for one in self._maps.values():
+            one.close()
+
+
+class Master:
+    """The master's end of a link: commands out, answers in."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(TIMEOUT_S)
+        self._sock = sock
+
+    def ask(self, message: Message) -> Message:
+        self._sock.sendall(frame(message))
+        return read_frame(self._sock)[1]
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@contextlib.contextmanager
+def served(folder: Path, *, tokens: Mapping[str, bytes] | None = None, **options: int) -> Iterator[Served]:
+    node = Served(folder, tokens=tokens, **options)
+    try:
+        yield node
+    finally:
+        node.close()

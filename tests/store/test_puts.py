@@ -1,0 +1,438 @@
+"""Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    Full,
+    InvalidArgument,
+    ProtocolError,
+    TierFailed,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served
+from tests.store.tables import PUT_TTL_NS
+from tests.transfer.wires import frame, read_frame
+
+KIB = 1024
+STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=16 * KIB) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()
+
+
+def in_background(function: Any) -> tuple[threading.Thread, list[Any]]:
+    """Run `function` in a thread; its result, or its exception, will be in the list."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def until(node: Served, condition: Any) -> None:
+    """Come back when the condition holds in the loop."""
+    for _ in range(5000):
+        if node.call(condition):
+            return
+    raise AssertionError("the condition never held")
+
+
+# --- through shared memory ---
+
+
+def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Served, client: Client) -> None:
+    values = [b"a" * 3000, b"b" * 100, b"c"]
+    opened = client.open({"a": 3000, "b": 100, "c": 1})
+    assert list(opened.statuses) == [GRANTED] * 3
+    assert len(set(opened.put_ids)) == 3
+    assert client.read("a")[1] == [None], "not before the commit"
+    for index, value in enumerate(values):
+        client.write(opened, index, value)
+    assert client.commit(opened, values) == [STORED] * 3
+    assert client.read("a", "b", "c")[1] == values
+    assert node.call(lambda: node.puts.in_bytes) == 3101
+
+
+def test_a_present_key_and_one_being_written_are_not_granted(node: Served, client: Client) -> None:
+    client.put({"there": b"x"})
+    other = node.connect()
+    other.open({"busy": 10})
+    opened = client.open({"there": 1, "busy": 10, "new": 10})
+    assert list(opened.statuses) == [PRESENT, BUSY, GRANTED]
+    assert [bool(put_id) for put_id in opened.put_ids] == [False, False, True]
+    other.close()
+
+
+def test_a_key_twice_in_one_request_has_one_writer(client: Client) -> None:
+    opened = client.ask(Open("ns", [b"a", b"a"], [10, 10], [1, 1], [b"", b""]), Opened)
+    assert list(opened.statuses) == [GRANTED, BUSY]
+
+
+def test_a_request_of_nothing_is_answered_with_nothing(client: Client) -> None:
+    assert list(client.open({}).statuses) == []
+    assert client.ask(Commit([], []), Flags).flags == b""
+
+
+def test_a_writer_hears_of_a_slab_ahead_of_need_once_a_slab(node: Served, client: Client) -> None:
+    opened = client.open({"a": KIB})
+    assert len(opened.ahead) == 1
+    assert client.slabs(opened.ahead)[0] == [4 * KIB]
+    assert list(client.open({"b": KIB}).ahead) == []
+
+
+def test_open_needs_shared_memory(node: Served) -> None:
+    client = node.connect(tcp=True)
+    with pytest.raises(InvalidArgument, match="shared memory"):
+        client.open({"a": 1})
+    client.close()
+
+
+def test_an_aborted_put_can_be_begun_again_and_unknown_ids_are_ignored(node: Served, client: Client) -> None:
+    opened = client.open({"a": 16 * KIB})
+    other = node.connect()
+    other.ask(Abort(list(opened.put_ids)), Ok)
+    assert list(client.open({"a": 16 * KIB}).statuses) == [BUSY], "another connection cannot abort it"
+    client.ask(Abort([*opened.put_ids, 99]), Ok)
+    assert list(client.open({"a": 16 * KIB}).statuses) == [GRANTED]
+    other.close()
+
+
+def test_a_commit_of_an_unknown_foreign_or_closed_put_is_answered_ask_again(node: Served, client: Client) -> None:
+    opened = client.open({"a": 1})
+    other = node.connect()
+    assert other.commit(opened, [b"x"]) == [ASK_AGAIN]
+    client.write(opened, 0, b"x")
+    assert client.commit(opened, [b"x"]) == [STORED]
+    assert client.commit(opened, [b"x"]) == [ASK_AGAIN]
+    other.close()
+
+
+def test_an_expired_puts_slot_is_free_once_its_writer_has_been_told(node: Served, client: Client) -> None:
+    opened = client.open({"a": 16 * KIB})
+    later_ns = node.reactor.now_ns() + PUT_TTL_NS
+    assert node.call(lambda: node.store.table.expire(now_ns=later_ns)) == 1
+    assert node.call(lambda: node.store.dram.quarantined_bytes) == 16 * KIB
+    assert client.commit(opened, [b"x" * 16 * KIB]) == [ASK_AGAIN]
+    assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
+    opened = client.open({"a": 16 * KIB})
+    node.call(lambda: node.store.table.expire(now_ns=later_ns + node.reactor.now_ns()))
+    client.ask(Abort(list(opened.put_ids)), Ok)
+    assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
+
+
+def test_a_writer_that_hangs_up_leaves_no_open_put(node: Served, client: Client) -> None:
+    other = node.connect()
+    other.open({"a": 16 * KIB})
+    thread, results = in_background(lambda: client.open({"b": 16 * KIB}))
+    until(node, lambda: len(node.waiting) == 1)
+    other.close()
+    thread.join(TIMEOUT_S)
+    assert list(results[0].statuses) == [GRANTED]
+
+
+# --- through the socket ---
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_what_is_sent_through_the_socket_can_be_read(node: Served, tcp: bool) -> None:
+    client = node.connect(tcp=tcp)
+    values = {"a": b"a" * 5000, "b": b"b", "c": b"c" * 77}
+    assert client.put(values) == [STORED] * 3
+    assert client.read(*values, inline_bytes=1 << 20)[1] == list(values.values())
+    client.close()
+
+
+def test_a_present_keys_bytes_are_read_and_thrown_away(node: Served, client: Client) -> None:
+    client.put({"a": b"first"})
+    other = b"y" * (3 << 10)
+    assert client.put({"a": b"again", "b": other}, generation=2) == [ALREADY_THERE, STORED]
+    assert client.read("a", "b")[1] == [b"first", other]
+
+
+def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client) -> None:
+    other = node.connect()
+    other.open({"a": 10})
+    assert client.put({"a": b"0123456789"}) == [ASK_AGAIN]
+    other.close()
+
+
+def test_a_value_damaged_on_its_way_is_refused_and_nothing_of_its_request_is_visible(node: Served, client: Client) -> None:
+    with pytest.raises(ChecksumMismatch, match="send it again"):
+        client.put({"a": b"good", "b": b"bad"}, checksums=[digest(b"good"), digest(b"bat")])
+    assert client.read("a", "b")[1] == [None, None]
+    assert node.call(lambda: node.store.table.open_puts) == 0
+    assert client.put({"a": b"good", "b": b"bad"}) == [STORED, STORED]
+
+
+def test_a_put_that_expires_while_its_bytes_arrive_is_to_be_asked_for_again(node: Served) -> None:
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    whole = frame(Put("ns", [b"a", b"b"], [3, 3], [1, 1], [digest(b"abc"), digest(b"def")], [b"", b""]), payload=b"abcdef")
+    sock.sendall(whole[:-1])
+    until(node, lambda: node.store.table.open_puts == 2)
+    later_ns = node.reactor.now_ns() + PUT_TTL_NS
+    node.call(lambda: node.store.table.expire(now_ns=later_ns))
+    sock.sendall(whole[-1:])
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Flags)
+    assert list(answer.flags) == [ASK_AGAIN, ASK_AGAIN]
+    assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
+    sock.close()
+
+
+def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) -> None:
+    client = node.connect()
+    sock = client.channel.detach()
+    sock.sendall(frame(Put("ns", [b"a"], [100], [1], [0], [b""]), payload=bytes(100))[:-1])
+    until(node, lambda: node.store.table.open_puts == 1)
+    sock.close()
+    until(node, lambda: node.store.table.open_puts == 0)
+    assert node.call(lambda: node.store.dram.used_bytes) == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "payload"),
+    [
+        (Put("ns", [b"a"], [5], [1], [0], [b""]), b"abc"),
+        (Put("ns", [], [], [], [], []), b"abc"),
+        (Put("ns", [b"a"], [5], [1], [0], [b""]), b""),
+        (Put("ns", [], [], [], [], []), b""),
+    ],
+)
+def test_sizes_that_do_not_add_up_are_refused_and_the_connection_lives_on(client: Client, message: Put, payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        client.ask(message, Flags, payload=[payload] if payload else [])
+    assert client.put({"a": b"abc"}) == [STORED]
+
+
+@pytest.mark.parametrize("size", [0, (1 << 30) + 1, 17 * KIB])
+def test_a_size_that_can_never_be_stored_is_refused_at_once(client: Client, size: int) -> None:
+    with pytest.raises(InvalidArgument):
+        client.open({"a": size})
+    assert client.put({"a": b"abc"}) == [STORED]
+
+
+def test_a_namespace_too_long_for_the_master_is_refused(client: Client) -> None:
+    for namespace in ("n" * 256, "é" * 128):
+        with pytest.raises(InvalidArgument, match="namespace"):
+            client.ask(Open(namespace, [b"a"], [1], [1], [b""]), Opened)
+    assert list(client.ask(Open("é" * 127, [b"a"], [1], [1], [b""]), Opened).statuses) == [GRANTED]
+
+
+def test_nobody_puts_without_a_hello(node: Served) -> None:
+    client = node.connect()
+    node.call(lambda: [setattr(session, "context", None) for session in node.server.sessions])
+    for message, payload in (
+        (Open("ns", [b"a"], [1], [1], [b""]), b""),
+        (Commit([1], [1]), b""),
+        (Abort([1]), b""),
+        (Put("ns", [b"a"], [1], [1], [0], [b""]), b"x"),
+    ):
+        with pytest.raises(Unauthorized, match="Hello"):
+            client.ask(message, Flags, payload=[payload] if payload else [])
+    client.close()
+
+
+# --- waiting ---
+
+
+def test_a_request_larger_than_the_room_is_granted_in_part(client: Client) -> None:
+    opened = client.open({name: 4 * KIB for name in "abcdef"})
+    assert list(opened.statuses) == [GRANTED] * 4 + [BUSY] * 2
+
+
+def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Client) -> None:
+    other = node.connect()
+    held = other.open({"a": 16 * KIB})
+    for message in (lambda: client.open({"b": 16 * KIB}).statuses, lambda: client.put({"c": bytes(16 * KIB)})):
+        thread, results = in_background(message)
+        until(node, lambda: len(node.waiting) == 1)
+        other.ask(Abort(list(held.put_ids)), Ok)
+        thread.join(TIMEOUT_S)
+        assert list(results[0]) in ([GRANTED], [STORED])
+        if list(results[0]) == [GRANTED]:
+            client.close()
+            client = node.connect()
+            held = other.open({"a": 16 * KIB})
+    client.close()
+    other.close()
+
+
+def test_a_put_waits_for_a_reader_to_let_go(node: Served, client: Client) -> None:
+    client.put({"a": bytes(16 * KIB)})
+    reader = node.connect()
+    blocks = reader.ask_blocks("a")
+    thread, results = in_background(lambda: client.put({"b": bytes(16 * KIB)}))
+    until(node, lambda: len(node.waiting) == 1)
+    reader.release(blocks.lease)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+    reader.close()
+
+
+def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node: Served, client: Client) -> None:
+    other = node.connect()
+    other.open({"a": 16 * KIB})
+    for message in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
+        thread, results = in_background(message)
+        until(node, lambda: len(node.waiting) == 1)
+        much_later_ns = node.reactor.now_ns() + 3600 * 10**9
+        node.call(lambda: node.waiting.expire(now_ns=much_later_ns))
+        thread.join(TIMEOUT_S)
+        assert isinstance(results[0], Full)
+    other.close()
+    until(node, lambda: node.store.table.open_puts == 0)
+    assert client.put({"b": bytes(KIB)}) == [STORED]
+
+
+def test_who_comes_later_waits_behind_who_waits_already(node: Served, client: Client) -> None:
+    other, small = node.connect(), node.connect()
+    held = other.open({"a": 12 * KIB})
+    first, large_result = in_background(lambda: client.put({"large": bytes(16 * KIB)}))
+    until(node, lambda: len(node.waiting) == 1)
+    second, small_result = in_background(lambda: small.put({"small": b"x"}))
+    until(node, lambda: len(node.waiting) == 2)
+    other.ask(Abort(list(held.put_ids)), Ok)
+    first.join(TIMEOUT_S)
+    second.join(TIMEOUT_S)
+    assert (large_result, small_result) == ([[STORED]], [[STORED]])
+    other.close()
+    small.close()
+
+
+def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -> None:
+    other = node.connect()
+    other.open({"a": 16 * KIB})
+    sock = client.channel.detach()
+    sock.sendall(frame(Open("ns", [b"b"], [KIB], [1], [b""])))
+    until(node, lambda: len(node.waiting) == 1)
+    sock.close()
+    until(node, lambda: len(node.waiting) == 0)
+    other.close()
+
+
+def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's refusal is injected below the tier, where a slab's memory is made."""
+
+    def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
+        raise TierFailed("no descriptor is left")
+
+    client.put({"warm": bytes(KIB)})
+    monkeypatch.setattr(node.store.dram._pool, "acquire", refuse)
+    with pytest.raises(TierFailed):
+        client.open({"a": KIB, "b": 2 * KIB})
+    assert node.call(lambda: node.store.table.open_puts) == 0
+    with pytest.raises(TierFailed):
+        client.put({"a": bytes(KIB), "b": bytes(2 * KIB)})
+    assert node.call(lambda: node.store.table.open_puts) == 0
+    assert client.put({"a": bytes(KIB)}) == [STORED]
+    other = node.connect()
+    assert list(other.open({"c": KIB}).ahead) == [], "a slab ahead of need is no reason to fail"
+    other.close()
+
+
+def test_who_waits_hears_of_a_failure_that_comes_meanwhile(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = node.connect()
+    held = other.open({"a": 16 * KIB})
+
+    def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
+        raise TierFailed("no descriptor is left")
+
+    for ask in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
+        thread, results = in_background(ask)
+        until(node, lambda: len(node.waiting) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store.dram._pool, "acquire", refuse)
+            other.ask(Abort(list(held.put_ids)), Ok)
+            thread.join(TIMEOUT_S)
+        assert isinstance(results[0], TierFailed)
+        held = other.open({"a": 16 * KIB})
+    other.close()
+
+
+# --- publication ---
+
+
+def test_a_put_is_answered_when_the_master_has_it_not_before(node: Served, client: Client) -> None:
+    node.acknowledges = False
+    thread, results = in_background(lambda: client.put({"a": b"x"}))
+    until(node, lambda: len(node.unanswered) == 1)
+    assert results == []
+    node.call(lambda: node.unanswered.pop()(None))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+
+
+def test_a_put_of_a_key_whose_publication_is_under_way_waits_for_it(node: Served, client: Client) -> None:
+    node.acknowledges = False
+    first, first_results = in_background(lambda: client.put({"a": b"x"}))
+    until(node, lambda: len(node.unanswered) == 1)
+    other = node.connect()
+    second, second_results = in_background(lambda: other.put({"a": b"x"}))
+    until(node, lambda: len(node.publisher._waiters) == 2)
+    node.call(lambda: node.unanswered.pop()(None))
+    first.join(TIMEOUT_S)
+    second.join(TIMEOUT_S)
+    assert (first_results, second_results) == ([[STORED]], [[ALREADY_THERE]])
+    other.close()
+
+
+def test_a_commit_that_stores_nothing_waits_for_nobody(node: Served, client: Client) -> None:
+    node.acknowledges = False
+    node.call(lambda: node.store.put("other"))
+    assert client.ask(Commit([99], [0]), Flags).flags == bytes([ASK_AGAIN])
+
+
+def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(node: Served, client: Client) -> None:
+    node.acknowledges = False
+    with pytest.raises(DeadlineExceeded, match="try again"):
+        client.put({"a": b"x"}, timeout_s=0.2)
+    node.call(lambda: node.unanswered.pop()(None))
+    assert client.put({"a": b"x"}) == [ALREADY_THERE]
+    assert client.read("a")[1] == [b"x"]
+
+
+def test_a_node_that_stops_tells_who_waits_for_the_master(node: Served, client: Client) -> None:
+    node.acknowledges = False
+    thread, results = in_background(lambda: client.put({"a": b"x"}))
+    until(node, lambda: len(node.unanswered) == 1)
+    node.call(node.publisher.close)
+    thread.join(TIMEOUT_S)
+    assert isinstance(results[0], Unavailable)
+
+
+def test_a_request_without_a_deadline_gets_a_default_one(node: Served) -> None:
+    client = node.connect()
+    sock = client.channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(Put("ns", [b"a"], [1], [1], [digest(b"x")], [b""]), payload=b"x"))
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Flags)
+    sock.close()

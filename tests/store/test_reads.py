@@ -1,0 +1,287 @@
+"""Promises of reads.py, on real sockets, shared memory and disks: the bytes are the block's, whatever happens to it meanwhile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol import frames
+from kvstore.protocol.errors import InvalidArgument, TierFailed
+from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Read
+from kvstore.store import reads
+from kvstore.store.block import DRAM, NVME, Block
+from kvstore.transfer.channel import Deadline
+from tests.store.failing_tier import FailingNvme
+from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served
+from tests.transfer.wires import frame
+
+KIB = 1024
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()
+
+
+def find(node: Served, name: str) -> Block:
+    block = node.call(lambda: node.store.table.find("red", name.encode()))
+    assert block is not None
+    return block
+
+
+def readers(node: Served, *names: str) -> list[int]:
+    return [find(node, name).readers for name in names]
+
+
+def test_values_larger_than_asked_for_inline_come_mapped_under_one_lease(node: Served, client: Client) -> None:
+    values = {"a": b"a" * 100, "b": b"b" * 5000, "c": b"c" * 101}
+    client.put(values)
+    blocks, found = client.read(*values, "x", inline_bytes=100)
+    assert list(blocks.statuses) == [INLINE, MAPPED, MAPPED, MISS]
+    assert found == [*values.values(), None]
+    assert list(blocks.tiers) == [TIER_BITS["dram"]] * 3 + [0]
+    assert blocks.lease != 0
+    assert readers(node, *values) == [0, 1, 1]
+    assert node.call(lambda: node.reads.out_bytes) == 5201
+    client.release(blocks.lease)
+    client.read("a")
+    assert readers(node, "b", "c") == [0, 0]
+
+
+def test_a_lease_lasts_as_long_as_asked_for_and_no_longer_than_allowed(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 100})
+    before_ns = node.reactor.now_ns()
+    short, long = client.ask_blocks("a", lease_ms=1000), client.ask_blocks("a", lease_ms=2**32 - 1)
+    after_ns = node.reactor.now_ns()
+    assert before_ns + 10**9 <= short.lease_until_ns <= after_ns + 10**9
+    assert before_ns + MAX_LEASE_NS <= long.lease_until_ns <= after_ns + MAX_LEASE_NS
+    assert readers(node, "a") == [2]
+    node.call(lambda: node.leases.expire(now_ns=short.lease_until_ns))
+    assert readers(node, "a") == [1]
+
+
+def test_without_shared_memory_every_value_is_sent_and_let_go(node: Served) -> None:
+    client = node.connect(tcp=True)
+    client.put({"a": b"a" * 5000})
+    blocks, values = client.read("a", inline_bytes=0)
+    assert (list(blocks.statuses), blocks.lease, values) == ([INLINE], 0, [b"a" * 5000])
+    client.read("x")
+    assert readers(node, "a") == [0]
+    client.close()
+
+
+def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
+    client.put({"a": b"a"}, generation=7)
+    assert client.read("a", "a", "a", generations=[7, 6, 8])[1] == [b"a", None, None]
+
+
+def test_a_foreign_or_repeated_release_is_ignored(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 100})
+    lease = client.ask_blocks("a").lease
+    other = node.connect()
+    other.release(lease, 99)
+    other.read("x")
+    assert readers(node, "a") == [1]
+    client.release(lease, lease)
+    client.read("x")
+    assert readers(node, "a") == [0]
+    other.close()
+
+
+def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 16 * KIB})
+    blocks = client.ask_blocks("a")
+    block = find(node, "a")
+    node.call(lambda: node.store.table.drop(block))
+    assert client.map(blocks.slabs[0])[blocks.offsets[0] : 16 * KIB] == b"a" * 16 * KIB
+    assert client.read("a")[1] == [None]
+    client.release(blocks.lease)
+    assert client.put({"b": b"b" * 16 * KIB}) == [1]
+
+
+def test_what_is_on_nvme_is_sent_and_comes_up_on_its_second_hit(node: Served, client: Client) -> None:
+    values = {"a": b"a" * 3000, "b": b"b" * 3000}
+    client.put(values)
+    node.demote("a", "b")
+    blocks, found = client.read("a", "b")
+    assert (list(blocks.statuses), list(blocks.tiers), found) == ([INLINE] * 2, [TIER_BITS["nvme"]] * 2, [*values.values()])
+    assert find(node, "a").tier_mask() == 4
+    blocks, found = client.read("a")
+    assert (list(blocks.statuses), list(blocks.tiers), found) == ([MAPPED], [TIER_BITS["nvme"]], [values["a"]])
+    assert find(node, "a").tier_mask() == 6
+    blocks, found = client.read("a")
+    assert (list(blocks.tiers), found) == ([TIER_BITS["dram"]], [values["a"]])
+    client.release(1, 2, 3)
+    client.read("x")
+    assert readers(node, "a", "b") == [0, 0]
+
+
+def test_one_key_twice_in_a_request_is_promoted_once_and_answered_twice(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    node.demote("a")
+    assert client.read("a", "a", "a")[1] == [b"a" * 3000] * 3
+    client.channel.close()
+
+
+def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> None:
+    with served(tmp_path, nvme_bytes=1 << 20) as node:
+        client = node.connect()
+        client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+        node.demote("a", "b")
+        path = tmp_path / "nvme" / "data.mdb"
+        with path.open("r+b") as file:
+            at = file.read().index(b"a" * 3000)
+            file.seek(at + 17)
+            file.write(b"!")
+        assert client.read("a", "b")[1] == [None, b"b" * 3000]
+        assert node.call(lambda: (node.store.table.corrupt_reads, node.store.names())) == (1, "b")
+        assert client.put({"a": b"a" * 3000}) == [1]
+        client.close()
+
+
+def test_a_damaged_value_met_by_a_promotion_is_a_miss_and_leaves_no_slot(tmp_path: Path) -> None:
+    with served(tmp_path, nvme_bytes=1 << 20) as node:
+        client = node.connect()
+        client.put({"a": b"a" * 3000})
+        node.demote("a")
+        block = find(node, "a")
+        block.hits = 5
+        with (tmp_path / "nvme" / "data.mdb").open("r+b") as file:
+            at = file.read().index(b"a" * 3000)
+            file.seek(at)
+            file.write(b"!")
+        assert client.read("a")[1] == [None]
+        assert node.call(lambda: node.store.dram.used_bytes) == 0
+        client.close()
+
+
+def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000, "b": b"b"})
+    node.demote("a")
+    nvme = node.store.tiers[NVME]
+    assert isinstance(nvme, FailingNvme)
+    nvme.read_failure = TierFailed("EIO")
+    assert client.read("a", "b")[1] == [None, b"b"]
+    nvme.read_failure = None
+    assert client.read("a")[1] == [b"a" * 3000]
+
+
+def test_a_promotion_overtaken_by_a_removal_is_a_miss(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    node.demote("a")
+    block = find(node, "a")
+    block.hits = 5
+    read = node.mover.read
+
+    def read_late(*arguments: object) -> None:
+        """The removal comes while the copy is in the reader's thread."""
+        read(*arguments)  # type: ignore[arg-type]
+        node.store.table.drop(block)
+
+    node.reads._mover.read = read_late  # type: ignore[method-assign]
+    assert client.read("a")[1] == [None]
+    assert node.call(lambda: (node.store.dram.used_bytes, block.readers)) == (0, 0)
+
+
+def test_a_block_removed_while_it_is_fetched_is_sent_all_the_same(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    node.demote("a")
+    block = find(node, "a")
+    read = node.mover.read
+
+    def read_late(*arguments: object) -> None:
+        read(*arguments)  # type: ignore[arg-type]
+        node.reactor.call_soon(lambda: None)
+
+    node.reads._mover.read = read_late  # type: ignore[method-assign]
+    assert client.read("a")[1] == [b"a" * 3000]
+    assert block.readers == 0
+
+
+def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+    node.demote("a")
+    find(node, "a").hits = 5
+    other = node.connect()
+    sock = other.channel.detach()
+    sock.sendall(frame(Read([b"a", b"b"], [0, 0], 0, 1000)))
+    sock.close()
+    node.settled()
+    for _ in range(1000):
+        if readers(node, "a", "b") == [0, 0]:
+            break
+    assert readers(node, "a", "b") == [0, 0]
+
+
+def test_a_connection_that_ends_gives_its_leases_back(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    other = node.connect()
+    other.ask_blocks("a")
+    assert readers(node, "a") == [1]
+    other.close()
+    for _ in range(1000):
+        if readers(node, "a") == [0]:
+            break
+    assert readers(node, "a") == [0]
+
+
+def test_a_read_of_more_than_one_answer_carries_is_refused_and_holds_nothing(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of 4 GiB is brought down: a test has no such memory."""
+    assert reads.MAX_PAYLOAD_BYTES == frames.MAX_PAYLOAD_BYTES
+    monkeypatch.setattr(reads, "MAX_PAYLOAD_BYTES", 7000)
+    client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
+    node.demote("a", "c")
+    find(node, "a").hits = find(node, "c").hits = 5
+    with pytest.raises(InvalidArgument, match="ask for fewer"):
+        client.read("a", "b", "c", inline_bytes=5000)
+    assert readers(node, "a", "b", "c") == [0, 0, 0]
+    assert node.call(lambda: node.store.dram.used_bytes) == 3000
+    assert client.read("a", "b", "b", "b")[1] == [b"a" * 3000] + [b"b" * 3000] * 3, "mapped ones do not count"
+
+
+def test_a_block_is_warmed_by_its_readers(tmp_path: Path) -> None:
+    with served(tmp_path, hbm_bytes=16 * KIB) as node:
+        client = node.connect()
+        client.put({"a": b"a" * 3000})
+        for _ in range(2):
+            client.read("a", inline_bytes=4000)
+        node.settled()
+        block = find(node, "a")
+        assert block.tier_mask() == 3
+        node.call(lambda: node.store.table.drop_copy(block, DRAM))
+        blocks, values = client.read("a")
+        assert (list(blocks.tiers), values) == ([TIER_BITS["hbm"]], [b"a" * 3000])
+        client.close()
+
+
+def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(node: Served, tmp_path: Path) -> None:
+    with served(tmp_path / "large", dram_bytes=32 << 20) as large:
+        client, remover = large.connect(), large.connect()
+        value = bytes(range(256)) * (24 << 12)
+        client.put({"a": value})
+        sock = client.channel.detach()
+        sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
+        for _ in range(5000):
+            if readers(large, "a") == [1]:
+                break
+        block = find(large, "a")
+        large.call(lambda: large.store.table.drop(block))
+        assert large.call(lambda: large.store.dram.quarantined_bytes) == len(value)
+        sock.settimeout(TIMEOUT_S)
+        got = bytearray()
+        while len(got) < len(value):
+            got += sock.recv(1 << 20)
+        assert bytes(got).endswith(value[-(1 << 20) :])
+        sock.close()
+        remover.channel.call(Read([b"x"], [0], 0, 0), type(remover.ask_blocks("x")), Deadline(TIMEOUT_S))
+        remover.close()

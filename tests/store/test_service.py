@@ -1,0 +1,297 @@
+"""Promises of service.py: who is let in, what tenants see of one another (nothing), and whom a node obeys."""
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
+from kvstore.protocol.messages import (
+    ROLE_CLIENT,
+    SERVER_NODE,
+    Drop,
+    Failure,
+    Flags,
+    Hello,
+    Hold,
+    Lookup,
+    Message,
+    Ok,
+    Open,
+    Opened,
+    Publish,
+    Read,
+    Slabs,
+)
+from kvstore.store.block import Block
+from kvstore.store.service import MAX_SLABS, MAX_TENANT_BYTES
+from kvstore.transfer.address import connect, host_id, parse_address
+from tests.store.served import TIMEOUT_S, Client, Master, Served, served
+from tests.transfer.wires import frame, read_frame
+
+KIB = 1024
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=64 * KIB, nvme_bytes=1 << 20) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def master(node: Served) -> Iterator[Master]:
+    master = Master(node.link())
+    yield master
+    master.close()
+
+
+def find(node: Served, name: str) -> Block | None:
+    return node.call(lambda: node.store.table.find("red", name.encode()))
+
+
+# --- who is let in ---
+
+
+def test_a_node_introduces_itself(node: Served, client: Client) -> None:
+    welcome = client.channel.welcome
+    assert (welcome.server, welcome.name, welcome.node_id, welcome.epoch) == (SERVER_NODE, "node", 5, 77)
+    assert (welcome.host_id, welcome.unix) == (host_id(), node.unix)
+
+
+def test_with_tokens_only_the_tenants_own_lets_in(tmp_path: Path) -> None:
+    tokens = {"red": hashlib.sha256(b"secret").digest()}
+    with served(tmp_path, tokens=tokens) as node:
+        node.connect(token="secret").close()
+        refusals = []
+        for tenant, token in (("red", "guess"), ("red", ""), ("blue", "secret"), ("", "")):
+            with pytest.raises(Unauthorized) as refused:
+                node.connect(tenant=tenant, token=token)
+            refusals.append(str(refused.value).replace(repr(tenant), "T"))
+        assert len(set(refusals)) == 1, "a wrong token does not tell that the tenant exists"
+
+
+def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
+    node.service.token_digests = None
+    with pytest.raises(Unavailable, match="try again"):
+        node.connect()
+
+
+def test_a_tenants_name_that_the_master_would_refuse_is_refused_here(node: Served) -> None:
+    node.connect(tenant="t" * MAX_TENANT_BYTES).close()
+    for tenant in ("t" * (MAX_TENANT_BYTES + 1), "é" * MAX_TENANT_BYTES):
+        with pytest.raises(InvalidArgument, match="tenant"):
+            node.connect(tenant=tenant)
+
+
+@pytest.mark.parametrize("message", [Read([b"a"], [0], 0, 0), Slabs([0]), Open("ns", [b"a"], [1], [1], [b""])])
+def test_nothing_is_answered_without_a_hello(node: Served, message: Message) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        sock.sendall(frame(message))
+        answer = read_frame(sock)[1]
+        assert isinstance(answer, Failure)
+        assert answer.code == Unauthorized.code
+
+
+# --- tenants ---
+
+
+def test_a_tenant_sees_neither_keys_nor_slabs_of_another(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    other = node.connect(tenant="blue")
+    blocks, values = other.read("a")
+    assert values == [None]
+    assert list(blocks.sizes) == list(blocks.checksums) == list(blocks.tiers) == [0]
+    for writable in (False, True):
+        assert other.slabs([slab], writable=writable) == other.slabs([slab + 1000], writable=writable) == ([0], [])
+    other.put({"a": b"mine" * 100})
+    assert client.read("a")[1] == [b"a" * 3000]
+    assert other.read("a")[1] == [b"mine" * 100]
+    assert other.ask_blocks("a").slabs[0] != slab
+    other.close()
+
+
+def test_slabs_are_passed_read_only_or_writable_as_asked_for(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    sizes, fds = client.slabs([slab, 1000, slab])
+    assert [bool(size) for size in sizes] == [True, False, True]
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(fd, b"x")
+        os.close(fd)
+    _, (fd,) = client.slabs([slab], writable=True)
+    os.pwrite(fd, b"b", client.ask_blocks("a").offsets[0])
+    os.close(fd)
+
+
+def test_slabs_need_a_unix_socket_and_are_few_at_a_time(node: Served, client: Client) -> None:
+    remote = node.connect(tcp=True)
+    with pytest.raises(InvalidArgument, match="Unix"):
+        remote.slabs([0])
+    remote.close()
+    with pytest.raises(InvalidArgument, match=str(MAX_SLABS)):
+        client.slabs(list(range(MAX_SLABS + 1)))
+    assert client.slabs([]) == ([], [])
+
+
+def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a").slabs[0]
+    slab_fd = node.store.dram.slab_fd
+    passed: list[int] = []
+
+    def second_fails(slab_id: int, *, writable: bool, tenant: str) -> int:
+        if passed:
+            raise OSError(24, "Too many open files")
+        passed.append(slab_fd(slab_id, writable=writable, tenant=tenant))
+        return passed[0]
+
+    monkeypatch.setattr(node.store.dram, "slab_fd", second_fails)
+    with pytest.raises(Unavailable, match="descriptor"):
+        client.slabs([slab, slab])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(passed[0])
+
+
+# --- the master ---
+
+
+@pytest.mark.parametrize("message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"])])
+def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
+    client.put({"a": b"a"})
+    with pytest.raises(Unauthorized, match="master"):
+        client.ask(message, Flags)
+    block = find(node, "a")
+    assert block is not None
+    assert not block.pinned
+
+
+def test_a_drop_deletes_what_is_not_newer_than_the_command(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b"}, generation=5)
+    assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 0, 0)))
+    assert client.read("a", "b")[1] == [None, b"b"]
+    assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((0,)))
+
+
+def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a" * 100, "b": b"b"})
+    client.ask_blocks("a")
+    assert master.ask(Hold(1, "red", [b"b", b"x"])) == Flags(bytes((1, 0)))
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+    assert master.ask(Hold(1, "red", [b"b"], 0)) == Flags(bytes((1,)))
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9], 1)) == Flags(bytes((1, 1)))
+    assert client.read("a", "b")[1] == [None, None]
+
+
+def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a" * 64 * KIB})
+    master.ask(Hold(1, "red", [b"a"]))
+    waiting = client.channel
+    other = node.connect()
+    sock = other.channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(Open("ns", [b"b"], [64 * KIB], [1], [b""])))
+    while not node.call(lambda: len(node.waiting)):
+        pass
+    assert waiting.is_open
+    master.ask(Hold(1, "red", [b"a"], 0))
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Opened)
+    sock.close()
+
+
+def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    assert isinstance(master.ask(Hold(7, "red", [b"a"])), Flags)
+    for message in (Hold(6, "red", [b"a"], 0), Drop(6, "red", [b"a"], [9])):
+        answer = master.ask(message)
+        assert isinstance(answer, Failure)
+        assert answer.code == StaleEpoch.code
+    assert find(node, "a") is not None
+
+
+def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_answer_comes(
+    node: Served, client: Client, master: Master, tmp_path: Path
+) -> None:
+    client.put({"a": b"a" * 3000})
+
+    def evict() -> None:
+        block = node.store.table.find("red", b"a")
+        assert block is not None
+        node.store.table._evict(block, node.store.table._landing)
+
+    node.call(evict)
+    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
+    assert list(node.store.tiers[2].recover()) == []
+
+
+def test_a_link_takes_no_clients_messages(node: Served, master: Master) -> None:
+    answer = master.ask(Read([b"a"], [0], 0, 0))
+    assert isinstance(answer, Failure)
+    assert answer.code == Unauthorized.code
+
+
+# --- nonsense ---
+
+
+@pytest.mark.parametrize(
+    "message", [Ok(), Lookup([b"a"]), Publish(1, 0, [], [], [], b"", [], [], [], [], [], b"", [])], ids=["an answer", "Lookup", "Publish"]
+)
+def test_messages_that_are_not_for_nodes_are_refused(client: Client, message: Message) -> None:
+    if isinstance(message, Ok):
+        client.channel.post(message)
+    else:
+        with pytest.raises(ProtocolError, match="no message of type"):
+            client.ask(message, Flags)
+    assert client.put({"a": b"x"}) == [1]
+
+
+def test_a_payload_where_none_belongs_is_refused(client: Client) -> None:
+    with pytest.raises(ProtocolError, match="no payload"):
+        client.ask(Read([b"a"], [0], 0, 0), Flags, payload=[b"bytes"])
+    assert client.put({"a": b"x"}) == [1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
+        pack_header(Hello.TYPE, 1, MAX_BODY_BYTES + 1),
+        MAGIC + bytes((VERSION + 1,)) + bytes(21),
+        os.urandom(4096),
+    ],
+    ids=["HTTP", "a body too large", "another version", "noise"],
+)
+def test_who_cannot_be_understood_is_told_and_hung_up_on_and_nobody_else_suffers(node: Served, client: Client, data: bytes) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        answer = read_frame(sock)[1]
+        assert isinstance(answer, Failure)
+    assert client.put({"a": b"x"}) == [1]
+
+
+def test_a_body_of_another_form_fails_its_request_alone(node: Served) -> None:
+    with connect(parse_address(node.tcp), timeout_s=TIMEOUT_S) as sock:
+        body = Hello(ROLE_CLIENT, "red").pack()
+        for bad in (body + b"x", body[:-1], b""):
+            sock.sendall(pack_header(Hello.TYPE, 1, len(bad)) + bad)
+            answer = read_frame(sock)[1]
+            assert isinstance(answer, Failure)
+            assert answer.code == ProtocolError.code
+        sock.sendall(frame(Hello(ROLE_CLIENT, "red")))
+        assert not isinstance(read_frame(sock)[1], Failure)
