@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from kvstore.client import cli_blocks, cli_status
+from kvstore.client.cli_bench import bench
 from kvstore.client.cli_demo import demo
 from kvstore.client.cli_replay import replay
 from kvstore.client.cli_up import up
@@ -46,7 +47,7 @@ def kvstore() -> None:
     """
 
 
-for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, cli_status.top, replay):
+for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, cli_status.top, replay, bench):
     kvstore.add_command(command)
 for command in (cli_blocks.put, cli_blocks.get, cli_blocks.exists, cli_blocks.locate, cli_blocks.keys):
     kvstore.add_command(command)

@@ -3,9 +3,9 @@
 It is honest: each claim it prints is checked in the same run, and any that fails makes it fail.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
@@ -30,7 +30,7 @@ SEED: Final = 1
 BATCH: Final = 1024
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class Recovery:
     """What became of the blocks that were there before the kill, block ids throughout."""
 
@@ -91,9 +91,10 @@ class Demo:
             with cluster.control() as control:
                 self._console.print(nodes_table(settled_status(control)))
         with Client(cluster.address) as client:
-            self._judge(recovered(client, ids, on_nvme, elsewhere))
+            self.judge(recovered(client, ids, on_nvme, elsewhere))
 
-    def _judge(self, recovery: Recovery) -> None:
+    def judge(self, recovery: Recovery) -> None:
+        """Claim what a recovery must be, and remember if it is not."""
         back = len(recovery.on_nvme & recovery.found)
         self._claim(f"{back:,} of {len(recovery.on_nvme):,} blocks that were on NVMe are served again", recovery.on_nvme <= recovery.found)
         lost = len(recovery.elsewhere - recovery.found)

@@ -189,6 +189,8 @@ class Writing:
         core, channel = self._core, loan.channel
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
         again: list[int] = []
+        if opened.ahead:  # first, so that it goes on beside the copies
+            yield from core.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         if places:
             wanted = [opened.slabs[place] for place in places]
             slabs = yield from core.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
@@ -197,8 +199,6 @@ class Writing:
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
             again = self._written(node, [indices[place] for place in places], reply)
-        if opened.ahead:
-            yield from core.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         return again
 
     def _ask_again(self, again: list[int], busy: list[int]) -> Operation[None]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.aio import INLINE_WORK_BYTES, AsyncClient, carry_out
+from kvstore.client import AsyncClient
+from kvstore.client.aio import INLINE_WORK_BYTES, carry_out
 from kvstore.client.effects import Work
 from kvstore.protocol.errors import DeadlineExceeded
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, fresh_keys, running, where

@@ -10,9 +10,11 @@ from kvstore.client import launch
 
 LAUNCHER = Path(launch.__file__)
 SLEEPER = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
-STARTER = (
-    "import subprocess, sys, os, time; subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), *sys.argv[2:]]); time.sleep(60)"
-)
+STARTER = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), *sys.argv[2:]])
+time.sleep(60)
+"""
 
 
 def run(starter_pid: int, *program: str) -> "subprocess.CompletedProcess[str]":

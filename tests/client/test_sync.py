@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.sync import Client
+from kvstore.client import Client
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, running, where
 from tests.client.processes import cluster

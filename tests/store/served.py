@@ -156,7 +156,9 @@ class Client:
     def ask(self, message: Message, answer: type[T], *, timeout_s: float = TIMEOUT_S, payload: Sequence[bytes] = ()) -> T:
         return self.channel.call(message, answer, Deadline(timeout_s), payload)  # type: ignore[type-var, return-value]
 
-    def put(self, values: Mapping[str, bytes], *, timeout_s: float = TIMEOUT_S, generation: int = 1, checksums: Sequence[int] = ()) -> list[int]:
+    def put(
+        self, values: Mapping[str, bytes], *, timeout_s: float = TIMEOUT_S, generation: int = 1, checksums: Sequence[int] = ()
+    ) -> list[int]:
         """Put through the socket; the flags."""
         keys = [name.encode() for name in values]
         message = Put(
@@ -206,18 +208,16 @@ class Client:
     ) -> tuple[Blocks, list[bytes | None]]:
         """The answer and the values, None for a miss."""
         blocks = self.ask_blocks(*names, inline_bytes=inline_bytes, lease_ms=lease_ms, generations=generations)
-        values: list[bytes | None] = []
+        values: list[bytes | None] = [None] * len(names)
         for index, status in enumerate(blocks.statuses):
-            size = blocks.sizes[index]
             if status == INLINE:
-                value = bytearray(size)
+                value = bytearray(blocks.sizes[index])
                 self.channel.read_into([memoryview(value)], Deadline(TIMEOUT_S))
-                values.append(bytes(value))
-            elif status == MAPPED:
+                values[index] = bytes(value)
+        for index, status in enumerate(blocks.statuses):
+            if status == MAPPED:
                 offset = blocks.offsets[index]
-                values.append(self.map(blocks.slabs[index])[offset : offset + size])
-            else:
-                values.append(None)
+                values[index] = self.map(blocks.slabs[index])[offset : offset + blocks.sizes[index]]
         for value, checksum in zip(values, blocks.checksums, strict=True):
             assert value is None or digest(value) == checksum
         return blocks, values
@@ -253,3 +253,11 @@ def served(folder: Path, *, tokens: Mapping[str, bytes] | None = None, **options
         yield node
     finally:
         node.close()
+
+
+def until(node: Served, condition: Callable[[], bool]) -> None:
+    """Come back when the condition holds in the loop; it must within 5,000 looks."""
+    for _ in range(5000):
+        if node.call(condition):
+            return
+    raise AssertionError("the condition never held")

@@ -18,7 +18,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
-from tests.store.served import TIMEOUT_S, Client, Served, digest, served
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 from tests.transfer.wires import frame, read_frame
 
@@ -52,14 +52,6 @@ def in_background(function: Any) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, results
-
-
-def until(node: Served, condition: Any) -> None:
-    """Come back when the condition holds in the loop."""
-    for _ in range(5000):
-        if node.call(condition):
-            return
-    raise AssertionError("the condition never held")
 
 
 # --- through shared memory ---
@@ -262,7 +254,7 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
 
 
 def test_a_request_larger_than_the_room_is_granted_in_part(client: Client) -> None:
-    opened = client.open({name: 4 * KIB for name in "abcdef"})
+    opened = client.open(dict.fromkeys("abcdef", 4 * KIB))
     assert list(opened.statuses) == [GRANTED] * 4 + [BUSY] * 2
 
 

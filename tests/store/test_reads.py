@@ -1,6 +1,6 @@
 """Promises of reads.py, on real sockets, shared memory and disks: the bytes are the block's, whatever happens to it meanwhile."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,13 @@ from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Read
 from kvstore.store import reads
 from kvstore.store.block import DRAM, NVME, Block
-from kvstore.transfer.channel import Deadline
+from kvstore.store.mover import SlowRead
 from tests.store.failing_tier import FailingNvme
-from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served
+from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served, until
 from tests.transfer.wires import frame
 
 KIB = 1024
+Done = Callable[[list[Exception | None]], None]
 
 
 @pytest.fixture
@@ -33,6 +34,13 @@ def client(node: Served) -> Iterator[Client]:
 
 def find(node: Served, name: str) -> Block:
     block = node.call(lambda: node.store.table.find("red", name.encode()))
+    assert block is not None
+    return block
+
+
+def find_here(node: Served, name: str) -> Block:
+    """For use in the loop's thread."""
+    block = node.store.table.find("red", name.encode())
     assert block is not None
     return block
 
@@ -174,50 +182,43 @@ def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Ser
     assert client.read("a")[1] == [b"a" * 3000]
 
 
-def test_a_promotion_overtaken_by_a_removal_is_a_miss(node: Served, client: Client) -> None:
+@pytest.mark.parametrize("hits", [0, 5])
+def test_a_block_removed_while_it_is_fetched_is_sent_or_a_miss_but_never_other_bytes(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, hits: int
+) -> None:
+    """A promotion's slot is free again then: what is in it may be another's."""
     client.put({"a": b"a" * 3000})
     node.demote("a")
     block = find(node, "a")
-    block.hits = 5
+    block.hits = hits
     read = node.mover.read
 
-    def read_late(*arguments: object) -> None:
-        """The removal comes while the copy is in the reader's thread."""
-        read(*arguments)  # type: ignore[arg-type]
-        node.store.table.drop(block)
+    def removed_meanwhile(wanted: Sequence[SlowRead], done: Done) -> None:
+        def then(answers: list[Exception | None]) -> None:
+            node.store.table.drop(block)
+            done(answers)
 
-    node.reads._mover.read = read_late  # type: ignore[method-assign]
-    assert client.read("a")[1] == [None]
-    assert node.call(lambda: (node.store.dram.used_bytes, block.readers)) == (0, 0)
+        read(wanted, then)
 
-
-def test_a_block_removed_while_it_is_fetched_is_sent_all_the_same(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 3000})
-    node.demote("a")
-    block = find(node, "a")
-    read = node.mover.read
-
-    def read_late(*arguments: object) -> None:
-        read(*arguments)  # type: ignore[arg-type]
-        node.reactor.call_soon(lambda: None)
-
-    node.reads._mover.read = read_late  # type: ignore[method-assign]
-    assert client.read("a")[1] == [b"a" * 3000]
-    assert block.readers == 0
+    monkeypatch.setattr(node.mover, "read", removed_meanwhile)
+    assert client.read("a")[1] == [None if hits else b"a" * 3000]
+    assert node.call(lambda: (node.store.dram.used_bytes, node.store.dram.quarantined_bytes, block.readers)) == (0, 0, 0)
 
 
-def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, client: Client) -> None:
+def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.put({"a": b"a" * 3000, "b": b"b" * 3000})
     node.demote("a")
     find(node, "a").hits = 5
-    other = node.connect()
-    sock = other.channel.detach()
+    late: list[Callable[[], None]] = []
+    read = node.mover.read
+    monkeypatch.setattr(node.mover, "read", lambda wanted, done: late.append(lambda: read(wanted, done)))
+    sock = node.connect().channel.detach()
     sock.sendall(frame(Read([b"a", b"b"], [0, 0], 0, 1000)))
     sock.close()
-    node.settled()
-    for _ in range(1000):
-        if readers(node, "a", "b") == [0, 0]:
-            break
+    until(node, lambda: len(late) == 1 and len(node.server.sessions) == 1)
+    assert readers(node, "a", "b") == [1, 1]
+    node.call(late[0])
+    until(node, lambda: not find_here(node, "a").readers)
     assert readers(node, "a", "b") == [0, 0]
 
 
@@ -227,10 +228,7 @@ def test_a_connection_that_ends_gives_its_leases_back(node: Served, client: Clie
     other.ask_blocks("a")
     assert readers(node, "a") == [1]
     other.close()
-    for _ in range(1000):
-        if readers(node, "a") == [0]:
-            break
-    assert readers(node, "a") == [0]
+    until(node, lambda: not find_here(node, "a").readers)
 
 
 def test_a_read_of_more_than_one_answer_carries_is_refused_and_holds_nothing(
@@ -241,9 +239,9 @@ def test_a_read_of_more_than_one_answer_carries_is_refused_and_holds_nothing(
     monkeypatch.setattr(reads, "MAX_PAYLOAD_BYTES", 7000)
     client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
     node.demote("a", "c")
-    find(node, "a").hits = find(node, "c").hits = 5
+    find(node, "a").hits = 5
     with pytest.raises(InvalidArgument, match="ask for fewer"):
-        client.read("a", "b", "c", inline_bytes=5000)
+        client.read("a", "c", "b", inline_bytes=5000)
     assert readers(node, "a", "b", "c") == [0, 0, 0]
     assert node.call(lambda: node.store.dram.used_bytes) == 3000
     assert client.read("a", "b", "b", "b")[1] == [b"a" * 3000] + [b"b" * 3000] * 3, "mapped ones do not count"
@@ -264,16 +262,14 @@ def test_a_block_is_warmed_by_its_readers(tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(node: Served, tmp_path: Path) -> None:
+def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_path: Path) -> None:
     with served(tmp_path / "large", dram_bytes=32 << 20) as large:
-        client, remover = large.connect(), large.connect()
+        client = large.connect()
         value = bytes(range(256)) * (24 << 12)
         client.put({"a": value})
         sock = client.channel.detach()
         sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
-        for _ in range(5000):
-            if readers(large, "a") == [1]:
-                break
+        until(large, lambda: find_here(large, "a").readers == 1)
         block = find(large, "a")
         large.call(lambda: large.store.table.drop(block))
         assert large.call(lambda: large.store.dram.quarantined_bytes) == len(value)
@@ -283,5 +279,3 @@ def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(node:
             got += sock.recv(1 << 20)
         assert bytes(got).endswith(value[-(1 << 20) :])
         sock.close()
-        remover.channel.call(Read([b"x"], [0], 0, 0), type(remover.ask_blocks("x")), Deadline(TIMEOUT_S))
-        remover.close()

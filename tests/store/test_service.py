@@ -30,7 +30,7 @@ from kvstore.protocol.messages import (
 from kvstore.store.block import Block
 from kvstore.store.service import MAX_SLABS, MAX_TENANT_BYTES
 from kvstore.transfer.address import connect, host_id, parse_address
-from tests.store.served import TIMEOUT_S, Client, Master, Served, served
+from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 from tests.transfer.wires import frame, read_frame
 
 KIB = 1024
@@ -167,6 +167,14 @@ def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
         os.fstat(passed[0])
 
 
+def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 3000})
+    lease = client.ask_blocks("a").lease
+    client.release(lease)
+    client.read("x")
+    assert node.call(lambda: len(node.leases)) == 0
+
+
 # --- the master ---
 
 
@@ -200,14 +208,11 @@ def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client,
 def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a" * 64 * KIB})
     master.ask(Hold(1, "red", [b"a"]))
-    waiting = client.channel
     other = node.connect()
     sock = other.channel.detach()
     sock.settimeout(TIMEOUT_S)
     sock.sendall(frame(Open("ns", [b"b"], [64 * KIB], [1], [b""])))
-    while not node.call(lambda: len(node.waiting)):
-        pass
-    assert waiting.is_open
+    until(node, lambda: len(node.waiting) == 1)
     master.ask(Hold(1, "red", [b"a"], 0))
     answer = read_frame(sock)[1]
     assert isinstance(answer, Opened)

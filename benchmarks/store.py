@@ -1,0 +1,176 @@
+"""`make bench`: the store against memcpy and Redis, its publication into etcd, and the master's memory a block. One run, one machine.
+
+Client and daemons are different processes. Redis runs without persistence, over a Unix socket. Rows go to benchmarks/out/store.json.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import redis
+from rich.console import Console
+
+from kvstore.client import Client
+from kvstore.client.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, measure, microseconds
+from kvstore.client.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.cli_replay import show_trouble
+from kvstore.client.cluster import Cluster, ClusterPlan
+from tests.etcd_server import EtcdServer
+
+OUT = Path(__file__).parent / "out" / "store.json"
+REDIS_ROUNDS = 8
+PUBLISH_BLOCKS = 200_000
+PUBLISH_BATCH = 4096
+PUBLISH_THREADS = 3
+MEMORY_BLOCKS = 1_000_000
+TINY_BYTES = 64
+"""Values of the rows that count blocks, not bytes."""
+
+
+def main() -> int:
+    rows: list[Row] = []
+    for part in (store_rows, redis_rows, publish_rows, memory_rows):
+        for row in part(rows):
+            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
+            rows.append(row)
+    Console().print(table(rows))
+    write(rows, OUT)
+    return 0
+
+
+def cluster(**plan: str) -> Cluster:
+    return Cluster(ClusterPlan(is_private=True, **plan), on_log=show_trouble)
+
+
+def store_rows(rows: list[Row]) -> Iterator[Row]:
+    with cluster(dram=str(NEEDED_DRAM_BYTES)) as running:
+        running.wait_ready()
+        with Client(running.address) as client:
+            yield from measure(client)
+
+
+def redis_rows(rows: list[Row]) -> Iterator[Row]:
+    """The same calls against Redis; ratios say how much more (or less) the store does."""
+    ours = {row.name: row.value for row in rows}
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+        path = f"{folder}/redis.sock"
+        arguments = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", folder]
+        server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+        try:
+            peer = redis.Redis(unix_socket_path=path)
+            wait_for(peer.ping)
+            found = measure_redis(peer)
+        finally:
+            server.terminate()
+            server.wait()
+    for name, value, unit in found:
+        yield Row(f"Redis: {name}", value, unit)
+    by_name = {name: value for name, value, _ in found}
+    put, get = by_name["put 32 x 1 MiB"], by_name["get 32 x 1 MiB"]
+    yield Row("put_batch / Redis", ours["put_batch 32 x 1 MiB, used memory"] / put, "ratio")
+    yield Row("get_batch_into / Redis", ours["get_batch_into 32 x 1 MiB"] / get, "ratio")
+    yield Row("put of 4 KiB, Redis / us", by_name["put of 4 KiB, p50"] / ours["put of 4 KiB, p50"], "ratio")
+    yield Row("get of 4 KiB, Redis / us", by_name["get of 4 KiB, p50"] / ours["get of 4 KiB, p50"], "ratio")
+    yield Row("exists of 1,024 keys, Redis / us", by_name["exists of 1,024 keys, p50"] / ours["exists of 1,024 keys, p50"], "ratio")
+
+
+def measure_redis(peer: "redis.Redis") -> list[tuple[str, float, str]]:
+    values = [os.urandom(BLOCK_BYTES) for _ in range(BLOCKS)]
+    keys = [os.urandom(16) for _ in range(BLOCKS)]
+    gigabytes = BLOCKS * BLOCK_BYTES / 1e9
+    put_s, get_s = [], []
+    for _ in range(REDIS_ROUNDS):
+        begun = time.perf_counter()
+        peer.mset(dict(zip(keys, values, strict=True)))
+        put_s.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        assert peer.mget(keys) == values
+        get_s.append(time.perf_counter() - begun)
+    small = [os.urandom(16) for _ in range(2000)]
+    value, todo = os.urandom(SMALL_BYTES), iter(small)
+    found = [
+        ("put 32 x 1 MiB", gigabytes / statistics.median(put_s), "GB/s"),
+        ("get 32 x 1 MiB", gigabytes / statistics.median(get_s), "GB/s"),
+        ("put of 4 KiB, p50", microseconds(lambda: peer.set(next(todo), value)), "us"),
+    ]
+    todo = iter(small)
+    found.append(("get of 4 KiB, p50", microseconds(lambda: peer.get(next(todo))), "us"))
+    found.append(("exists of 1 key, p50", microseconds(lambda: peer.exists(small[0])), "us"))
+    found.append(("exists of 1,024 keys, p50", microseconds(lambda: peer.exists(*small[:1024]), calls=500), "us"))
+    return found
+
+
+def publish_rows(rows: list[Row]) -> Iterator[Row]:
+    """Blocks a second that are put, published and durable in a real etcd, end to end."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+        etcd = EtcdServer(Path(folder))
+        etcd.start()
+        try:
+            with cluster(dram=str(PUBLISH_BLOCKS * TINY_BYTES * 2), catalog=f"etcd://{etcd.host_port}") as running:
+                running.wait_ready()
+                seconds = put_many(running.address, PUBLISH_BLOCKS, threads=PUBLISH_THREADS)
+        finally:
+            etcd.stop()
+    yield at_least("blocks put and published into etcd", PUBLISH_BLOCKS / seconds, "blocks/s", 30_000)
+
+
+def memory_rows(rows: list[Row]) -> Iterator[Row]:
+    """The master's resident memory for a million blocks, over what it had before."""
+    with cluster(dram=str(MEMORY_BLOCKS * TINY_BYTES * 2)) as running:
+        running.wait_ready()
+        with running.control() as control:
+            before = control.status().rss_bytes
+            seconds = put_many(running.address, MEMORY_BLOCKS, threads=2)
+            status = control.status()
+    assert status.blocks == MEMORY_BLOCKS, status.blocks
+    yield at_most("master's memory a block, at 1,000,000", (status.rss_bytes - before) / MEMORY_BLOCKS, "bytes", 300)
+    yield Row("blocks put and published in memory", MEMORY_BLOCKS / seconds, "blocks/s")
+
+
+def put_many(address: str, count: int, *, threads: int) -> float:
+    """Put `count` tiny blocks in batches, from several threads of one client; the seconds it took."""
+    value = bytes(TINY_BYTES)
+    batches = iter([min(PUBLISH_BATCH, count - start) for start in range(0, count, PUBLISH_BATCH)])
+    lock = threading.Lock()
+    with Client(address, deadline_s=60) as client:
+
+        def work() -> None:
+            while True:
+                with lock:
+                    size = next(batches, 0)
+                if not size:
+                    return
+                random = os.urandom(16 * size)
+                keys: Sequence[bytes] = [random[at : at + 16] for at in range(0, 16 * size, 16)]
+                assert all(client.put_batch(keys, [value] * size))
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        begun = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - begun
+
+
+def wait_for(probe: Callable[[], object], *, deadline_s: float = 10.0) -> None:
+    """Until `probe` no longer fails to connect."""
+    until_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            probe()
+            return
+        except redis.ConnectionError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Prints docs/settings.md, from the code: `python docs/make_settings.py > docs/settings.md`."""
+
+import sys
+from typing import Any, Final
+
+from kvstore.client.config import ClientSettings
+from kvstore.master.config import MasterSettings
+from kvstore.protocol.settings import settings_table
+from kvstore.store.config import NodeSettings
+
+HEAD: Final = """# Settings
+
+Made by `python docs/make_settings.py > docs/settings.md`; a test holds it to the code.
+
+Every program takes each of its settings from the first of these that has it:
+
+1. the flag,
+2. the environment variable,
+3. its section of one TOML file, which `--config FILE` or `KVSTORE_CONFIG` names,
+4. the default.
+
+Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (1024), `10GB` (1000). Times are in seconds.
+"""
+
+PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
+    ("kvstore-master", "", "master", MasterSettings),
+    ("kvstore-node", "", "node", NodeSettings),
+    (
+        "kvstore, Client and AsyncClient",
+        "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
+        "environment or the file there. In Python pass `settings=ClientSettings(...)`: a library reads neither environment nor files.\n\n",
+        "client",
+        ClientSettings,
+    ),
+)
+"""Title, remark, section and settings of each."""
+
+
+def text() -> str:
+    """The whole file."""
+    return HEAD + "".join(f"\n## {title}\n\n{remark}{settings_table(section, kind)}" for title, remark, section, kind in PROGRAMS)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

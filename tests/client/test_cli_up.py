@@ -1,0 +1,92 @@
+"""Promises of cli_up.py, as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from tests.etcd_server import free_ports
+
+COMMAND = [sys.executable, "-m", "kvstore.client.cli", "up", "--dram", "4MiB"]
+
+
+class Up:
+    """`kvstore up --json ...`, of which `lines` are read as they come."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "--json", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        """Send a signal, and wait: status and standard error."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    up = Up("--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}")
+    serving, ready = up.line(), up.line()
+    assert (serving["event"], ready["event"], ready["master"]) == ("serving", "ready", listen)
+    with Client(listen) as client:
+        assert client.put(b"key", b"value")
+        assert client.get(b"key") == b"value"
+    status, errors = up.end(number)
+    assert status == 0
+    assert errors.endswith("stopped\n")
+    assert "node-0 | " in errors
+    for pid in (ready["master_pid"], ready["nodes"][0]["pid"]):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
+    up = Up("--listen", "127.0.0.1:0")
+    pid = up.line()["nodes"][0]["pid"]
+    up.line()
+    os.kill(pid, signal.SIGKILL)
+    _, errors = up.process.communicate(timeout=30)
+    assert up.process.returncode == 2
+    assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was ended by SIGKILL\n")
+
+
+def test_people_are_told_in_one_line() -> None:
+    process = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ready: clients connect to 127.0.0.1:")
+    process.terminate()
+    assert process.communicate(timeout=30)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--dram", "0"], "node-0: --dram: 0 is below the minimum"),
+        (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
+        (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),
+        (["--nodes", "0"], "an embedded cluster has 1 to 64"),
+        (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),
+        (["--policy", "fifo"], "--policy: 'fifo' is not one of lru, lfu, sieve"),
+        (["--listen", "nowhere"], "master: "),
+    ],
+)
+def test_what_cannot_be_met_is_one_clear_line_and_status_2(arguments: list[str], complaint: str) -> None:
+    done = subprocess.run([*COMMAND, "--listen", "127.0.0.1:0", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert complaint in errors[0]

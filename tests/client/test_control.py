@@ -1,0 +1,73 @@
+"""Promises of control.py, against a real master."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control, as_dict, find_control, translated
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
+from tests.client.embedded import embedded
+from tests.etcd_server import free_ports
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[ClientSettings]:
+    with embedded() as cluster:
+        with Client(cluster.address) as client:
+            client.put_batch([b"a", b"b"], [b"12", b"345"], namespace="one")
+            client.put(b"c", b"6")
+        yield ClientSettings(master=cluster.address)
+
+
+def test_the_status_names_the_nodes_and_their_tiers(settings: ClientSettings) -> None:
+    with Control.find(settings) as control:
+        status = control.status()
+    assert [node.name for node in status.nodes] == ["node-0"]
+    assert [tier.name for tier in status.nodes[0].tiers] == ["dram", "nvme"]
+    assert status.blocks == 3
+
+
+def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> None:
+    with Control.find(settings) as control:
+        assert sorted(control.keys()) == [(b"a", 2, "one"), (b"b", 3, "one"), (b"c", 1, "")]
+        assert sorted(stored.key for stored in control.keys("one")) == [b"a", b"b"]
+        assert list(control.keys("none of that name")) == []
+        assert len(list(control.keys(limit=2))) == 2
+
+
+def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:
+    dead = f"127.0.0.1:{free_ports(1)[0]}"
+    assert find_control(dataclasses.replace(settings, master=f"{dead}, {settings.master}")) == find_control(settings)
+
+
+def test_no_master_is_unavailable_and_names_the_address() -> None:
+    dead = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(Unavailable, match=f"no master can be reached: .*{dead}"):
+        Control.find(ClientSettings(master=dead))
+    with Control(dead, ClientSettings(deadline_s=5)) as control:
+        with pytest.raises(Unavailable):
+            control.status()
+        with pytest.raises(Unavailable):
+            list(control.keys())
+
+
+def test_a_malformed_address_is_misuse() -> None:
+    with pytest.raises(InvalidArgument, match="HOST:PORT"):
+        Control.find(ClientSettings(master="nowhere"))
+
+
+def test_an_error_that_tells_no_status_is_still_typed() -> None:
+    assert type(translated(grpc.RpcError("odd"))) is KVStoreError
+
+
+def test_a_message_becomes_plain_values_with_whole_numbers() -> None:
+    node = pb.NodeStatus(node_id=1, name="n", counters={"b": 1 << 60, "a": 2}, tiers=[pb.TierStatus(name="dram", blocks=1 << 50)])
+    plain = as_dict(node)
+    assert plain["counters"] == {"a": 2, "b": 1 << 60}
+    assert plain["tiers"][0]["blocks"] == 1 << 50
+    assert plain["heartbeat_age_s"] == 0.0

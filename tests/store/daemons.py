@@ -1,0 +1,88 @@
+"""Real processes for tests of the node's daemon: a master with its catalog in memory, and nodes, on free ports and folders of the test's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
+
+MODULES = {"master": "kvstore.master.daemon", "node": "kvstore.store.daemon"}
+
+
+def start(kind: str, *flags: str, log: Path) -> "subprocess.Popen[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", MODULES[kind], *flags], stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+        )
+
+
+class Daemon:
+    """One running process. `facts` is its first line of standard output."""
+
+    def __init__(self, kind: str, *flags: str, log: Path) -> None:
+        self.log = log
+        self.process = start(kind, *flags, log=log)
+        self.facts = self.line()
+
+    def line(self) -> dict[str, Any]:
+        """The next line of standard output."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal and wait for the end; the exit code. What was still on standard output must be nothing."""
+        self.process.send_signal(number)
+        assert self.process.stdout is not None
+        rest = self.process.stdout.read()
+        code = self.process.wait(20)
+        assert rest == ""
+        return code
+
+
+@contextmanager
+def running(kind: str, *flags: str, log: Path) -> Iterator[Daemon]:
+    daemon = Daemon(kind, *flags, log=log)
+    try:
+        yield daemon
+    finally:
+        daemon.process.kill()
+        daemon.process.wait(20)
+        assert daemon.process.stdout is not None
+        daemon.process.stdout.close()
+
+
+def master_flags(folder: Path, *, port: int = 0) -> list[str]:
+    return ["--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
+
+
+def node_flags(folder: Path, master: str) -> list[str]:
+    flags = ["--master", master, "--listen", "127.0.0.1:0", "--name", "n0", "--run-dir", str(folder / "n"), "--dram", "4MiB"]
+    return [*flags, "--reconnect-interval-s", "0.02", "--reconnect-max-interval-s", "0.1"]
+
+
+def status(master: Daemon) -> pb.StatusReply:
+    with grpc.insecure_channel(master.facts["control"]) as control:
+        reply: pb.StatusReply = ControlStub(control).Status(pb.StatusRequest(), timeout=10)  # type: ignore[no-untyped-call]
+        return reply
+
+
+def until_nodes_are(master: Daemon, *states: str) -> pb.StatusReply:
+    """The first status in which the nodes are in these states; it must come within 2,000."""
+    for _ in range(2000):
+        reply = status(master)
+        if [node.state for node in reply.nodes] == list(states):
+            return reply
+    raise AssertionError(f"the nodes never were {states}: {reply}")

@@ -1,0 +1,156 @@
+"""Promises of kvstore-node, the real process: it says when it is ready, refuses settings it cannot meet, and survives what must be survived."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
+from tests.store.served import Client
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Daemon]:
+    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as daemon:
+        yield daemon
+
+
+def connect(node: Daemon, *, tcp: bool = False) -> Client:
+    address = node.facts["listen"] if tcp else f"unix:{node.facts['unix']}"
+    return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
+
+
+def test_it_says_serving_then_ready_and_ends_cleanly(tmp_path: Path, master: Daemon) -> None:
+    with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
+        assert node.facts["event"] == "serving"
+        assert node.facts["pid"] == node.process.pid
+        ready = node.line()
+        assert ready == {**node.facts, "event": "ready"}
+        for tcp in (False, True):
+            client = connect(node, tcp=tcp)
+            assert client.channel.welcome.name == "n0"
+            assert client.put({"a": b"a" * 3000}) == [not tcp]
+            assert client.read("a")[1] == [b"a" * 3000]
+            client.close()
+        unix = Path(node.facts["unix"])
+        assert unix.is_socket()
+        assert unix.parent.stat().st_mode & 0o777 == 0o700
+        assert node.stop() == 0
+        assert not unix.exists()
+        assert "ERROR" not in node.log.read_text()
+
+
+def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
+    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:8MiB", "--hbm", "cpu:1MiB"]
+    with running("node", *flags, log=tmp_path / "node.log") as node:
+        node.line()
+        reply = until_nodes_are(master, "alive")
+        assert reply.nodes[0].name == "n0"
+        assert [(tier.name, tier.capacity_bytes, tier.health) for tier in reply.nodes[0].tiers] == [
+            ("hbm", 1 << 20, "ok"),
+            ("dram", 4 << 20, "ok"),
+            ("nvme", 8 << 20, "ok"),
+        ]
+
+
+def test_without_a_master_it_serves_nobody_and_still_ends_cleanly(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with running("node", *node_flags(tmp_path, f"127.0.0.1:{port}"), log=tmp_path / "node.log") as node:
+        with pytest.raises(Exception, match="not found its master"):
+            connect(node)
+        assert node.stop(signal.SIGINT) == 0
+
+
+def test_after_a_crash_what_was_on_nvme_is_there_and_what_was_not_is_a_miss(tmp_path: Path, master: Daemon) -> None:
+    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB"]
+    values = {f"{number:02}": bytes([number]) * (256 << 10) for number in range(40)}
+    with running("node", *flags, log=tmp_path / "node.log") as node:
+        node.line()
+        client = connect(node)
+        for name, value in values.items():
+            assert client.put({name: value}) == [1]
+        tiers = [client.read(name, inline_bytes=1 << 20)[0].tiers[0] for name in values]
+        assert set(tiers) == {2, 4}
+        client.close()
+        node.stop(signal.SIGKILL)
+    with running("node", *flags, log=tmp_path / "node2.log") as node:
+        node.line()
+        client = connect(node)
+        found = [client.read(name, inline_bytes=1 << 20)[1][0] for name in values]
+        recovered = sum(value is not None for value in found)
+        assert recovered >= tiers.count(4)
+        assert f"recovered {recovered} blocks from NVMe" in node.log.read_text()
+        assert all(value in (None, expected) for value, expected in zip(found, values.values(), strict=True))
+        assert None in found
+        client.close()
+        assert until_nodes_are(master, "alive").blocks == recovered
+        assert node.stop() == 0
+
+
+def test_nobody_reading_its_standard_output_does_not_hurt(tmp_path: Path, master: Daemon) -> None:
+    process = start("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log")
+    assert process.stdout is not None
+    process.stdout.close()
+    until_nodes_are(master, "alive")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def refusal(tmp_path: Path, *flags: str) -> str:
+    """Start with bad settings: the one line that it says."""
+    log = tmp_path / "refused.log"
+    process = start("node", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB", *flags, log=log)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert out == ""
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("kvstore-node: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dram", "0"], "minimum"),
+        (["--dram", "1024TiB"], "does not fit into this machine"),
+        (["--dram", "lots"], "not a size"),
+        (["--nvme", "/proc/nowhere:1MiB"], "/proc/nowhere"),
+        (["--nvme", "FOLDER:900TiB"], "nvme"),
+        (["--nvme", "FOLDER:0"], "capacity"),
+        (["--nvme", "FOLDER"], "PLACE:SIZE"),
+        (["--nvme", "FOLDER:big"], "not a size"),
+        (["--listen", "nonsense"], "HOST:PORT"),
+        (["--listen", "unix:/tmp/x"], "HOST:PORT"),
+        (["--listen", "192.0.2.1:0"], "cannot listen"),
+        (["--advertise", "unix:/tmp/x"], "HOST:PORT"),
+        (["--master", "nonsense"], "HOST:PORT"),
+        (["--policy", "random"], "lru, lfu, sieve"),
+        (["--hbm", "cuda:99:1MiB"], "HBM"),
+        (["--hbm", "nodevice:1MiB"], "HBM"),
+        (["--hbm", "cpu"], "PLACE:SIZE"),
+        (["--low-watermark", "0.9", "--high-watermark", "0.5"], "low_watermark"),
+        (["--run-dir", "/proc/nowhere"], "/proc/nowhere"),
+        (["--run-dir", "/tmp/" + "x" * 120], "107"),
+        (["--config", "/nowhere.toml"], "settings file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
+)
+def test_settings_that_cannot_be_met_are_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
+    assert said in refusal(tmp_path, *(flag.replace("FOLDER", str(tmp_path / "nvme")) for flag in flags))
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        assert "in use" in refusal(tmp_path, "--listen", f"127.0.0.1:{owner.getsockname()[1]}")
+
+
+def test_a_folder_that_another_node_uses_is_refused(tmp_path: Path, master: Daemon) -> None:
+    nvme = ["--nvme", f"{tmp_path / 'nvme'}:1MiB"]
+    with running("node", *node_flags(tmp_path, master.facts["listen"]), *nvme, log=tmp_path / "node.log"):
+        assert str(tmp_path / "nvme") in refusal(tmp_path, *nvme)

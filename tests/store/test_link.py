@@ -1,0 +1,74 @@
+"""Promises of link.py, between real processes: a node is registered with the master that lives, and is so again after whatever parted them."""
+
+import signal
+from pathlib import Path
+
+from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
+from tests.store.served import Client
+
+
+def connect(node: Daemon) -> Client:
+    return Client(Channel.open(parse_address(f"unix:{node.facts['unix']}"), Hello(ROLE_CLIENT, "red"), Deadline(10)))
+
+
+def test_a_master_that_comes_back_is_told_everything_again(tmp_path: Path) -> None:
+    with (
+        running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master,
+        running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node,
+    ):
+        node.line()
+        client = connect(node)
+        client.put({"a": b"a", "b": b"b"})
+        master.stop(signal.SIGKILL)
+        assert client.read("a", "b")[1] == [b"a", b"b"], "reads need no master"
+        port = int(master.facts["listen"].rpartition(":")[2])
+        with running("master", *master_flags(tmp_path, port=port), log=tmp_path / "master.log") as again:
+            reply = until_nodes_are(again, "alive")
+            assert reply.blocks == 2
+            assert client.put({"c": b"c"}) == [1]
+            client.close()
+            assert node.stop() == 0
+
+
+def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks(tmp_path: Path) -> None:
+    flags = [*master_flags(tmp_path), "--node-ttl-s", "0.3", "--heartbeat-interval-s", "0.05"]
+    with (
+        running("master", *flags, log=tmp_path / "master.log") as master,
+        running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node,
+    ):
+        node.line()
+        client = connect(node)
+        client.put({"a": b"a"})
+        before = until_nodes_are(master, "alive").nodes[0].registration_epoch
+        node.process.send_signal(signal.SIGSTOP)
+        until_nodes_are(master, "dead")
+        node.process.send_signal(signal.SIGCONT)
+        after = until_nodes_are(master, "alive")
+        assert after.nodes[0].registration_epoch > before
+        assert after.blocks == 1
+        beats = [one for one in (status(master).nodes[0] for _ in range(300))]
+        assert {one.registration_epoch for one in beats} == {after.nodes[0].registration_epoch}, "it must not register again and again"
+        assert client.put({"b": b"b"}) == [1]
+        client.close()
+        assert node.stop() == 0
+
+
+def test_the_first_of_several_masters_that_answers_is_taken(tmp_path: Path) -> None:
+    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
+        masters = f"unix:{tmp_path}/nobody.sock, {master.facts['listen']}"
+        with running("node", *node_flags(tmp_path, masters), log=tmp_path / "node.log") as node:
+            assert node.line()["event"] == "ready"
+            assert until_nodes_are(master, "alive").nodes[0].tcp == node.facts["listen"]
+
+
+def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
+        flags = node_flags(tmp_path, master.facts["listen"])
+        with running("node", *flags, log=tmp_path / "node.log") as node:
+            node.line()
+            with running("node", *flags, log=tmp_path / "other.log"):
+                reply = until_nodes_are(master, "alive")
+                assert reply.nodes[0].name == "n0"

@@ -1,0 +1,121 @@
+"""Promises of node.py that need no second process: what is opened is closed, whatever fails, and a node tells how it is."""
+
+import logging
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, KVStoreError
+from kvstore.protocol.settings import Size
+from kvstore.store.block import Block
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node, open_tiers, readable_blocks
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.tier import Record
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> NodeSettings:
+    return NodeSettings(
+        master=f"unix:{tmp_path}/nobody.sock",
+        run_dir=str(tmp_path / "run"),
+        dram=Size(1 << 20),
+        nvme=f"{tmp_path / 'nvme'}:1MiB",
+        control_timeout_s=0.1,
+        reconnect_interval_s=0.01,
+    )
+
+
+def open_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"low_watermark": 0.9, "high_watermark": 0.5},
+        {"listen": "unix:/tmp/x"},
+        {"advertise": "unix:/tmp/x"},
+        {"advertise": "nonsense"},
+        {"master": "nonsense"},
+        {"hbm": "nodevice:1MiB"},
+        {"nvme": "/proc/nowhere:1MiB"},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, object]) -> None:
+    before = open_fds()
+    with pytest.raises(KVStoreError):
+        Node(replace(settings, **wrong)).start()
+    assert open_fds() == before
+
+
+def test_a_node_that_cannot_listen_is_closed_whole(settings: NodeSettings) -> None:
+    before = open_fds()
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        node = Node(replace(settings, listen=f"127.0.0.1:{owner.getsockname()[1]}"))
+        with pytest.raises(ConfigError, match="in use"):
+            node.start()
+        node.close()
+    node = Node(replace(settings, run_dir="/proc/nowhere"))
+    with pytest.raises(ConfigError, match="/proc/nowhere"):
+        node.start()
+    node.close()
+    assert open_fds() == before
+
+
+def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.LogCaptureFixture) -> None:
+    before = open_fds()
+    with caplog.at_level(logging.WARNING):
+        node = Node(replace(settings, name="n7", hbm="cpu:64KiB", advertise="example.org:7441"))
+        places = node.start()
+        assert (places.name, places.tcp) == ("n7", "example.org:7441")
+        assert Path(places.unix).is_socket()
+        touched = threading.Event()
+        thread = threading.Thread(target=node.reactor.run)
+        thread.start()
+        node.prefault(touched.set)
+        assert touched.wait(10)
+        tiers, counters = node.reactor.call(node.status, deadline_s=10)
+        node.reactor.stop()
+        thread.join()
+        node.close()
+    assert [(tier.name, tier.used_bytes, tier.health) for tier in tiers] == [("hbm", 0, "ok"), ("dram", 0, "ok"), ("nvme", 0, "ok")]
+    assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
+    assert set(counters.values()) == {0}
+    assert "no master" in caplog.text
+    assert not Path(places.unix).exists()
+    assert open_fds() == before
+
+
+def test_without_a_name_a_node_is_called_by_host_and_port(settings: NodeSettings) -> None:
+    node = Node(replace(settings, nvme=""))
+    places = node.start()
+    assert places.name == f"{socket.gethostname()}:{places.tcp.rpartition(':')[2]}"
+    node.close()
+
+
+def test_a_value_whose_tag_is_not_ours_is_given_up_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    block = Block("red", b"a", 3, 7)
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    tier.write_batch([Record(tier.allocate(3), b"abc", 1, tag) for tag in (block.tag(), b"nonsense")])
+    tier.close()
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    (found,) = readable_blocks(tier)
+    assert (found.key, found.generation) == (b"a", 7)
+    assert tier.used_bytes == 3
+    assert "given up" in caplog.text
+    tier.close()
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    assert len(readable_blocks(tier)) == 1
+    tier.close()
+
+
+def test_tiers_that_were_opened_are_closed_when_another_cannot_be(settings: NodeSettings) -> None:
+    with pytest.raises(ConfigError):
+        open_tiers(replace(settings, hbm="nodevice:1MiB"))
+    for tier in open_tiers(settings).values():
+        tier.close()

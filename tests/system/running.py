@@ -1,0 +1,159 @@
+"""A system of real processes for these tests: masters and nodes on ports and in folders that outlive a kill, so that each comes back
+where it was. Every wait has a deadline."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvstore.client.child import Child
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError
+from tests.etcd_server import free_ports
+
+DEADLINE_S: Final = 30.0
+POLL_S: Final = 0.01
+MIB: Final = 1 << 20
+
+
+def until(is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait until the condition holds; fails, naming `what` was awaited, when it does not in time."""
+    end_s = time.monotonic() + deadline_s
+    while not is_so():
+        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {what}"
+        time.sleep(POLL_S)
+
+
+class System:
+    """Masters and nodes by name. A context manager: what was started is gone at the end."""
+
+    def __init__(self, folder: Path, catalog: str = "memory:", *, masters: int = 1) -> None:
+        """`folder` exists. Nothing is started yet."""
+        self.folder = folder
+        self.catalog = catalog
+        ports = free_ports(2 * masters)
+        self._master_ports = list(zip(ports[::2], ports[1::2], strict=True))
+        self._node_ports: dict[str, int] = {}
+        self._node_flags: dict[str, tuple[str, ...]] = {}
+        self.masters: dict[int, Child] = {}
+        self.nodes: dict[str, Child] = {}
+        self.logs: list[str] = []
+
+    def __enter__(self) -> "System":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in [*self.nodes.values(), *self.masters.values()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGCONT)
+            child.kill()
+
+    @property
+    def address(self) -> str:
+        """Of every master, as clients and nodes name them."""
+        return ",".join(f"127.0.0.1:{listen}" for listen, _ in self._master_ports)
+
+    def client(self, **options: Any) -> Client:
+        """The caller closes it."""
+        return Client(self.address, **options)
+
+    def start_master(self, index: int = 0, *flags: str) -> Child:
+        listen, control = self._master_ports[index]
+        self.masters[index] = self._start(
+            f"master-{index}",
+            "kvstore.master.daemon",
+            *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
+            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3", "--slow-start-s", "0", *flags),
+        )
+        self.masters[index].facts("ready", deadline_s=DEADLINE_S)
+        return self.masters[index]
+
+    def start_node(self, name: str = "n0", *flags: str) -> Child:
+        """Start a node, or start it again with the flags it had; returns when the master knows all that it holds."""
+        if name not in self._node_ports:
+            [self._node_ports[name]] = free_ports(1)
+        self._node_flags[name] = flags or self._node_flags[name]
+        self.nodes[name] = self._start(
+            name,
+            "kvstore.store.daemon",
+            *("--master", self.address, "--listen", f"127.0.0.1:{self._node_ports[name]}", "--name", name),
+            *("--run-dir", str(self.folder / name), "--reconnect-interval-s", "0.02", "--reconnect-max-interval-s", "0.1"),
+            *self._node_flags[name],
+        )
+        self.nodes[name].facts("ready", deadline_s=DEADLINE_S)
+        return self.nodes[name]
+
+    def status(self) -> pb.StatusReply:
+        """As the first master that answers has it."""
+        with Control.find(ClientSettings(master=self.address, deadline_s=5.0)) as control:
+            return control.status()
+
+    def node_status(self, name: str = "n0") -> pb.NodeStatus:
+        return next(node for node in self.status().nodes if node.name == name)
+
+    def await_alive(self, *names: str) -> None:
+        """Wait until the master has the whole inventory of these nodes."""
+
+        def all_alive() -> bool:
+            with contextlib.suppress(KVStoreError):
+                states = {node.name: node.state for node in self.status().nodes}
+                return all(states.get(name) == "alive" for name in names)
+            return False
+
+        until(all_alive, f"{', '.join(names)} alive at the master")
+
+    def await_settled(self, name: str = "n0") -> pb.NodeStatus:
+        """Wait until the node moves no block and the master has heard of all: its status then."""
+        seen: list[str] = []
+
+        def is_settled() -> bool:
+            node = self.node_status(name)
+            seen.append(str([[tier.blocks, tier.demotions, tier.promotions] for tier in node.tiers]))
+            # As many heartbeats as fit between these looks, and nothing changed.
+            return len(seen) > 10 and len(set(seen[-10:])) == 1 and not node.counters["publish_backlog"]
+
+        until(is_settled, f"{name} at rest")
+        return self.node_status(name)
+
+    def _start(self, name: str, module: str, *arguments: str) -> Child:
+        environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
+        return Child(
+            name,
+            module,
+            arguments,
+            environment=environment,
+            on_log=lambda child, line: self.logs.append(f"{child} | {line}"),
+            on_end=lambda _child: None,
+        )
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP inside, SIGCONT afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def descriptors(pid: int) -> int:
+    """How many the process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    """One master `memory:` and one node `n0` with 32 MiB of DRAM."""
+    with System(tmp_path) as started:
+        started.start_master()
+        started.start_node("n0", "--dram", "32MiB")
+        yield started
