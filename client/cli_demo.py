@@ -2,19 +2,23 @@
 
 import sys
 import time
+from typing import Final
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from kvstore.client.demo import Demo
+from kvstore.client.demo import PLAN, Demo
 from kvstore.client.render import duration
 
-FAILED_STATUS = 1
+FAILED_STATUS: Final = 1
+MIN_REQUESTS: Final = 1000
+"""Fewer would not overflow DRAM, and there would be nothing on NVMe to find again."""
 
 
 @click.command(short_help="Show the store at work; needs nothing.")
-def demo() -> None:
+@click.option("--requests", type=click.IntRange(min=MIN_REQUESTS), default=3000, show_default=True, metavar="N", help="Number of prompts.")
+def demo(requests: int) -> None:
     """Show the store at work on this machine: conversations, a node killed and brought back, every byte checked.
 
     Starts a small cluster of its own and needs nothing. Exit status 0 only if everything that it claims held.
@@ -22,7 +26,7 @@ def demo() -> None:
     console = Console(highlight=False)
     begin = time.perf_counter()
     log: list[str] = []
-    show = Demo(console)
+    show = Demo(console, requests=requests, plan=PLAN)
     show.run(on_log=lambda name, line: log.append(f"{name} | {line}"))
     seconds = time.perf_counter() - begin
     console.print()

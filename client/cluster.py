@@ -172,12 +172,7 @@ class Cluster:
     def _master_arguments(self) -> list[str]:
         plan = self._plan
         listen = plan.listen or ("127.0.0.1:0" if plan.is_private else "")
-        flags = _flags(listen=listen, catalog=plan.catalog, config=plan.config, run_dir=self._run_dir())
-        if listen:
-            # Whoever asks is told where the control plane is, so any port will do, and none is taken that was not named.
-            host = listen.rpartition(":")[0]
-            flags += _flags(control=f"{host}:0", advertise=reachable(listen).rpartition(":")[0] if host in WILDCARDS else "")
-        return flags
+        return _flags(listen=listen, catalog=plan.catalog, config=plan.config, run_dir=self._run_dir())
 
     def _node_arguments(self, name: str) -> list[str]:
         plan = self._plan

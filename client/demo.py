@@ -24,8 +24,6 @@ from kvstore.protocol.settings import Size, format_size, parse_size
 
 BLOCK_BYTES: Final = Size(8 << 10)
 PLAN: Final = ClusterPlan(dram="64MiB", nvme="1GiB", is_private=True)
-REQUESTS: Final = 3000
-"""The first two thirds before the kill, the rest after it."""
 SEED: Final = 1
 BATCH: Final = 1024
 
@@ -41,9 +39,12 @@ class Recovery:
 
 
 class Demo:
-    """One run of it. `is_right` tells, at the end, whether everything that was claimed held."""
+    """One run of it: two thirds of the requests before the kill, the rest after it.
 
-    def __init__(self, console: Console, *, requests: int = REQUESTS, plan: ClusterPlan = PLAN) -> None:
+    `is_right` tells, at the end, whether everything that was claimed held.
+    """
+
+    def __init__(self, console: Console, *, requests: int, plan: ClusterPlan) -> None:
         self._console = console
         self._plan = plan
         self._requests = list(itertools.islice(generate(seed=SEED), requests))

@@ -20,6 +20,8 @@ from kvstore.transfer.channel import Deadline
 FIRST_PAUSE_S: Final = 0.001
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
 """A node's answer for each value of a Put or Commit."""
+UNRESERVED: Final = 0
+"""Generation of a value that the node is to claim at the master. As a hint's it means any."""
 MAX_PAUSE_S: Final = 0.05
 """Between questions about a key that another writer holds: doubles from the first to the last."""
 
@@ -76,8 +78,12 @@ class Writing:
         while True:
             busy: list[int] = []
             lost: list[int] = []
-            for node_id, indices in (yield from self._reserve(pending, busy)).items():
-                lost += yield from self._write_to(node_id, indices, busy)
+            unreserved, others = yield from self._split(pending)
+            if unreserved:
+                lost += yield from self._write_to(self._core.nodes.local_id, unreserved, busy)
+            if others:
+                for node_id, indices in (yield from self._reserve(others, busy)).items():
+                    lost += yield from self._write_to(node_id, indices, busy)
             progress = len(busy) + len(lost) < len(pending)
             pending = busy + lost
             if not pending:
@@ -89,11 +95,23 @@ class Writing:
                 yield Sleep(min(pause_s, self._deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
-        """Ask the master; the granted keys by node."""
+    def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
+        """Small values for the node on this host need no reservation: that node claims them, which saves a round trip. And the rest."""
         core = self._core
         if not core.nodes.is_known:
             yield from core.refresh_nodes(self._deadline)
+        if not core.nodes.local_id or core.nodes.local_id == self._avoid:
+            return [], pending
+        inline_bytes = self._core.settings.put_inline_bytes
+        unreserved = [i for i in pending if len(self._sources[i]) <= inline_bytes]
+        self._granted.update(dict.fromkeys(unreserved, UNRESERVED))
+        if len(unreserved) == len(pending):
+            return unreserved, []
+        return unreserved, [i for i in pending if len(self._sources[i]) > inline_bytes]
+
+    def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
+        """Ask the master; the granted keys by node."""
+        core = self._core
         keys = [self._keys[i] for i in pending]
         sizes = [len(self._sources[i]) for i in pending]
         reply = yield from core.ask_master(Reserve(keys, sizes, core.nodes.local_id, self._avoid), Grants, self._deadline)
@@ -108,7 +126,8 @@ class Writing:
 
     def _cancel(self, indices: Sequence[int]) -> Operation[None]:
         """Give reservations back, as far as the master can be told."""
-        granted = [(i, self._granted.pop(i)) for i in indices if i in self._granted]
+        popped = [(i, self._granted.pop(i)) for i in indices if i in self._granted]
+        granted = [(i, generation) for i, generation in popped if generation != UNRESERVED]
         if granted:
             message = Cancel([self._keys[i] for i, _ in granted], [generation for _, generation in granted])
             with contextlib.suppress(KVStoreError):

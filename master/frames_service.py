@@ -17,15 +17,22 @@ from kvstore.master.directory import Directory
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import (
+    BUSY,
+    EVENT_COMMIT,
+    GRANTED,
     MESSAGES,
+    PHASE_STREAM,
     ROLE_CLIENT,
     ROLE_NODE,
     SERVER_MASTER,
+    TIER_BITS,
     Cancel,
+    Claim,
     Count,
     Drop,
     Exists,
     Flags,
+    Grants,
     Hello,
     Hold,
     Lookup,
@@ -101,6 +108,7 @@ class FramesService:
             Pin.TYPE: self._pin,
             Nodes.TYPE: self._nodes,
             Publish.TYPE: self._publish,
+            Claim.TYPE: self._claim,
         }
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
@@ -232,8 +240,12 @@ class FramesService:
         peer = session.context
         if not isinstance(peer, NodePeer):
             raise Unauthorized("only a registered node may publish")
-        plan = self._directory.plan_publish(peer.node_id, message)
         self.counters["published"] += len(message.keys)
+        self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+
+    def _take_in(self, node_id: int, message: Publish, then: Callable[[], None]) -> None:
+        """Enter a node's events; `then` when they are durable and visible."""
+        plan = self._directory.plan_publish(node_id, message)
         self.tell(plan.commands)
 
         def durable() -> None:
@@ -241,9 +253,22 @@ class FramesService:
             if effects.ops:
                 self._committer.commit(effects.ops)
             self.tell(effects.commands)
-            session.reply(header.request_id, Ok())
+            then()
 
         self._committer.commit(plan.ops, durable)
+
+    def _claim(self, session: Session, header: Header, message: Claim) -> None:
+        """Reserve and publish in one: answered when what was granted is durable and visible."""
+        peer = session.context
+        if not isinstance(peer, NodePeer):
+            raise Unauthorized("only a registered node may claim")
+        self._directory.members.check(peer.node_id, message.epoch)
+        grants = self._directory.reserve(
+            message.tenant, message.keys, message.sizes, local_node=peer.node_id, now_ns=session.reactor.now_ns()
+        )
+        publish = _as_publish(message, grants, peer.node_id)
+        self.counters["published"] += len(publish.keys)
+        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
 
     def tell(self, commands: Commands) -> None:
         """Send commands whose answers change nothing here: the nodes' own events will."""
@@ -284,6 +309,33 @@ class FramesService:
             answered(node_id, message, flags)
 
         return on_reply
+
+
+def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:
+    """The commits of what was granted at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
+    statuses = bytearray(grants.statuses)
+    granted = [at for at, status in enumerate(statuses) if status == GRANTED]
+    for at in granted:
+        if grants.nodes[at] != node_id:
+            statuses[at] = BUSY
+    grants.statuses = bytes(statuses)
+    granted = [at for at in granted if statuses[at] == GRANTED]
+    count = len(granted)
+    return Publish(
+        epoch=claim.epoch,
+        phase=PHASE_STREAM,
+        tenants=[claim.tenant],
+        namespaces=[claim.namespace],
+        keys=[claim.keys[at] for at in granted],
+        kinds=bytes((EVENT_COMMIT,)) * count,
+        tenant_indexes=[0] * count,
+        namespace_indexes=[0] * count,
+        sizes=[claim.sizes[at] for at in granted],
+        checksums=[claim.checksums[at] for at in granted],
+        generations=[grants.generations[at] for at in granted],
+        tiers=bytes((TIER_BITS["dram"],)) * count,
+        parents=[claim.parents[at] for at in granted],
+    )
 
 
 def _flags_of(header: Header | None, body: memoryview | KVStoreError, count: int) -> bytes:

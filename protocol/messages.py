@@ -328,8 +328,35 @@ class Hold(Message):
 
 
 @dataclass(slots=True)
+class Claim(Message):
+    """Node to master: these values of `tenant` are in its DRAM, not visible yet: may they become so? Reserve and Publish in one.
+
+    `epoch` is the registration's. Answer: Grants, once the catalog has those that are GRANTED: they are visible at the master from then
+    on, under the generation named; the node forgets the others.
+    """
+
+    TYPE = 33
+    FORM = (
+        ("epoch", "u64"),
+        ("tenant", "text"),
+        ("namespace", "text"),
+        ("keys", "keys"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("parents", "parents"),
+    )
+    epoch: int
+    tenant: str
+    namespace: str
+    keys: list[bytes]
+    sizes: Ints
+    checksums: Ints
+    parents: list[bytes]
+
+
+@dataclass(slots=True)
 class Put(Message):
-    """Write these blocks; the values follow as payload, in order.
+    """Write these blocks; the values follow as payload, in order. A generation of 0: not reserved, the node claims it at the master.
 
     Answer: Flags, after publication: 1 stored, 0 already there, 2 no room beside the rest of the batch, or being written: ask again.
     """

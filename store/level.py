@@ -23,9 +23,12 @@ class TierCounts:
 class Level:
     """See the module. It frees and copies nothing. The block table is the only caller."""
 
-    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[Block]]) -> None:
+    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[Block]], high: float, low: float) -> None:
+        """`high` and `low` are watermarks, as shares of the capacity."""
         self.index = index
         self.tier = tier
+        self.high_bytes = tier.capacity_bytes * high
+        self.low_bytes = tier.capacity_bytes * low
         self.counts = TierCounts()
         self.order = EvictionOrder(make_policy)
         self.leaving_bytes = 0
@@ -37,10 +40,6 @@ class Level:
     @property
     def takes_values(self) -> bool:
         return not self.is_suspended and self.tier.health == "ok"
-
-    @property
-    def staying_bytes(self) -> int:
-        return self.tier.used_bytes - self.leaving_bytes
 
     def add(self, block: Block) -> None:
         """The block's slot here holds its value from now on."""

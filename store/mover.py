@@ -71,6 +71,8 @@ class Mover:
         """Start the copies that the table wants. Called after every round of events."""
         self._table.relieve()
         moves = self._table.take_moves()
+        if not moves:
+            return
         for pair in sorted({(move.source, move.target) for move in moves}):
             self._start([move for move in moves if (move.source, move.target) == pair])
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import Ok, Publish
+from kvstore.protocol.messages import Claim, Grants, Ok, Publish
+from kvstore.store.answering import Answers
 from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
+from kvstore.store.claims import Claims
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
@@ -99,7 +101,9 @@ class Node:
             tier_retry_s=settings.tier_retry_s,
             on_room=self._waiting.retry,
         )
-        self._puts = PutService(self._table, dram, self._publisher, self._waiting)
+        self._answers = Answers()
+        self._claims = Claims(self._table, self._answers)
+        self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims)
         self._reads = ReadService(self._table, dram, self._mover, self._leases, max_lease_ns=int(settings.max_lease_s * 1e9))
         self._instance = new_instance()
         self._stop_prefault = threading.Event()
@@ -177,6 +181,7 @@ class Node:
         now_ns = self.reactor.now_ns()
         self._leases.expire(now_ns=now_ns)
         self._table.expire(now_ns=now_ns)
+        self._answers.expire(now_ns=now_ns)
         self._waiting.expire(now_ns=now_ns)
         self._waiting.retry()  # whatever made room: an answer that has been sent lets go of its blocks without a word
 
@@ -206,12 +211,25 @@ class Node:
 
             session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
 
+        def ask(message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
+            def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+                if isinstance(body, KVStoreError):
+                    decided(body)
+                elif header is not None and header.type == Grants.TYPE:
+                    decided(Grants.unpack(body))
+                else:
+                    decided(ProtocolError("the master answered a Claim with something else"))
+
+            session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
+
+        self._claims.link_up(ask, registration.registration_epoch)
         self._publisher.link_up(send, registration.registration_epoch, on_synced=self.on_synced)
 
     def _on_link_lost(self, session: Session) -> None:
         if session is self._session:
             self._session = self._service.link = None
             self._publisher.link_down()
+            self._claims.link_down()
             if self._link is not None:
                 self._link.lost()
 

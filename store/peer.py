@@ -1,5 +1,6 @@
 """What a node remembers of one connection: who it is, and the put whose payload is arriving."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import Unauthorized
@@ -9,17 +10,22 @@ from kvstore.transfer.session import Session
 
 @dataclass(slots=True, eq=False)
 class PutFrame:
-    """A Put message whose payload is arriving: for each key its answer so far, or the open put that its bytes go to."""
+    """A Put message whose payload is arriving: for each key its answer so far, or the open put and the slot's memory for its bytes.
 
+    `is_claim`: the writer reserved nothing, the node has to ask the master before the blocks become visible.
+    """
+
+    is_claim: bool
     statuses: bytearray
     puts: list[Put | None]
-    checksums: list[int]
-    wait_seq: int = 0
+    values: list[memoryview | None]
+    checksums: Sequence[int]
+    wait_seq: int
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """The context of a session after its Hello. `slabs` are descriptors to close once sent."""
+    """The context of a session after its Hello. `exported` are the slabs that it has been told of for writing."""
 
     tenant: str
     role: int

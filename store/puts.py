@@ -8,36 +8,37 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, Full, InvalidArgument, KVStoreError, ProtocolError, TierFailed
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
+from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers, until_ns
 from kvstore.store.block import Block
+from kvstore.store.claims import Claims
 from kvstore.store.open_puts import Put as OpenPut
 from kvstore.store.peer import Peer, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import Waiting, WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.transfer.reactor import Timer
 from kvstore.transfer.session import Session
 
-STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
-"""Flags of an answered Put or Commit."""
 DISCARD_BYTES = 1 << 20
 MAX_NAMESPACE_BYTES = 255
 """What a column of texts in a Publish holds."""
-DEFAULT_DEADLINE_NS = 10 * 1_000_000_000
-"""For a peer that named no deadline."""
 
 
 class PutService:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, dram: DramTier, publisher: Publisher, waiting: WaitingRoom) -> None:
+    def __init__(
+        self, table: BlockTable, dram: DramTier, publisher: Publisher, waiting: WaitingRoom, answers: Answers, claims: Claims
+    ) -> None:
         self._table = table
         self._dram = dram
         self._publisher = publisher
         self._waiting = waiting
+        self._answers = answers
+        self._claims = claims
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self.in_bytes = 0
 
@@ -168,14 +169,19 @@ class PutService:
         return views
 
     def _destinations(self, peer: Peer, message: Put, statuses: bytearray, puts: list[OpenPut | None]) -> list[memoryview]:
-        seqs = [block.event_seq for key in message.keys if (block := self._table.find(peer.tenant, key)) is not None]
-        peer.frame = PutFrame(statuses, puts, list(message.checksums), max(seqs, default=0))
+        wait_seq = 0
+        if PRESENT in statuses:
+            present = (self._table.find(peer.tenant, key) for key in message.keys)
+            wait_seq = max(block.event_seq for block in present if block is not None)
+        values = [self._dram.view(put.slot) if put is not None else None for put in puts]
+        is_claim = not any(message.generations)
+        peer.frame = PutFrame(is_claim, statuses, puts, values, message.checksums, wait_seq)
         views: list[memoryview] = []
-        for put, size in zip(puts, message.sizes, strict=True):
-            if put is not None:
-                views.append(self._dram.view(put.slot))
-                continue
-            views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
+        for value, size in zip(values, message.sizes, strict=True):
+            if value is not None:
+                views.append(value)
+            else:
+                views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
         return views
 
     def arrived(self, session: Session, header: Header) -> None:
@@ -185,6 +191,9 @@ class PutService:
             raise ProtocolError("a Put without values")
         peer_of(session).frame = None
         self._verify(frame)
+        if frame.is_claim and GRANTED in frame.statuses:
+            self._claims.claim(session, header, frame)
+            return
         flags = bytearray()
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
             if put is not None and self._is_open(put):
@@ -199,11 +208,10 @@ class PutService:
 
     def _verify(self, frame: PutFrame) -> None:
         """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
-        for put, checksum in zip(frame.puts, frame.checksums, strict=True):
-            if put is None or not self._is_open(put) or xxhash.xxh3_64_intdigest(self._dram.view(put.slot)) == checksum:
-                continue
-            self._abort_all(frame.puts)
-            raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
+        for put, value, checksum in zip(frame.puts, frame.values, frame.checksums, strict=True):
+            if put is not None and value is not None and xxhash.xxh3_64_intdigest(value) != checksum:
+                self._abort_all(frame.puts)
+                raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
 
     # --- both ---
 
@@ -220,6 +228,8 @@ class PutService:
         for put in puts:
             if put is not None and self._is_open(put):
                 self._table.abort(put)
+            elif put is not None:
+                self._table.settle(put.put_id, put.owner)
 
     def _is_open(self, put: OpenPut) -> bool:
         return self._table.put(put.put_id, put.owner) is put
@@ -227,7 +237,6 @@ class PutService:
     def _attempt_or_wait(self, session: Session, header: Header, attempt: Callable[[], bool], fail: Callable[[KVStoreError], None]) -> None:
         if not len(self._waiting) and attempt():
             return
-        deadline_ns = header.deadline_ms * 1_000_000 or DEFAULT_DEADLINE_NS
 
         def attempt_later() -> bool:
             try:
@@ -237,30 +246,12 @@ class PutService:
                 return True
 
         def give_up() -> None:
-            fail(Full(f"no room was freed within {deadline_ns / 1e9:g} s; try again later, or give the node more capacity"))
+            fail(Full("no room was freed before the deadline; try again later, or give the node more capacity"))
 
-        # A little before the asker's own deadline, so that it hears the reason instead of silence.
-        until_ns = session.reactor.now_ns() + deadline_ns - min(deadline_ns // 10, 50_000_000)
-        self._waiting.add(Waiting(session, until_ns, attempt_later, give_up))
+        self._waiting.add(Waiting(session, until_ns(session, header), attempt_later, give_up))
 
     def _answer_when_published(self, session: Session, header: Header, seq: int, flags: bytearray) -> None:
-        timer: Timer | None = None
-        is_answered = False
-
-        def answer(error: KVStoreError | None) -> None:
-            nonlocal is_answered
-            if is_answered:
-                return
-            is_answered = True
-            if timer is not None:
-                timer.cancel()
-            if error is None:
-                session.reply(header.request_id, Flags(bytes(flags)))
-            else:
-                session.fail(header.request_id, error)
-
-        self._publisher.when_published(seq, answer)
-        if not is_answered:
-            timeout_s = (header.deadline_ms or DEFAULT_DEADLINE_NS // 1_000_000) / 1000
-            late = DeadlineExceeded("the master has not made the blocks durable yet; they are kept, try again")
-            timer = session.reactor.call_later(timeout_s * 0.95, lambda: answer(late))
+        if seq:
+            self._publisher.when_published(seq, self._answers.once(session, header, flags))
+        else:
+            session.reply(header.request_id, Flags(bytes(flags)))

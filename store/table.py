@@ -49,10 +49,9 @@ class BlockTable:
         low_watermark: float,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there."""
-        self._levels = {index: Level(index, tier, make_policy) for index, tier in sorted(tiers.items())}
+        self._levels = {index: Level(index, tier, make_policy, high_watermark, low_watermark) for index, tier in sorted(tiers.items())}
         self._landing = self._levels[DRAM]
         self._emit = emit
-        self._high, self._low = high_watermark, low_watermark
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._clock = 0
@@ -96,6 +95,17 @@ class BlockTable:
         self._show(block, self._landing)
         self._emit(EVENT_COMMIT, block)
         return block
+
+    def commit_claimed(self, put: Put, checksum: int, generation: int) -> None:
+        """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
+        self._puts.close(put)
+        put.block.checksum, put.block.generation = checksum, generation
+        self._show(put.block, self._landing)
+
+    def disown(self, block: Block, generation: int) -> None:
+        """The master has made a block visible under `generation` that is not here any more: tell it."""
+        block.generation = generation
+        self._emit(EVENT_GONE, block)
 
     def abort(self, put: Put) -> None:
         """Forget the put and free its slot at once: nobody but the writer knew of it."""
@@ -274,11 +284,11 @@ class BlockTable:
 
         Blocks leave the node for it from the lowest tier only."""
         for level in self._levels.values():
-            if level.staying_bytes > level.tier.capacity_bytes * self._high:
+            if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
                 self._relieve(level)
 
     def _relieve(self, level: Level) -> None:
-        while level.staying_bytes > level.tier.capacity_bytes * self._low:
+        while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
             block = level.order.coldest(is_evictable)
             if block is None:
                 return

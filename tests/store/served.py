@@ -83,6 +83,7 @@ class Served:
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
         self.reactor.after_events += [self.mover.kick, self.publisher.flush]
+        self.reactor.every(0.02, lambda: self.puts.expire(now_ns=self.reactor.now_ns()))
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
         self.publisher.link_up(self._publish, 1, lambda: None)
@@ -154,7 +155,7 @@ class Client:
         self._maps: dict[tuple[int, bool], mmap.mmap] = {}
 
     def ask(self, message: Message, answer: type[T], *, timeout_s: float = TIMEOUT_S, payload: Sequence[bytes] = ()) -> T:
-        return self.channel.call(message, answer, Deadline(timeout_s), payload)  # type: ignore[type-var, return-value]
+        return self.channel.call(message, answer, Deadline(timeout_s), payload)  # type: ignore[type-var]
 
     def put(
         self, values: Mapping[str, bytes], *, timeout_s: float = TIMEOUT_S, generation: int = 1, checksums: Sequence[int] = ()
@@ -218,8 +219,8 @@ class Client:
             if status == MAPPED:
                 offset = blocks.offsets[index]
                 values[index] = self.map(blocks.slabs[index])[offset : offset + blocks.sizes[index]]
-        for value, checksum in zip(values, blocks.checksums, strict=True):
-            assert value is None or digest(value) == checksum
+        for found, checksum in zip(values, blocks.checksums, strict=True):
+            assert found is None or digest(found) == checksum
         return blocks, values
 
     def release(self, *leases: int) -> None:

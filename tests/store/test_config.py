@@ -16,5 +16,5 @@ def test_the_size_is_behind_the_last_colon(text: str, place: str, size_bytes: in
 
 @pytest.mark.parametrize("text", ["/mnt/nvme", ":1GiB", "", "/mnt/nvme:large", "/mnt/nvme:"])
 def test_another_form_is_refused_with_the_one_expected(text: str) -> None:
-    with pytest.raises(ConfigError, match="PLACE:SIZE|not a size"):
+    with pytest.raises(ConfigError, match=r"PLACE:SIZE|not a size"):
         split_place(text, "nvme")

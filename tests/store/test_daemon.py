@@ -1,4 +1,4 @@
-"""Promises of kvstore-node, the real process: it says when it is ready, refuses settings it cannot meet, and survives what must be survived."""
+"""Promises of kvstore-node, the real process: it says when it is ready, refuses what it cannot meet, and recovers from a crash."""
 
 import signal
 import socket

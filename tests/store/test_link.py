@@ -1,4 +1,4 @@
-"""Promises of link.py, between real processes: a node is registered with the master that lives, and is so again after whatever parted them."""
+"""Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
 
 import signal
 from pathlib import Path
@@ -49,8 +49,8 @@ def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks
         after = until_nodes_are(master, "alive")
         assert after.nodes[0].registration_epoch > before
         assert after.blocks == 1
-        beats = [one for one in (status(master).nodes[0] for _ in range(300))]
-        assert {one.registration_epoch for one in beats} == {after.nodes[0].registration_epoch}, "it must not register again and again"
+        epochs = {status(master).nodes[0].registration_epoch for _ in range(300)}
+        assert epochs == {after.nodes[0].registration_epoch}, "it must not register again and again"
         assert client.put({"b": b"b"}) == [1]
         client.close()
         assert node.stop() == 0

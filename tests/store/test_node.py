@@ -5,6 +5,7 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def open_fds() -> int:
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, object]) -> None:
+def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
     before = open_fds()
     with pytest.raises(KVStoreError):
         Node(replace(settings, **wrong)).start()

@@ -17,7 +17,7 @@ from kvstore.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
+from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Failure, Flags, Ok, Open, Opened, Put
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 from tests.transfer.wires import frame, read_frame
@@ -181,18 +181,23 @@ def test_a_value_damaged_on_its_way_is_refused_and_nothing_of_its_request_is_vis
     assert client.put({"a": b"good", "b": b"bad"}) == [STORED, STORED]
 
 
-def test_a_put_that_expires_while_its_bytes_arrive_is_to_be_asked_for_again(node: Served) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_put_that_expires_while_its_bytes_arrive_is_not_stored_and_its_slot_is_free(node: Served, is_damaged: bool) -> None:
     sock = node.connect().channel.detach()
     sock.settimeout(TIMEOUT_S)
-    whole = frame(Put("ns", [b"a", b"b"], [3, 3], [1, 1], [digest(b"abc"), digest(b"def")], [b"", b""]), payload=b"abcdef")
+    checksums = [digest(b"abc"), digest(b"def") ^ is_damaged]
+    whole = frame(Put("ns", [b"a", b"b"], [3, 3], [1, 1], checksums, [b"", b""]), payload=b"abcdef")
     sock.sendall(whole[:-1])
     until(node, lambda: node.store.table.open_puts == 2)
     later_ns = node.reactor.now_ns() + PUT_TTL_NS
     node.call(lambda: node.store.table.expire(now_ns=later_ns))
     sock.sendall(whole[-1:])
     answer = read_frame(sock)[1]
-    assert isinstance(answer, Flags)
-    assert list(answer.flags) == [ASK_AGAIN, ASK_AGAIN]
+    if is_damaged:
+        assert isinstance(answer, Failure)
+        assert answer.code == ChecksumMismatch.code
+    else:
+        assert answer == Flags(bytes((ASK_AGAIN, ASK_AGAIN)))
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
     sock.close()
 
@@ -238,7 +243,12 @@ def test_a_namespace_too_long_for_the_master_is_refused(client: Client) -> None:
 
 def test_nobody_puts_without_a_hello(node: Served) -> None:
     client = node.connect()
-    node.call(lambda: [setattr(session, "context", None) for session in node.server.sessions])
+
+    def forget_hello() -> None:
+        for session in node.server.sessions:
+            session.context = None
+
+    node.call(forget_hello)
     for message, payload in (
         (Open("ns", [b"a"], [1], [1], [b""]), b""),
         (Commit([1], [1]), b""),
@@ -258,20 +268,19 @@ def test_a_request_larger_than_the_room_is_granted_in_part(client: Client) -> No
     assert list(opened.statuses) == [GRANTED] * 4 + [BUSY] * 2
 
 
-def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Client) -> None:
+@pytest.mark.parametrize("through_socket", [False, True])
+def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Client, through_socket: bool) -> None:
     other = node.connect()
     held = other.open({"a": 16 * KIB})
-    for message in (lambda: client.open({"b": 16 * KIB}).statuses, lambda: client.put({"c": bytes(16 * KIB)})):
-        thread, results = in_background(message)
-        until(node, lambda: len(node.waiting) == 1)
-        other.ask(Abort(list(held.put_ids)), Ok)
-        thread.join(TIMEOUT_S)
-        assert list(results[0]) in ([GRANTED], [STORED])
-        if list(results[0]) == [GRANTED]:
-            client.close()
-            client = node.connect()
-            held = other.open({"a": 16 * KIB})
-    client.close()
+
+    def ask() -> list[int]:
+        return client.put({"b": bytes(16 * KIB)}) if through_socket else list(client.open({"b": 16 * KIB}).statuses)
+
+    thread, results = in_background(ask)
+    until(node, lambda: len(node.waiting) == 1)
+    other.ask(Abort(list(held.put_ids)), Ok)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED if through_socket else GRANTED]]
     other.close()
 
 
@@ -293,8 +302,7 @@ def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node
     for message in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
         thread, results = in_background(message)
         until(node, lambda: len(node.waiting) == 1)
-        much_later_ns = node.reactor.now_ns() + 3600 * 10**9
-        node.call(lambda: node.waiting.expire(now_ns=much_later_ns))
+        node.call(lambda: node.waiting.expire(now_ns=node.reactor.now_ns() + 3600 * 10**9))
         thread.join(TIMEOUT_S)
         assert isinstance(results[0], Full)
     other.close()

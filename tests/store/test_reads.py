@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol import frames
 from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Read
 from kvstore.store import reads
@@ -235,7 +234,6 @@ def test_a_read_of_more_than_one_answer_carries_is_refused_and_holds_nothing(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of 4 GiB is brought down: a test has no such memory."""
-    assert reads.MAX_PAYLOAD_BYTES == frames.MAX_PAYLOAD_BYTES
     monkeypatch.setattr(reads, "MAX_PAYLOAD_BYTES", 7000)
     client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
     node.demote("a", "c")

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.level import is_evictable
 from kvstore.store.open_puts import Put
 from kvstore.store.table import Move
 from kvstore.tiers.tier import Record, Slot
@@ -212,7 +213,7 @@ class TableMachine(RuleBasedStateMachine):
                 del self.heard[block]
                 key = (block.tenant, block.key.decode())
                 if self.visible.get(key) is block:
-                    assert not (block.pinned or block.readers or block.moving), "evicted though it may not leave"
+                    assert is_evictable(block), "evicted though it may not leave"
                     assert not self.nvme_is_large or self.was_suspended, "lost though NVMe has room"
                     del self.visible[key]
             else:
@@ -263,8 +264,8 @@ class TableMachine(RuleBasedStateMachine):
             self.table.forget_owner(owner)
         for block in list(self.table.blocks()):
             self.table.drop(block)
-        for tier in self.store.tiers.values():
-            assert tier.used_bytes == tier.quarantined_bytes == 0
+        for one in self.store.tiers.values():
+            assert one.used_bytes == one.quarantined_bytes == 0
 
 
 TableMachine.TestCase.settings = settings(

@@ -1,7 +1,8 @@
 """Which versions of a key a get may return: the checker of the tests that kill processes under load.
 
-A version is current from the start of its put until the end of the removal that it was there for. A get may return any version that was
-current at some moment between its own start and end, or miss. Values are made of key *and* version, so that a stale one shows.
+A version is current from the start of its put until the end of the call that ended it: its removal, or the put of a later version that
+was stored. A get may return any version that was current between its own start and end, or miss. Values are made of key *and* version,
+so that a stale one shows.
 
 Source: CacheLib's ValueHistory (a hit must be a version that could have been current, a miss is always legal).
 """
@@ -26,18 +27,19 @@ def version_of(key: bytes, value: bytes) -> int:
 
 @dataclass(slots=True)
 class _Life:
-    """When a version could be read: from `since` on, until `over` (None: it still can)."""
+    """Whether a version can be read: from the start of its put until `over` (None: it still can). A put that failed may take effect
+    later, however late (`is_open_ended`)."""
 
-    since: int
     over: int | None = None
+    is_open_ended: bool = False
 
 
 class History:
-    """One writer's operations in the order it does them; any number of readers. Times are ticks of `now`. Not thread-safe."""
+    """What the writers of some keys did, one operation at a time a key, in the order of the calls. Not thread-safe."""
 
     def __init__(self) -> None:
         self._now = 0
-        self._lives: dict[bytes, dict[int, _Life]] = {}
+        self._lives: dict[bytes, list[_Life]] = {}
 
     def now(self) -> int:
         """A moment after all that was recorded so far."""
@@ -45,25 +47,33 @@ class History:
         return self._now
 
     def begin_put(self, key: bytes) -> int:
-        """The version to put. From now on it may be seen, whether or not the put succeeds."""
-        lives = self._lives.setdefault(key, {})
-        version = len(lives) + 1
-        lives[version] = _Life(self.now())
-        return version
+        """The version to put, from 0 on. From now on it may be seen, whether or not the put is acknowledged."""
+        lives = self._lives.setdefault(key, [])
+        lives.append(_Life())
+        return len(lives) - 1
 
-    def not_stored(self, key: bytes, version: int) -> None:
-        """The put was answered: another version is there. This one can never be seen."""
-        del self._lives[key][version]
-        self._lives[key][version] = _Life(0, 0)
+    def stored(self, key: bytes, version: int) -> None:
+        """The put was acknowledged as the one that is there: none before it is."""
+        self._end(self._lives[key][:version])
+
+    def failed(self, key: bytes, version: int) -> None:
+        """The put ended with an error that says nothing of its effect."""
+        self._lives[key][version].is_open_ended = True
 
     def removed(self, key: bytes) -> None:
-        """A removal was acknowledged: none of the versions so far is current any more."""
-        end = self.now()
-        for life in self._lives.get(key, {}).values():
-            life.over = end if life.over is None else life.over
+        """A removal was acknowledged: none of the versions so far is there."""
+        self._end(self._lives.get(key, []))
 
-    def check(self, key: bytes, version: int, started: int) -> None:
-        """A get that began at `started` and ends now returned `version`. Raises AssertionError if it could not."""
-        life = self._lives.get(key, {}).get(version)
-        assert life is not None, f"{key!r}: version {version} was never put"
-        assert life.over is None or life.over > started, f"{key!r}: version {version} was over at {life.over}, the get began at {started}"
+    def check(self, key: bytes, value: bytes, started: int) -> None:
+        """A get that began at `started` and ends now returned `value`. Raises AssertionError if it could not."""
+        version = version_of(key, value)
+        lives = self._lives.get(key, [])
+        assert version < len(lives), f"{key!r}: version {version} was never put"
+        over = lives[version].over
+        assert over is None or over > started, f"{key!r}: version {version} was over at {over}, the get began at {started}"
+
+    def _end(self, lives: list[_Life]) -> None:
+        end = self.now()
+        for life in lives:
+            if life.over is None and not life.is_open_ended:
+                life.over = end

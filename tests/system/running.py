@@ -65,6 +65,12 @@ class System:
         """The caller closes it."""
         return Client(self.address, **options)
 
+    def remote_client(self, **options: Any) -> Client:
+        """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+            return self.client(**options)
+
     def start_master(self, index: int = 0, *flags: str) -> Child:
         listen, control = self._master_ports[index]
         self.masters[index] = self._start(

@@ -1,0 +1,123 @@
+"""A node killed with SIGKILL and started again with the same name and folder: its NVMe blocks are served, all others are misses."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import KVStoreError, Retry
+from tests.system.history import value_of, version_of
+from tests.system.running import System, until
+
+BLOCK_BYTES = 128 << 10
+DRAM_BLOCKS, ALL_BLOCKS = 32, 96
+
+
+def key_of(number: int) -> bytes:
+    return b"block-%d" % number
+
+
+def is_on_nvme(client: Client, keys: list[bytes]) -> list[bool]:
+    return [any("nvme" in one.tiers for one in found) for found in client.locate(keys)]
+
+
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[System]:
+    """One node whose NVMe has room for all blocks, its DRAM for a third of them."""
+    with System(tmp_path) as started:
+        started.start_master()
+        started.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+        yield started
+
+
+def test_blocks_on_nvme_are_served_again_and_blocks_of_dram_only_are_misses(tiered: System) -> None:
+    keys = [key_of(number) for number in range(ALL_BLOCKS)]
+    with tiered.client() as client:
+        for key in keys:
+            assert client.put(key, value_of(key, 0, BLOCK_BYTES))
+        tiered.await_settled()
+        durable = is_on_nvme(client, keys)
+        assert ALL_BLOCKS - DRAM_BLOCKS <= durable.count(True) < ALL_BLOCKS
+        tiered.nodes["n0"].kill()
+        until(lambda: not any(client.exists_batch(keys)), "the directory forgets the dead node's blocks", 5.0)
+        assert client.get_batch(keys) == [None] * ALL_BLOCKS
+        tiered.start_node()
+        assert client.exists_batch(keys) == durable
+        values = client.get_batch(keys)
+        assert [value is not None for value in values] == durable
+        assert all(value in (None, value_of(key, 0, BLOCK_BYTES)) for key, value in zip(keys, values, strict=True))
+        assert client.put_batch(keys, [value_of(key, 1, BLOCK_BYTES) for key in keys]) == [not was for was in durable]
+
+
+def test_a_client_that_remembers_places_of_before_the_crash_is_told_the_truth(tiered: System) -> None:
+    key = key_of(0)
+    with tiered.client() as client:
+        assert client.put(key, value_of(key, 0, BLOCK_BYTES))
+        assert client.get(key) == value_of(key, 0, BLOCK_BYTES)
+        tiered.nodes["n0"].kill()
+        tiered.start_node()
+        assert client.get(key) is None
+        assert client.put(key, value_of(key, 1, BLOCK_BYTES))
+        assert client.get(key) == value_of(key, 1, BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("is_put_again", [False, True])
+def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_again: bool) -> None:
+    keys = [key_of(number) for number in range(ALL_BLOCKS)]
+    with tiered.client() as client:
+        for key in keys:
+            client.put(key, value_of(key, 0, BLOCK_BYTES))
+        tiered.await_settled()
+        key = keys[is_on_nvme(client, keys).index(True)]
+        assert client.remove([key]) == 1
+        if is_put_again:
+            assert client.put(key, value_of(key, 1, BLOCK_BYTES))
+        tiered.nodes["n0"].kill()
+        tiered.start_node()
+        assert client.get(key) is None
+        assert client.exists(key) is False
+
+
+def test_under_load_gets_give_right_bytes_or_misses_and_only_retryable_errors(tiered: System) -> None:
+    keys = [key_of(number) for number in range(ALL_BLOCKS)]
+    is_over = threading.Event()
+    wrong: list[BaseException] = []
+    counts = {"hits": 0, "errors": 0}
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        with tiered.client(deadline_s=2.0) as client:
+            while not is_over.is_set():
+                key = choose.choice(keys)
+                try:
+                    value = client.get(key)
+                    if value is None:
+                        client.put(key, value_of(key, 0, BLOCK_BYTES))
+                    else:
+                        version_of(key, value)
+                        counts["hits"] += 1
+                except Retry:
+                    counts["errors"] += 1
+                except (KVStoreError, AssertionError) as error:
+                    wrong.append(error)
+                    return
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for _ in range(2):
+        hits = counts["hits"]
+        until(lambda hits=hits: counts["hits"] > hits + 100 or bool(wrong), "load")  # type: ignore[misc]
+        tiered.nodes["n0"].kill()
+        tiered.start_node()
+    hits = counts["hits"]
+    until(lambda: counts["hits"] > hits + 100 or bool(wrong), "hits after the last restart")
+    is_over.set()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+    status = tiered.await_settled()
+    assert (status.counters["leases"], status.counters["open_puts"], status.counters["corrupt_reads"]) == (0, 0, 0)
