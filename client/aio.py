@@ -142,7 +142,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Hang up; later calls raise Closed. Views must be over. A second close is a no-op."""
         self._pool.close()
-        self._operations.core.slabs.clear()
+        self._operations.core.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self

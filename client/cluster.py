@@ -116,12 +116,15 @@ class Cluster:
 
     def wait_for_end(self) -> None:
         """Wait until a daemon ends by itself, and raise why: ConfigError or Broken."""
-        raise self._ended.get().failure()
+        while True:
+            # In short waits: a signal that comes just before a wait begins is not noticed by Python until that wait is over.
+            with contextlib.suppress(queue.Empty):
+                raise self._ended.get(timeout=PROGRESS_INTERVAL_S).failure()
 
-    def check(self) -> None:
-        """Raises ConfigError or Broken when a daemon has ended by itself."""
+    def check(self, *, wait_s: float = 0.0) -> None:
+        """Raises ConfigError or Broken when a daemon has ended by itself, or does within `wait_s`."""
         with contextlib.suppress(queue.Empty):
-            raise self._ended.get_nowait().failure()
+            raise self._ended.get(timeout=wait_s).failure()
 
     def kill_node(self, index: int) -> None:
         """SIGKILL, as a crash would be."""

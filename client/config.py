@@ -24,9 +24,13 @@ class ClientSettings:
         maximum=1 << 30,
     )
     get_inline_bytes: Size = setting(
-        Size(1 << 10), "Values up to this size are read through the socket even on the same host.", minimum=0, maximum=1 << 30
+        Size(16 << 10),
+        "Values up to this size are read through the socket even on the same host: it saves a lease.",
+        minimum=0,
+        maximum=1 << 30,
     )
     frame_bytes: Size = setting(Size(64 << 20), "Values that one message moves; larger batches are cut.", minimum=1 << 10, maximum=4 << 30)
+    copy_threads: int = setting(0, "Threads that copy a large batch; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
     view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)
     read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.copying import Copier
 from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Operation, Take, Work
 from kvstore.client.locations import Hints, Location, tier_names
 from kvstore.client.routes import Masters, Node, Nodes, Route
@@ -56,6 +57,12 @@ class Core:
         self.hints = Hints(settings.max_hints)
         self.slabs = SlabCache()
         self.counters = Counters()
+        self.copier = Copier(settings.copy_threads)
+
+    def close(self) -> None:
+        """Let go of threads and mappings; views keep theirs."""
+        self.copier.close()
+        self.slabs.clear()
 
     # --- reaching daemons ---
 
@@ -109,6 +116,7 @@ class Core:
             except Unreachable as error:
                 failure = failure or error
                 continue
+            self.nodes.heard_from(loan.channel.welcome.epoch)
             loan.give_back()
             self.masters.stick_to(route)
             return reply

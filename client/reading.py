@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from kvstore.client.buffers import Destination, checksum, copy, fresh_bytes
+from kvstore.client.buffers import Destination, checksum, fresh_bytes
 from kvstore.client.core import Core
 from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
 from kvstore.client.locations import Hint
@@ -244,7 +244,7 @@ class Reading(Generic[R]):
         parts = yield from self._parts_of_slabs(loan.channel, node_id, places, blocks)
         rooms = [self._room(wanted[place][0], len(part)) for place, part in zip(places, parts, strict=True)]
         copies = [(room, part) for room, part in zip(rooms, parts, strict=True) if room is not None]
-        yield from work(lambda: copy_all(copies), sum(len(part) for _, part in copies))
+        yield from work(lambda: self._core.copier.copy(copies), sum(len(part) for _, part in copies))
         in_time = self._clock_ns() < blocks.lease_until_ns
         yield Post(loan.channel, Release([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
@@ -274,12 +274,6 @@ class Reading(Generic[R]):
             self._tiers[tier] = self._tiers.get(tier, 0) + 1
             self._bytes_in += size
             self._found.add(wanted[place][0])
-
-
-def copy_all(copies: Sequence[tuple[memoryview, memoryview]]) -> None:
-    """(destination, source) pairs."""
-    for destination, source in copies:
-        copy(destination, source)
 
 
 def bytearray_view(size_bytes: int) -> memoryview:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +16,9 @@ from kvstore.client.replay import Replay, ReplayCounts
 from kvstore.client.replay_report import ReplayReport, settled_status
 from kvstore.client.traces import TraceRequest
 from kvstore.protocol.errors import Retry
+
+DEATH_NOTICE_S: Final = 1.0
+"""A dying process hangs up a little before it can be told dead."""
 
 
 def run(
@@ -31,7 +35,7 @@ def run(
                 counts = engine.run(requests, on_request)
         except Retry:
             if cluster is not None:
-                cluster.check()
+                cluster.check(wait_s=DEATH_NOTICE_S)
             raise
         seconds = time.perf_counter() - begin
         after = settled_status(control)

@@ -84,6 +84,7 @@ class Nodes:
         self._host_id = host_id
         self._spread = spread
         self._nodes: dict[int, Node] = {}
+        self._master_epoch = 0
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
         self.is_known = False
@@ -94,6 +95,11 @@ class Nodes:
     def is_local(self, node_id: int) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and node.route.is_local
+
+    def heard_from(self, master_epoch: int) -> None:
+        """A master of this epoch answered. Ids of another's are forgotten: one without a catalog that lasts gives them anew."""
+        if master_epoch != self._master_epoch:
+            self._master_epoch, self._nodes, self.local_id, self.is_known = master_epoch, {}, 0, False
 
     def replace(self, table: NodeTable) -> None:
         """Take over the master's answer. What was learned about a node that has not moved is kept."""

@@ -128,6 +128,9 @@ class SlabCache:
             for old in [old for old in self._slabs if old.node_id == key.node_id and old.epoch != key.epoch]:
                 del self._slabs[old]
             self._slabs[key] = slab
+            if key.writable:
+                # One mapping serves both: a second one would fault the same pages in again, 60 ms a GiB.
+                self._slabs[key._replace(writable=False)] = Slab(slab.memory.toreadonly())
 
     def clear(self) -> None:
         """Forget every mapping; views of it keep theirs."""

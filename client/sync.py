@@ -135,7 +135,7 @@ class Client:
     def close(self) -> None:
         """Hang up; later calls raise Closed. Views must be over. A second close is a no-op."""
         self._pool.close()
-        self._operations.core.slabs.clear()
+        self._operations.core.close()
 
     def __enter__(self) -> "Client":
         return self

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from kvstore.client.buffers import checksum, copy
+from kvstore.client.buffers import checksum
 from kvstore.client.core import CLEANUP_S, Core
 from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
-from kvstore.client.slabs import Slab
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
@@ -213,8 +212,10 @@ class Writing:
         if places:
             wanted = [opened.slabs[place] for place in places]
             slabs = yield from core.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
-            copies = [(slab, opened.offsets[place], self._sources[indices[place]]) for slab, place in zip(slabs, places, strict=True)]
-            sums = yield from work(partial(_copy_all, copies), sum(len(source) for _, _, source in copies))
+            sources = [self._sources[indices[place]] for place in places]
+            offsets = [opened.offsets[place] for place in places]
+            pairs = [(slab.part(offset, len(source)), source) for slab, offset, source in zip(slabs, offsets, sources, strict=True)]
+            sums = yield from work(partial(core.copier.copy_and_sum, pairs), sum(map(len, sources)))
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
             again = self._written(node, [indices[place] for place in places], reply)
@@ -245,15 +246,6 @@ class Writing:
                 hints.append((self._keys[i], Hint(node.node_id, generation, len(self._sources[i]))))
         self._core.hints.learn(hints)
         return again
-
-
-def _copy_all(copies: Sequence[tuple[Slab, int, memoryview]]) -> list[int]:
-    """Copy sources to (slab, offset); the sources' checksums."""
-    sums = []
-    for slab, offset, source in copies:
-        copy(slab.part(offset, len(source)), source)
-        sums.append(checksum(source))
-    return sums
 
 
 def namespace_text(namespace: Any) -> str:

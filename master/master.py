@@ -20,10 +20,12 @@ from kvstore.master.directory import Directory, Timing
 from kvstore.master.frames_service import FramesService, Reachable
 from kvstore.master.membership import NodeInfo
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
+from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.frames import Header
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server, default_run_dir
+from kvstore.transfer.session import Session
 
 TICK_S = 0.1
 STOP_GRACE_S = 0.5
@@ -44,20 +46,25 @@ class Master:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
     def __init__(self, settings: MasterSettings) -> None:
-        """Open the catalog, becoming its owner, and load it. Raises ConfigError, CatalogUnavailable, Corrupt; nothing stays open then."""
+        """Listen, open the catalog, becoming its owner, and load it.
+
+        Raises ConfigError, CatalogUnavailable, Corrupt; nothing stays open then.
+        """
         self._settings = settings
         self._token_digests = read_tokens(settings.tokens)
         self.reactor = Reactor()
         self.fenced: KVStoreError | None = None
         """Set when another master has taken over: this one has stopped."""
         self._started_ns = time.monotonic_ns()
-        self._server: Server | None = None
         self._control: ControlServer | None = None
+        self._server = Server(self.reactor, _Nobody(), max_connections=settings.max_connections)
         self._catalog = make_catalog(settings.catalog)
         try:
+            self._tcp, self._unix = self._listen()
             self.epoch = self._catalog.open(deadline_s=settings.catalog_timeout_s)
             self._directory = self._load_directory()
         except BaseException:
+            self._server.close()
             self._catalog.close()
             self.reactor.close()
             raise
@@ -69,6 +76,16 @@ class Master:
             token_digests=self._token_digests,
             command_timeout_s=settings.command_timeout_s,
         )
+        self._server.handler = self._frames
+
+    def _listen(self) -> tuple[str, str]:
+        """Take the addresses before the catalog: opening it fences its owner, which a master with a port in use has no business to do."""
+        listen = parse_address(self._settings.listen)
+        if listen.unix:
+            raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
+        tcp = self._server.listen_tcp(listen.host, listen.port)
+        run_dir = Path(self._settings.run_dir) if self._settings.run_dir else default_run_dir()
+        return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock")
 
     def _load_directory(self) -> Directory:
         settings = self._settings
@@ -78,15 +95,8 @@ class Master:
         return directory
 
     def start(self) -> Places:
-        """Listen for frames and control calls. Raises ConfigError when an address cannot be had."""
+        """Serve the control plane too. Raises ConfigError when its address cannot be had."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        if listen.unix:
-            raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
-        self._server = Server(self.reactor, self._frames, max_connections=settings.max_connections)
-        tcp = self._server.listen_tcp(listen.host, listen.port)
-        port = int(tcp.rpartition(":")[2])
-        run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
-        unix = self._server.listen_unix(run_dir / f"master-{port}.sock")
         service = ControlService(
             self.reactor,
             self._directory,
@@ -102,17 +112,16 @@ class Master:
         self._control = ControlServer(service, control_host, control_port, threads=settings.control_threads)
         is_wildcard = control_host in ("0.0.0.0", "::")
         told_host = settings.advertise or ("" if is_wildcard else control_host)
-        self._frames.reachable = Reachable(socket.gethostname(), unix, told_host, self._control.port)
+        self._frames.reachable = Reachable(socket.gethostname(), self._unix, told_host, self._control.port)
         self._control.start()
         self.reactor.every(TICK_S, self._tick)
-        return Places(tcp, unix, f"{control_host}:{self._control.port}")
+        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}")
 
     def close(self) -> None:
         """Hang up, let control calls end, give the catalog its last chance."""
         if self._control is not None:
             self._control.stop(STOP_GRACE_S)
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         self._catalog.close()
         self.reactor.close()
 
@@ -161,3 +170,16 @@ class Master:
 def _rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class _Nobody:
+    """Serves no one: connections wait in the backlog while the catalog is loaded."""
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        raise Unavailable("this master is starting")
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise Unavailable("this master is starting")
+
+    def closed(self, session: Session) -> None:
+        return

@@ -76,6 +76,7 @@ class Claims:
             self._table.commit_claimed(put, checksum, generation)
             return STORED
         if status == GRANTED:  # it expired, or its writer left, while the master decided
+            self._table.settle(put.put_id, put.owner)
             self._table.disown(put.block, generation)
             return ASK_AGAIN
         self._abort([put])
@@ -85,3 +86,5 @@ class Claims:
         for put in puts:
             if self._table.put(put.put_id, put.owner) is put:
                 self._table.abort(put)
+            else:
+                self._table.settle(put.put_id, put.owner)

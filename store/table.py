@@ -104,7 +104,7 @@ class BlockTable:
 
     def disown(self, block: Block, generation: int) -> None:
         """The master has made a block visible under `generation` that is not here any more: tell it."""
-        block.generation = generation
+        block.generation, block.is_gone = generation, True
         self._emit(EVENT_GONE, block)
 
     def abort(self, put: Put) -> None:

@@ -24,9 +24,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from xxhash import xxh3_64_intdigest
+
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, StaleHandle
 from kvstore.tiers.tier import Buffer, Record, Slot, Tier, TierFull
-from xxhash import xxh3_64_intdigest
 
 VALUE_BYTES = 4096
 VALUE_COUNT = 8

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.tier import Buffer
 

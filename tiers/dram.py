@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_slab_bytes

@@ -13,6 +13,7 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
+
 from kvstore.protocol.errors import ConfigError, TierFailed
 
 Bytes = npt.NDArray[np.uint8]

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers.tier import TierFull
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from kvstore.tiers.policy import MAX_SCAN, EvictionPolicy
 
 KEYS = st.integers(0, 7)

@@ -26,7 +26,8 @@ class Server:
 
     def __init__(self, reactor: Reactor, handler: Handler, *, max_connections: int) -> None:
         self._reactor = reactor
-        self._handler = handler
+        self.handler = handler
+        """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self._max_connections = max_connections
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
@@ -118,13 +119,13 @@ class _Tracked:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        handler = server._handler
+        handler = server.handler
         self.frame = handler.frame
         self.payload = handler.payload
 
     def closed(self, session: Session) -> None:
         self._server.sessions.discard(session)
-        self._server._handler.closed(session)
+        self._server.handler.closed(session)
 
 
 def _refuse(sock: socket.socket, error: KVStoreError) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -17,36 +18,46 @@ COMMAND = [sys.executable, "-m", "kvstore.client.cli", "up", "--dram", "4MiB"]
 
 
 class Up:
-    """`kvstore up --json ...`, of which `lines` are read as they come."""
+    """`kvstore up`: its lines are read as they come. A context manager, so that a failing test leaves nothing behind."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, "--json", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-        )
+        self.process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
 
-    def line(self) -> dict[str, Any]:
+    def __enter__(self) -> "Up":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def line(self) -> str:
         assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return self.process.stdout.readline()
+
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.line())
         return found
 
-    def end(self, number: signal.Signals) -> tuple[int, str]:
-        """Send a signal, and wait: status and standard error."""
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
+    def end(self) -> tuple[int, str, str]:
+        """Wait for it: status, the rest of standard output, standard error."""
+        rest, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, rest, errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_ports(1)[0]}"
-    up = Up("--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}")
-    serving, ready = up.line(), up.line()
-    assert (serving["event"], ready["event"], ready["master"]) == ("serving", "ready", listen)
-    with Client(listen) as client:
-        assert client.put(b"key", b"value")
-        assert client.get(b"key") == b"value"
-    status, errors = up.end(number)
-    assert status == 0
+    places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
+    with Up("--json", *places) as up:
+        serving, ready = up.facts(), up.facts()
+        assert (serving["event"], ready["event"], ready["master"]) == ("serving", "ready", listen)
+        with Client(listen) as client:
+            assert client.put(b"key", b"value")
+            assert client.get(b"key") == b"value"
+        up.process.send_signal(number)
+        status, rest, errors = up.end()
+    assert (status, rest) == (0, "")
     assert errors.endswith("stopped\n")
     assert "node-0 | " in errors
     for pid in (ready["master_pid"], ready["nodes"][0]["pid"]):
@@ -55,21 +66,20 @@ def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: s
 
 
 def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
-    up = Up("--listen", "127.0.0.1:0")
-    pid = up.line()["nodes"][0]["pid"]
-    up.line()
-    os.kill(pid, signal.SIGKILL)
-    _, errors = up.process.communicate(timeout=30)
-    assert up.process.returncode == 2
+    with Up("--json", "--listen", "127.0.0.1:0") as up:
+        pid = up.facts()["nodes"][0]["pid"]
+        up.line()
+        os.kill(pid, signal.SIGKILL)
+        status, _, errors = up.end()
+    assert status == 2
     assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was ended by SIGKILL\n")
 
 
 def test_people_are_told_in_one_line() -> None:
-    process = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("ready: clients connect to 127.0.0.1:")
-    process.terminate()
-    assert process.communicate(timeout=30)[0] == ""
+    with Up("--listen", "127.0.0.1:0") as up:
+        assert up.line().startswith("ready: clients connect to 127.0.0.1:")
+        up.process.terminate()
+        assert up.end()[:2] == (0, "")
 
 
 @pytest.mark.parametrize(

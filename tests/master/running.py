@@ -118,9 +118,9 @@ def refusal(*flags: str) -> tuple[int, str]:
 class NodeSide:
     """A node as a master sees it: registers, says Hello, publishes, and answers commands when told to."""
 
-    def __init__(self, places: Places, name: str = "one", instance: int = 1) -> None:
+    def __init__(self, places: Places, name: str = "one", instance: int = 1, dram_bytes: int = 1 << 30) -> None:
         with places.stub() as stub:
-            tier = pb.TierStatus(name="dram", capacity_bytes=1 << 30, health="ok")
+            tier = pb.TierStatus(name="dram", capacity_bytes=dram_bytes, health="ok")
             request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
             self.registration = stub.Register(request, timeout=TIMEOUT_S)
         address = parse_address(places.listen)

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized
+from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.messages import (
     BUSY,
     GRANTED,
+    PRESENT,
     ROLE_NODE,
     SERVER_MASTER,
     Cancel,
+    Claim,
     Count,
     Drop,
     Exists,
@@ -259,3 +261,45 @@ def test_a_node_that_has_not_registered_learns_only_where_to(places: Places) -> 
     with pytest.raises(Unauthorized, match="registered node"):
         ask(channel, publish(0, []), Ok)
     channel.close()
+
+
+def claim(node: NodeSide, *keys: bytes, size: int = 100) -> Grants:
+    count = len(keys)
+    message = Claim(node.registration.registration_epoch, TENANT, "ns", list(keys), [size] * count, [7] * count, [b""] * count)
+    header, body = node.ask(message)
+    if header.type == Failure.TYPE:
+        failure = Failure.unpack(body)
+        raise from_code(failure.code, failure.text)
+    return Grants.unpack(body)
+
+
+def test_what_a_node_claims_is_visible_under_the_generation_granted(client: Channel, node: NodeSide) -> None:
+    granted = claim(node, b"a", b"b")
+    assert list(granted.statuses) == [GRANTED, GRANTED]
+    assert len(set(granted.generations)) == 2
+    assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\1\1\0"
+    assert list(ask(client, Lookup([b"a", b"b"]), Locations).generations) == list(granted.generations)
+
+
+def test_a_claim_is_told_what_is_there_or_being_written(client: Channel, node: NodeSide) -> None:
+    claim(node, b"there")
+    assert list(ask(client, Reserve([b"written"], [100]), Grants).statuses) == [GRANTED]
+    assert list(claim(node, b"there", b"written", b"new", b"new").statuses) == [PRESENT, BUSY, GRANTED, BUSY]
+
+
+def test_a_claim_that_would_go_to_another_node_is_to_be_asked_again(places: Places, client: Channel, node: NodeSide) -> None:
+    """The claiming node says it has a value that its DRAM could never hold; the master does not believe it."""
+    with pytest.raises(InvalidArgument):
+        claim(node, b"huge", size=(1 << 30) + 1)
+    small = NodeSide(places, "small", instance=2, dram_bytes=10)
+    assert list(claim(small, b"large").statuses) == [BUSY]
+    assert ask(client, Exists([b"large"]), Flags).flags == b"\0"
+    small.close()
+
+
+def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node: NodeSide) -> None:
+    node.registration.registration_epoch -= 1
+    with pytest.raises(StaleEpoch):
+        claim(node, b"a")
+    with pytest.raises(Unauthorized):
+        ask(client, Claim(1, TENANT, "", [b"a"], [1], [1], [b""]), Grants)

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -29,7 +29,9 @@ from kvstore.protocol.messages import (
     Release,
     Slabs,
 )
+from kvstore.store.answering import Answers
 from kvstore.store.block import Block
+from kvstore.store.claims import Claims
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
 from kvstore.store.publisher import Publisher
@@ -73,7 +75,9 @@ class Served:
             tier_retry_s=3600,
             on_room=self.waiting.retry,
         )
-        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting)
+        self.answers = Answers()
+        self.claims = Claims(self.store.table, self.answers)
+        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims)
         self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS)
         self.service = NodeService(
             self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, instance=77
@@ -83,7 +87,6 @@ class Served:
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
         self.reactor.after_events += [self.mover.kick, self.publisher.flush]
-        self.reactor.every(0.02, lambda: self.puts.expire(now_ns=self.reactor.now_ns()))
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
         self.publisher.link_up(self._publish, 1, lambda: None)
@@ -262,3 +265,18 @@ def until(node: Served, condition: Callable[[], bool]) -> None:
         if node.call(condition):
             return
     raise AssertionError("the condition never held")
+
+
+def in_background(function: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
+    """Run `function` in a thread; its result, or its exception, will be in the list."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results

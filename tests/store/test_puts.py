@@ -1,24 +1,18 @@
 """Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvstore.protocol.errors import (
     ChecksumMismatch,
-    DeadlineExceeded,
-    Full,
     InvalidArgument,
     ProtocolError,
-    TierFailed,
     Unauthorized,
-    Unavailable,
 )
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Failure, Flags, Ok, Open, Opened, Put
-from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 from tests.transfer.wires import frame, read_frame
 
@@ -37,21 +31,6 @@ def client(node: Served) -> Iterator[Client]:
     client = node.connect()
     yield client
     client.close()
-
-
-def in_background(function: Any) -> tuple[threading.Thread, list[Any]]:
-    """Run `function` in a thread; its result, or its exception, will be in the list."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
 
 
 # --- through shared memory ---
@@ -258,181 +237,3 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
         with pytest.raises(Unauthorized, match="Hello"):
             client.ask(message, Flags, payload=[payload] if payload else [])
     client.close()
-
-
-# --- waiting ---
-
-
-def test_a_request_larger_than_the_room_is_granted_in_part(client: Client) -> None:
-    opened = client.open(dict.fromkeys("abcdef", 4 * KIB))
-    assert list(opened.statuses) == [GRANTED] * 4 + [BUSY] * 2
-
-
-@pytest.mark.parametrize("through_socket", [False, True])
-def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Client, through_socket: bool) -> None:
-    other = node.connect()
-    held = other.open({"a": 16 * KIB})
-
-    def ask() -> list[int]:
-        return client.put({"b": bytes(16 * KIB)}) if through_socket else list(client.open({"b": 16 * KIB}).statuses)
-
-    thread, results = in_background(ask)
-    until(node, lambda: len(node.waiting) == 1)
-    other.ask(Abort(list(held.put_ids)), Ok)
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED if through_socket else GRANTED]]
-    other.close()
-
-
-def test_a_put_waits_for_a_reader_to_let_go(node: Served, client: Client) -> None:
-    client.put({"a": bytes(16 * KIB)})
-    reader = node.connect()
-    blocks = reader.ask_blocks("a")
-    thread, results = in_background(lambda: client.put({"b": bytes(16 * KIB)}))
-    until(node, lambda: len(node.waiting) == 1)
-    reader.release(blocks.lease)
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED]]
-    reader.close()
-
-
-def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node: Served, client: Client) -> None:
-    other = node.connect()
-    other.open({"a": 16 * KIB})
-    for message in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
-        thread, results = in_background(message)
-        until(node, lambda: len(node.waiting) == 1)
-        node.call(lambda: node.waiting.expire(now_ns=node.reactor.now_ns() + 3600 * 10**9))
-        thread.join(TIMEOUT_S)
-        assert isinstance(results[0], Full)
-    other.close()
-    until(node, lambda: node.store.table.open_puts == 0)
-    assert client.put({"b": bytes(KIB)}) == [STORED]
-
-
-def test_who_comes_later_waits_behind_who_waits_already(node: Served, client: Client) -> None:
-    other, small = node.connect(), node.connect()
-    held = other.open({"a": 12 * KIB})
-    first, large_result = in_background(lambda: client.put({"large": bytes(16 * KIB)}))
-    until(node, lambda: len(node.waiting) == 1)
-    second, small_result = in_background(lambda: small.put({"small": b"x"}))
-    until(node, lambda: len(node.waiting) == 2)
-    other.ask(Abort(list(held.put_ids)), Ok)
-    first.join(TIMEOUT_S)
-    second.join(TIMEOUT_S)
-    assert (large_result, small_result) == ([[STORED]], [[STORED]])
-    other.close()
-    small.close()
-
-
-def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -> None:
-    other = node.connect()
-    other.open({"a": 16 * KIB})
-    sock = client.channel.detach()
-    sock.sendall(frame(Open("ns", [b"b"], [KIB], [1], [b""])))
-    until(node, lambda: len(node.waiting) == 1)
-    sock.close()
-    until(node, lambda: len(node.waiting) == 0)
-    other.close()
-
-
-def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system's refusal is injected below the tier, where a slab's memory is made."""
-
-    def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        raise TierFailed("no descriptor is left")
-
-    client.put({"warm": bytes(KIB)})
-    monkeypatch.setattr(node.store.dram._pool, "acquire", refuse)
-    with pytest.raises(TierFailed):
-        client.open({"a": KIB, "b": 2 * KIB})
-    assert node.call(lambda: node.store.table.open_puts) == 0
-    with pytest.raises(TierFailed):
-        client.put({"a": bytes(KIB), "b": bytes(2 * KIB)})
-    assert node.call(lambda: node.store.table.open_puts) == 0
-    assert client.put({"a": bytes(KIB)}) == [STORED]
-    other = node.connect()
-    assert list(other.open({"c": KIB}).ahead) == [], "a slab ahead of need is no reason to fail"
-    other.close()
-
-
-def test_who_waits_hears_of_a_failure_that_comes_meanwhile(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = node.connect()
-    held = other.open({"a": 16 * KIB})
-
-    def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        raise TierFailed("no descriptor is left")
-
-    for ask in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
-        thread, results = in_background(ask)
-        until(node, lambda: len(node.waiting) == 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.dram._pool, "acquire", refuse)
-            other.ask(Abort(list(held.put_ids)), Ok)
-            thread.join(TIMEOUT_S)
-        assert isinstance(results[0], TierFailed)
-        held = other.open({"a": 16 * KIB})
-    other.close()
-
-
-# --- publication ---
-
-
-def test_a_put_is_answered_when_the_master_has_it_not_before(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    thread, results = in_background(lambda: client.put({"a": b"x"}))
-    until(node, lambda: len(node.unanswered) == 1)
-    assert results == []
-    node.call(lambda: node.unanswered.pop()(None))
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED]]
-
-
-def test_a_put_of_a_key_whose_publication_is_under_way_waits_for_it(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    first, first_results = in_background(lambda: client.put({"a": b"x"}))
-    until(node, lambda: len(node.unanswered) == 1)
-    other = node.connect()
-    second, second_results = in_background(lambda: other.put({"a": b"x"}))
-    until(node, lambda: len(node.publisher._waiters) == 2)
-    node.call(lambda: node.unanswered.pop()(None))
-    first.join(TIMEOUT_S)
-    second.join(TIMEOUT_S)
-    assert (first_results, second_results) == ([[STORED]], [[ALREADY_THERE]])
-    other.close()
-
-
-def test_a_commit_that_stores_nothing_waits_for_nobody(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    node.call(lambda: node.store.put("other"))
-    assert client.ask(Commit([99], [0]), Flags).flags == bytes([ASK_AGAIN])
-
-
-def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    with pytest.raises(DeadlineExceeded, match="try again"):
-        client.put({"a": b"x"}, timeout_s=0.2)
-    node.call(lambda: node.unanswered.pop()(None))
-    assert client.put({"a": b"x"}) == [ALREADY_THERE]
-    assert client.read("a")[1] == [b"x"]
-
-
-def test_a_node_that_stops_tells_who_waits_for_the_master(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    thread, results = in_background(lambda: client.put({"a": b"x"}))
-    until(node, lambda: len(node.unanswered) == 1)
-    node.call(node.publisher.close)
-    thread.join(TIMEOUT_S)
-    assert isinstance(results[0], Unavailable)
-
-
-def test_a_request_without_a_deadline_gets_a_default_one(node: Served) -> None:
-    client = node.connect()
-    sock = client.channel.detach()
-    sock.settimeout(TIMEOUT_S)
-    sock.sendall(frame(Put("ns", [b"a"], [1], [1], [digest(b"x")], [b""]), payload=b"x"))
-    answer = read_frame(sock)[1]
-    assert isinstance(answer, Flags)
-    sock.close()

@@ -1,30 +1,15 @@
 """Promises of table.py, over real tiers: what is visible, what leaves for what, and which slots nobody else may get."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
-from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.store.block import DRAM, NVME
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 
 MakeStore = Callable[..., Store]
-
-
-@pytest.fixture
-def make_store(tmp_path: Path) -> Iterator[MakeStore]:
-    stores: list[Store] = []
-
-    def make(dram_bytes: int = 400, **options: int | float | str) -> Store:
-        stores.append(Store(dram_bytes, folder=tmp_path, **options))  # type: ignore[arg-type]
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        store.table.check_integrity()
-        store.close()
 
 
 def kinds(store: Store) -> list[tuple[int, str, int]]:
@@ -49,6 +34,27 @@ def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
     assert store.table.writer("red", b"a") is None
     assert store.bytes_of(block, DRAM) == value_of(block)
     assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
+
+
+def test_a_claimed_block_is_visible_without_an_event_under_the_masters_generation(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    store.write(put)
+    store.table.commit_claimed(put, 7, 42)
+    assert store.table.read("red", b"a", 42) is put.block
+    assert put.block.checksum == 7
+    assert store.events == []
+
+
+def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    store.table.abort(put)
+    store.table.disown(put.block, 42)
+    assert kinds(store) == [(EVENT_GONE, "a", 0)]
+    assert put.block.generation == 42
 
 
 def test_an_aborted_put_leaves_nothing(make_store: MakeStore) -> None:
@@ -230,405 +236,6 @@ def test_a_value_of_several_slabs_takes_them_together(make_store: MakeStore) -> 
         store.put(name, 4096)
     store.put("LARGE", 3 * 4096)
     assert store.names() == "LARGEdefgh"
-
-
-# --- tiers ---
-
-
-def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=1000)
-    first = store.put("a")
-    store.put("b")
-    kinds(store)
-    assert store.open("c") is None
-    assert store.open("c") is None
-    moves = store.table.take_moves()
-    assert [(move.block.key, move.source, move.target) for move in moves] == [(b"a", DRAM, NVME)], "one is enough, however often asked"
-    assert store.table.find("red", b"a") is first
-    store.finish(moves[0])
-    assert kinds(store) == [(EVENT_MOVED, "a", 4)]
-    store.put("c")
-    assert store.names() == "abc"
-    assert store.bytes_of(first, NVME) == value_of(first)
-    assert [counts.demotions for _, _, counts, _ in store.table.levels()] == [1, 0]
-
-
-def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
-    store = make_store(300, nvme_bytes=5000)
-    blocks = []
-    for number in range(50):
-        while (block := store.try_put(f"{number:02}")) is None:
-            store.settle()
-        blocks.append(block)
-    assert all(kind != EVENT_GONE for kind, _, _ in store.events)
-    for block in blocks:
-        tier = block.fastest()
-        assert tier is not None
-        assert store.bytes_of(block, tier) == value_of(block)
-
-
-def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
-    for number in range(8):
-        store.put(str(number))
-    store.table.relieve()
-    assert store.table.take_moves() == []
-    store.put("8")
-    store.table.relieve()
-    store.table.relieve()
-    moves = store.table.take_moves()
-    assert [move.block.key for move in moves] == [b"0", b"1", b"2", b"3"]
-    for move in moves:
-        store.finish(move)
-    assert store.dram.used_bytes == 500
-    store.table.relieve()
-    assert store.table.take_moves() == []
-
-
-def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=300, high=0.5, low=0.2, slab_bytes=100)
-    for number in range(5):
-        store.put(str(number)).pinned = True
-    store.put("5", 350)
-    store.table.relieve()
-    assert store.table.take_moves() == [], "too large for NVMe, and the others are pinned"
-    for block in store.table.blocks():
-        block.pinned = False
-    store.table.read("red", b"5", 0)
-    store.table.relieve()
-    store.settle()
-    assert store.names() == "012345"
-    assert store.tiers[NVME].used_bytes == 300
-
-
-def test_relief_drops_copies_that_a_lower_tier_has(make_store: MakeStore) -> None:
-    store = make_store(400, nvme_bytes=1000, high=0.5, low=0.5)
-    block = store.put("a")
-    store.put("b")
-    store.put("c")
-    store.table.relieve()
-    (move,) = store.table.take_moves()
-    store.table.acquire(block)
-    store.finish(move)
-    assert block.tier_mask() == 6, "being read, it stays"
-    store.table.release(block)
-    store.table.relieve()
-    assert store.table.take_moves() == []
-    assert block.tier_mask() == 4
-
-
-def test_relief_waits_for_a_tier_below_that_is_full_of_pinned_blocks(make_store: MakeStore) -> None:
-    store = make_store(300, nvme_bytes=100, high=0.5, low=0.1)
-    first = store.put("a")
-    store.put("b")
-    store.table.relieve()
-    store.settle()
-    first.pinned = True
-    store.put("c")
-    store.table.relieve()
-    assert store.table.take_moves() == []
-    assert store.names() == "abc"
-    while store.try_put("d", 250) is None:
-        store.settle()
-    assert store.names() == "ad", "a put needs the room: what cannot go down is lost"
-
-
-def test_a_value_larger_than_nvme_leaves_for_good_when_its_room_is_needed(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=100)
-    store.put("a", 150)
-    store.put("b", 150)
-    assert store.names() == "b"
-
-
-def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=200)
-    for name in "abcdef":
-        while store.try_put(name) is None:
-            store.settle()
-    assert store.names() == "cdef"
-    nvme = next(counts for index, _, counts, _ in store.table.levels() if index == NVME)
-    assert nvme.evictions == 2
-
-
-def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_store: MakeStore) -> None:
-    store = make_store(300, nvme_bytes=100)
-    block = store.put("a")
-    store.put("b")
-    store.put("c")
-    assert store.open("d") is None
-    (move,) = store.table.take_moves()
-    store.table.acquire(block)
-    store.finish(move)
-    store.table.release(block)
-    store.table.read("red", b"a", 0)
-    kinds(store)
-    assert store.open("d") is None
-    assert kinds(store) == [(EVENT_MOVED, "a", 2)]
-    store.settle()
-    assert store.names() == "abc"
-
-
-def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000, hbm_bytes=1000)
-    store.table.suspend(NVME, is_suspended=True)
-    store.table.suspend(HBM, is_suspended=True)
-    first = store.put("a")
-    for _ in range(3):
-        store.table.read("red", b"a", 0)
-    store.table.warm(first)
-    store.put("b")
-    assert store.names() == "b"
-    assert store.table.take_moves() == []
-    store.table.suspend(NVME, is_suspended=False)
-    assert store.open("c") is None
-    store.settle()
-    assert store.names() == "b"
-
-
-def test_a_copy_that_could_not_be_made_leaves_the_block_where_it_was(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    (move,) = store.table.take_moves()
-    store.finish(move, is_done=False)
-    assert block.tier_mask() == 2
-    assert not block.moving
-    assert store.tiers[NVME].used_bytes == 0
-    assert store.open("b") is None
-
-
-def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_ends(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    (move,) = store.table.take_moves()
-    store.table.acquire(block)
-    store.table.drop(block)
-    assert store.dram.quarantined_bytes == 100
-    store.table.check_integrity()
-    store.table.release(block)
-    assert store.dram.quarantined_bytes == 100, "the copy still reads it"
-    store.finish(move, is_done=True)
-    assert store.dram.free_bytes == 100
-    assert store.tiers[NVME].used_bytes == 0
-    assert kinds(store)[-1] == (EVENT_GONE, "a", 0)
-
-
-def test_a_block_removed_while_it_moves_outlives_the_copy_under_a_reader(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    (move,) = store.table.take_moves()
-    store.table.acquire(block)
-    store.table.drop(block)
-    store.finish(move)
-    assert store.dram.quarantined_bytes == 100
-    store.table.release(block)
-    assert store.dram.free_bytes == 100
-
-
-def test_a_block_pinned_while_it_moves_keeps_both_copies(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    block.pinned = True
-    store.settle()
-    assert block.tier_mask() == 6
-    assert store.open("b") is None
-
-
-def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=1000)
-    for name in "abc":
-        while store.try_put(name) is None:
-            store.settle()
-    block = store.table.read("red", b"a", 0)
-    assert block is not None
-    assert block.tier_mask() == 4
-    assert not store.table.wants_promotion(block)
-    store.table.read("red", b"a", 0)
-    assert store.table.wants_promotion(block)
-    assert store.table.begin_promotion(block) is None, "DRAM is full of blocks that are nowhere else"
-    other = store.table.find("red", b"b")
-    assert other is not None
-    store.table.drop(other)
-    slot = store.table.begin_promotion(block)
-    assert slot is not None
-    assert not store.table.wants_promotion(block), "one at a time"
-    store.table.acquire(block)
-    store.dram.view(slot)[:] = value_of(block)
-    kinds(store)
-    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
-    assert kinds(store) == [(EVENT_MOVED, "a", 6)]
-    assert block.hits == 0
-    dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
-    assert dram.promotions == 1
-    store.table.release(block)
-
-
-def test_a_promotion_takes_the_place_of_a_copy_that_is_further_down_too(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    first = store.put("a")
-    assert store.open("b") is None
-    first.pinned = True
-    store.settle()
-    first.pinned = False
-    store.put("b")
-    second = store.table.find("red", b"b")
-    assert second is not None
-    assert store.open("c") is None
-    second.pinned = True
-    store.settle()
-    second.pinned = False
-    slot = store.table.begin_promotion(first)
-    assert slot is not None
-    assert (first.tier_mask(), second.tier_mask()) == (4, 4)
-    store.table.finish_move(first, NVME, DRAM, slot, is_done=False)
-    assert not first.moving
-    assert store.dram.free_bytes == 100
-
-
-def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.put("a")
-    assert store.open("b") is None
-    store.settle()
-    slot = store.table.begin_promotion(block)
-    assert slot is not None
-    store.table.acquire(block)
-    store.table.drop(block)
-    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
-    store.table.release(block)
-    assert store.dram.free_bytes == 100
-    assert store.tiers[NVME].used_bytes == 0
-
-
-def test_a_recovered_block_larger_than_todays_dram_is_not_promoted(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store(100, nvme_bytes=1000)
-    block = store.block("a", 500)
-    block.slots[NVME] = store.tiers[NVME].allocate(500)
-    assert store.table.recover([block]) == 1
-    assert store.table.begin_promotion(block) is None
-    assert not block.moving
-
-
-def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: MakeStore) -> None:
-    store = make_store(200, nvme_bytes=1000)
-    block = store.put("a")
-    store.put("b")
-    assert store.open("c") is None
-    (move,) = store.table.take_moves()
-    store.table.acquire(block)
-    store.finish(move)
-    store.table.release(block)
-    kinds(store)
-    store.table.drop_copy(block, NVME)
-    store.table.drop_copy(block, NVME)
-    assert kinds(store) == [(EVENT_MOVED, "a", 2)]
-    store.table.drop_copy(block, DRAM)
-    store.table.drop_copy(block, DRAM)
-    assert kinds(store) == [(EVENT_GONE, "a", 0)]
-    assert store.names() == "b"
-
-
-# --- HBM ---
-
-
-def warmed(store: Store, name: str) -> Block:
-    """A block that was put and copied up."""
-    block = store.put(name)
-    for _ in range(2):
-        store.table.read("red", name.encode(), 0)
-    store.table.warm(block)
-    store.settle()
-    return block
-
-
-def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: MakeStore) -> None:
-    store = make_store(300, hbm_bytes=100)
-    block = store.put("a")
-    store.table.read("red", b"a", 0)
-    store.table.warm(block)
-    assert store.table.take_moves() == []
-    store.table.read("red", b"a", 0)
-    store.table.warm(block)
-    store.table.warm(block)
-    store.settle()
-    assert block.tier_mask() == 3
-    assert store.bytes_of(block, HBM) == value_of(block)
-    second = warmed(store, "b")
-    assert (block.tier_mask(), second.tier_mask()) == (2, 3), "the copy that is in DRAM too leaves at once"
-    assert [(index, counts.promotions) for index, _, counts, _ in store.table.levels()] == [(HBM, 2), (DRAM, 0)]
-
-
-def test_without_an_hbm_tier_nothing_is_warmed(make_store: MakeStore) -> None:
-    store = make_store(300)
-    warmed(store, "a")
-    assert store.names() == "a"
-
-
-def test_hbm_full_of_blocks_that_are_nowhere_else_takes_no_more(make_store: MakeStore) -> None:
-    store = make_store(200, hbm_bytes=100)
-    first = warmed(store, "a")
-    store.put("b")
-    store.put("c")
-    assert first.tier_mask() == 1, "its copy in DRAM left, being elsewhere too"
-    other = store.table.find("red", b"c")
-    assert other is not None
-    for _ in range(2):
-        store.table.read("red", b"c", 0)
-    store.table.warm(other)
-    assert store.table.take_moves() == []
-
-
-def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
-    store = make_store(200, hbm_bytes=100)
-    block = warmed(store, "a")
-    store.put("b")
-    store.put("c")
-    store.table.read("red", b"a", 0)
-    store.table.read("red", b"a", 0)
-    assert store.table.wants_promotion(block)
-    store.table.acquire(block)
-    slot = store.table.begin_promotion(block)
-    assert slot is not None
-    store.table.finish_move(block, HBM, DRAM, slot, is_done=True)
-    store.table.release(block)
-    assert block.tier_mask() == 3
-    store.table.check_integrity()
-    dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
-    assert dram.promotions == 1
-
-
-def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_store: MakeStore) -> None:
-    store = make_store(200, hbm_bytes=200, nvme_bytes=1000, high=0.4, low=0.0)
-    first = warmed(store, "a")
-    store.table.drop_copy(first, DRAM)
-    blocks = [store.put(name) for name in "bc"]
-    for block in blocks:
-        block.pinned = True
-    store.table.relieve()
-    assert store.table.take_moves() == [], "DRAM has no room for it now"
-    assert store.names() == "abc"
-    blocks[0].pinned = False
-    store.table.relieve()
-    store.settle()
-    store.table.relieve()
-    store.settle()
-    assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]
-
-
-def test_room_in_hbm_may_need_a_copy_down_first(make_store: MakeStore) -> None:
-    store = make_store(300, hbm_bytes=100)
-    first = warmed(store, "a")
-    store.table.drop_copy(first, DRAM)
-    level = store.table._levels[HBM]
-    assert store.table._make_room(level, 100, "red") is None
-    store.settle()
-    assert first.tier_mask() == 2
-    slot = store.table._make_room(level, 100, "red")
-    assert slot is not None
-    store.tiers[HBM].free(slot)
 
 
 # --- the whole ---

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from kvstore.tiers.arena import ArenaRanges
 from kvstore.tiers.conformance import MACHINE_SETTINGS
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from kvstore.protocol.errors import ConfigError, TierFailed
 from kvstore.tiers import memfd
 from kvstore.tiers.memfd import PAGE_BYTES, Memfd, MemfdPool

@@ -13,6 +13,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.conformance import MACHINE_SETTINGS, DurableTierConformance, TierMachine, get, put, read, record, value
 from kvstore.tiers.nvme import NUMPY_COPY_BYTES, NvmeTier

@@ -11,6 +11,7 @@ from typing import Any
 
 import lmdb
 import pytest
+
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction

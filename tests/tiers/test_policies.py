@@ -1,6 +1,7 @@
 """Policies are found by the names that the configuration uses."""
 
 import pytest
+
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.policies import POLICIES, make_policy
 

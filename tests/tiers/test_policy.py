@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+
 from kvstore.tiers.policies import POLICIES
 from kvstore.tiers.policy import MAX_SCAN, EvictionPolicy
 

@@ -1,6 +1,7 @@
 """What dram and hbm share: sizes of slabs, and a capacity that is one."""
 
 import pytest
+
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.slab_tier import MAX_SLABS_A_TIER, PAGE_BYTES, SLAB_BYTES, SLABS_A_TIER, SlabTier, chosen_slab_bytes

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
 from kvstore.tiers.slabs import MAX_VALUE_BYTES, POSITION_BITS, SlabAllocator, position_of, rounded_size
 from kvstore.tiers.tier import Slot, TierFull

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
 from kvstore.tiers.conformance import MACHINE_SETTINGS, TierConformance, TierMachine
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull

@@ -1,0 +1,144 @@
+"""Promises of claims.py, on real sockets: an unreserved put is stored when the master grants it, and leaves nothing when it does not."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.messages import BUSY, EVENT_GONE, GRANTED, PRESENT, Claim, Grants
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
+from tests.store.tables import PUT_TTL_NS
+
+STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
+Answer = Callable[[Grants | KVStoreError], None]
+
+
+class Master:
+    """The node's master, as far as claims go: it keeps what it is asked until the test decides."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.asked: list[tuple[Claim, Answer]] = []
+        node.call(lambda: node.claims.link_up(lambda claim, answer: self.asked.append((claim, answer)), 7))
+
+    def decide(self, reply: Grants | KVStoreError) -> Claim:
+        until(self.node, lambda: bool(self.asked))
+        claim, answer = self.asked.pop()
+        self.node.call(lambda: answer(reply))
+        return claim
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def master(node: Served) -> Master:
+    return Master(node)
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()
+
+
+def put(client: Client, **values: bytes) -> tuple[threading.Thread, list[Any]]:
+    """An unreserved put in a thread of its own; its flags or its exception will be in the list."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(client.put(values, generation=0))
+        except KVStoreError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def grants(*statuses: int, generation: int = 42) -> Grants:
+    return Grants(bytes(statuses), [5] * len(statuses), [generation] * len(statuses))
+
+
+def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"aaa", b=b"b")
+    until(node, lambda: bool(master.asked))
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None, "not before the master has decided"
+    claim = master.decide(grants(GRANTED, GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED, STORED]]
+    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys) == (7, "red", "ns", [b"a", b"b"])
+    assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
+    assert client.read("a", "b", generations=[42, 42])[1] == [b"aaa", b"b"]
+    assert node.call(lambda: node.publisher.last_seq) == 0, "the master knows already"
+
+
+def test_what_is_not_granted_leaves_nothing(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"a", b=b"b", c=b"c")
+    master.decide(grants(PRESENT, BUSY, GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[ALREADY_THERE, ASK_AGAIN, STORED]]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("c", 0, 1)
+
+
+def test_without_a_master_nothing_is_kept(node: Served, client: Client, master: Master) -> None:
+    node.call(node.claims.link_down)
+    with pytest.raises(Unavailable, match="no master"):
+        client.put({"a": b"a"}, generation=0)
+    assert node.call(lambda: node.store.dram.used_bytes) == 0
+
+
+@pytest.mark.parametrize("reply", [CatalogUnavailable("etcd is away"), grants(GRANTED)])
+def test_a_master_that_fails_or_answers_for_other_keys_leaves_nothing(
+    node: Served, client: Client, master: Master, reply: Grants | KVStoreError
+) -> None:
+    thread, results = put(client, a=b"a", b=b"b")
+    master.decide(reply)
+    thread.join(TIMEOUT_S)
+    assert type(results[0]) is (ProtocolError if isinstance(reply, Grants) else CatalogUnavailable)
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
+
+
+def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"a")
+    until(node, lambda: bool(master.asked))
+    later_ns = node.reactor.now_ns() + PUT_TTL_NS
+    emitted: list[tuple[int, int]] = []
+    node.store.table._emit = lambda kind, block: emitted.append((kind, block.generation))
+    node.call(lambda: node.store.table.expire(now_ns=later_ns))
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[ASK_AGAIN]]
+    assert emitted == [(EVENT_GONE, 42)]
+    assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
+
+
+def test_a_put_that_expired_and_is_not_granted_gives_its_slot_back(node: Served, client: Client, master: Master) -> None:
+    thread, results = put(client, a=b"a")
+    until(node, lambda: bool(master.asked))
+    later_ns = node.reactor.now_ns() + PUT_TTL_NS
+    node.call(lambda: node.store.table.expire(now_ns=later_ns))
+    master.decide(grants(BUSY))
+    thread.join(TIMEOUT_S)
+    assert results == [[ASK_AGAIN]]
+    assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
+
+
+def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
+    client = node.connect()
+    thread, _results = put(client, a=b"a")
+    until(node, lambda: bool(master.asked))
+    for session in node.call(lambda: list(node.server.sessions)):
+        node.call(session.close)
+    thread.join(TIMEOUT_S)
+    master.decide(grants(GRANTED))
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.answers))) == ("", 0, 0)
+    client.close()
