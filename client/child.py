@@ -69,10 +69,6 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def facts(self, event: str, *, deadline_s: float) -> dict[str, Any]:
         """Wait for the JSON line {"event": event, ...}. Raises ConfigError or Broken when it ends instead, DeadlineExceeded."""
         with self._changed:

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,12 +63,19 @@ def test_a_daemon_that_dies_is_named_with_the_reason(cluster: Cluster) -> None:
     cluster.check()  # each death is told once
 
 
-def test_nothing_is_left_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The path of a Unix socket has 107 bytes at most, which pytest's folders may exceed."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_nothing_is_left_afterwards(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     with embedded() as cluster:
         pids = [cluster.master_pid, *(node.pid for node in cluster.nodes)]
-        assert list(tmp_path.iterdir())
-    assert not list(tmp_path.iterdir())
+        assert list(short_folder.iterdir())
+    assert not list(short_folder.iterdir())
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -116,8 +124,9 @@ def test_an_address_on_all_interfaces_is_told_as_one_that_others_can_reach() -> 
     assert host not in ("0.0.0.0", "")
 
 
-def test_the_daemons_end_when_the_program_that_holds_them_is_killed() -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+def test_the_daemons_end_when_the_program_that_holds_them_is_killed(short_folder: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, env=environment, text=True)
     assert holder.stdout is not None
     with holder.stdout:
         pids = [int(pid) for pid in holder.stdout.readline().split()]
