@@ -16,7 +16,7 @@ from kvstore.client.locations import Hints, Location, tier_names
 from kvstore.client.routes import Masters, Node, Nodes, Route
 from kvstore.client.slabs import Slab, SlabCache, SlabKey
 from kvstore.client.stats import Counters
-from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unavailable
+from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.messages import (
     Count,
@@ -40,10 +40,6 @@ MAX_SLAB_WORK: Final = 1 << 30
 """Mapping a slab faults all of its pages in: never on an event loop."""
 CLEANUP_S: Final = 0.2
 """Time for telling a daemon that something will not come, after the operation failed and perhaps used up its own."""
-
-
-class Unreachable(Unavailable):
-    """Nobody answered; a daemon that answers may say Unavailable too, and is then not asked elsewhere."""
 
 
 class Core:

@@ -96,7 +96,7 @@ class FramesService:
         self._command_timeout_s = command_timeout_s
         self._links: dict[int, Session] = {}
         self.reachable = Reachable("", "", "", 0)
-        self.counters = dict.fromkeys(("requests", "keys", "published", "commands_failed"), 0)
+        self.counters = dict.fromkeys(("requests", "keys", "lookup_misses", "published", "commands_failed"), 0)
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: self._lookup,
@@ -167,7 +167,9 @@ class FramesService:
 
     def _lookup(self, session: Session, header: Header, message: Lookup) -> None:
         self.counters["keys"] += len(message.keys)
-        session.reply(header.request_id, self._directory.lookup(_tenant(session), message.keys, avoid=message.avoid))
+        found = self._directory.lookup(_tenant(session), message.keys, avoid=message.avoid)
+        self.counters["lookup_misses"] += found.replicas.count(0)
+        session.reply(header.request_id, found)
 
     def _exists(self, session: Session, header: Header, message: Exists) -> None:
         self.counters["keys"] += len(message.keys)

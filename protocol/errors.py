@@ -2,7 +2,8 @@
 
     KVStoreError
     ├── Retry          the world broke it: try again, later or elsewhere
-    │   ├── Unavailable        the peer cannot be reached, or the connection broke
+    │   ├── Unavailable        the peer cannot be reached, or cannot serve this now
+    │   │   └── Unreachable        no connection to it could be had, or it broke
     │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
     │   ├── Full               no room was freed before the deadline
     │   └── CatalogUnavailable the catalog (etcd, disk) does not take writes now
@@ -42,9 +43,15 @@ class Retry(KVStoreError):
 
 
 class Unavailable(Retry):
-    """The peer cannot be reached, or the connection broke before the answer."""
+    """The peer cannot be reached, or says that it cannot serve this now."""
 
     code = 101
+
+
+class Unreachable(Unavailable):
+    """No connection to the peer could be had, or it broke before the answer."""
+
+    code = 105
 
 
 class DeadlineExceeded(Retry, TimeoutError):

@@ -21,6 +21,9 @@ from kvstore.transfer.address import Address, host_id
 from kvstore.transfer.channel import Channel, Deadline
 from kvstore.transfer.reactor import Reactor
 
+STOP_POLL_S = 0.01
+"""How often the loop, which stops, looks whether the thread has ended."""
+
 log = logging.getLogger("kvstore.store")
 
 
@@ -76,10 +79,12 @@ class MasterLink:
         self._lost.set()
 
     def stop(self) -> None:
-        """End the thread. Waits for a call under way, no longer than its deadline."""
+        """End the thread. Serves the loop until a call under way is over, no longer than its deadline: it may be waiting for the loop."""
         self._stopping.set()
         self._lost.set()
-        self._thread.join(self._timeout_s + 1)
+        until_ns = self._reactor.now_ns() + int((self._timeout_s + 1) * 1e9)
+        while self._thread.is_alive() and self._reactor.now_ns() < until_ns:
+            self._reactor.run_once(STOP_POLL_S)
 
     def _run(self) -> None:
         pause_s, complaint = self._pause_s, ""
