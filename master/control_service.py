@@ -3,6 +3,7 @@
 gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NoReturn, TypeVar
@@ -110,8 +111,10 @@ class ControlServer:
         reflection.enable_server_reflection(names, self._server)
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
+            # gRPC's core prints a line of its own before it says no.
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
             self.port = self._server.add_insecure_port(place)
-        except RuntimeError:
+        except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
 
     def start(self) -> None:

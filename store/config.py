@@ -48,4 +48,7 @@ def split_place(text: str, name: str) -> tuple[str, int]:
     place, colon, size = text.rpartition(":")
     if not colon or not place:
         raise ConfigError(f"{name} is {text!r}: write {name.upper()} as PLACE:SIZE, such as /mnt/nvme:100GiB or cuda:0:8GiB")
-    return place, parse_size(size)
+    try:
+        return place, parse_size(size)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None

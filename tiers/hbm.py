@@ -16,7 +16,10 @@ from kvstore.tiers.tier import Record, Slot
 
 
 class HbmTier(SlabTier):
-    """See the module and Tier. A device that failed once takes no values until the process starts anew."""
+    """See the module and Tier. `arena` is the device memory (uint8, one dimension).
+
+    A device that failed once takes no values until the process starts anew.
+    """
 
     name = "hbm"
 
@@ -25,12 +28,12 @@ class HbmTier(SlabTier):
         torch = import_torch()
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         try:
-            self._arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
+            self.arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         except (RuntimeError, AssertionError) as refusal:
             # torch raises an AssertionError where it was built without CUDA; its messages go on with advice for developers.
             reason = str(refusal).splitlines()[0]
             raise ConfigError(f"no HBM tier of {capacity_bytes} bytes on {device!r}: {reason}") from refusal
-        self._copier: PlainCopier | CudaCopier = CudaCopier(self._arena) if self._arena.is_cuda else PlainCopier(self._arena)
+        self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, backing=self._ranges, exact_classes=exact_classes)
@@ -79,7 +82,7 @@ class HbmTier(SlabTier):
         self._ranges.check_integrity()
 
     def close(self) -> None:
-        self._arena = self._copier = None  # type: ignore[assignment]
+        self.arena = self._copier = None  # type: ignore[assignment]
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

@@ -29,6 +29,9 @@ from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 MAX_VALUE_BYTES = 1 << 30
 MAX_TAG_BYTES = 4096
 
+MAX_DELETIONS = 16_384
+"""Deletions in one transaction, so that a write waits at most 50 ms for those of a great eviction; the others wait for the next."""
+
 RECOVER_CHUNK = 4096
 """Headers read in one transaction while recovering: a caller that takes its time between blocks holds none open."""
 
@@ -67,6 +70,8 @@ class NvmeTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
+        self._unwritten: set[int] = set()
+        """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, the writer removes."""
         self._freed: deque[bytes] = deque()
         """Keys given back and not yet deleted, oldest first. Appended by the loop, taken by the writer."""
         self._deleting: list[bytes] = []
@@ -102,11 +107,14 @@ class NvmeTier(Tier):
             raise TierFull(f"{size_bytes} bytes wanted, {self.free_bytes} free")
         slot = Slot(self._next_id, self._environment.openings, size_bytes)
         self._next_id += 1
+        self._unwritten.add(slot.index)
         self._take(slot)
         return slot
 
     def write_batch(self, records: Sequence[Record]) -> None:
         for record in records:
+            # Before the check: a slot freed after this line is queued for deletion, one freed before it is refused.
+            self._unwritten.discard(record.slot.index)
             self._check(record)
 
         def put(transaction: Any) -> None:
@@ -130,7 +138,7 @@ class NvmeTier(Tier):
         Between `free` and the next `write_batch` or `flush` a crash brings the block back: harmless, for its bytes never change;
         but a block that must not come back (removed on request) needs this.
         """
-        if self._freed or self._deleting:
+        while self._freed or self._deleting:
             self._environment.write(self._delete)
             self._deleting.clear()
 
@@ -151,7 +159,10 @@ class NvmeTier(Tier):
         self._require(slot)
         del self._size_by_id[slot.index]
         self._used_bytes -= slot.size_bytes
-        self._freed.append(_key(slot.index))
+        try:
+            self._unwritten.remove(slot.index)
+        except KeyError:
+            self._freed.append(_key(slot.index))
 
     def recover(self) -> Iterator[Recovered]:
         """The values found, oldest first, each counted as used when it is yielded.
@@ -203,7 +214,7 @@ class NvmeTier(Tier):
             raise InvalidArgument(f"a tag has at most {MAX_TAG_BYTES} bytes, not {len(record.tag)}")
 
     def _delete(self, transaction: Any) -> None:
-        while self._freed:
+        for _ in range(min(len(self._freed), MAX_DELETIONS - len(self._deleting))):
             self._deleting.append(self._freed.popleft())
         for key in self._deleting:
             transaction.delete(key, db=self._environment.headers)

@@ -212,12 +212,14 @@ class Environment:
     def _device_is_full(self, error: Exception) -> bool:
         if getattr(error, "code", 0) in DEVICE_FULL:
             return True
-        # LMDB answers EIO to a write that the kernel cut short, as it does where the disk becomes full within it: ask the disk itself.
+        # LMDB answers EIO to a write that the kernel cut short, as it does where the disk becomes full within it: ask the kernel. Where
+        # the map ends, so that a limit on the length of files answers too.
         try:
-            os.posix_fallocate(self._lock_descriptor, 0, PROBE_BYTES)
-            os.ftruncate(self._lock_descriptor, 0)
+            os.posix_fallocate(self._lock_descriptor, self._data_path.stat().st_size, PROBE_BYTES)
         except OSError as refused:
             return refused.errno in DEVICE_FULL
+        finally:
+            os.ftruncate(self._lock_descriptor, 0)
         return False
 
     def _reopen(self) -> None:

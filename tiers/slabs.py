@@ -4,26 +4,17 @@ A slab belongs to one tenant and one slot size (its *group*); memory for it come
 slab takes from the unassigned bytes exactly what its slots need, so a tier of N x B bytes holds N blocks of B bytes for any N
 and B. A slab whose every slot is free stays with its group, where the next block of the same size finds it mapped and warm, until
 another group needs its bytes.
-
-Slot sizes: the first `exact_classes` sizes of a tenant are taken as they are, not rounded to any alignment (block sizes of real
-models are multiples of 64 on their own, and a store sees few of them). Later ones round up to eight steps a doubling, which
-wastes at most 12.5 % and bounds the number of groups. Source: the size classes of jemalloc, `SIZE_CLASS` in jemalloc(3).
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvstore.protocol.errors import InvalidArgument, StaleHandle
+from kvstore.protocol.errors import StaleHandle
+from kvstore.tiers.size_classes import SizeClasses
 from kvstore.tiers.tier import Slot, TierFull
-
-MAX_VALUE_BYTES = 1 << 30
-"""The largest slot that can be asked for."""
 
 POSITION_BITS = 20
 """A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
-
-STEPS_BITS = 3
-"""Rounded sizes have 2**3 = 8 steps a doubling."""
 
 
 class Backing(Protocol):
@@ -86,8 +77,7 @@ class SlabAllocator:
         self.quarantined_bytes = 0
         self._slab_bytes = slab_bytes
         self._backing = backing
-        self._exact_classes = exact_classes
-        self._exact_of_tenant: dict[str, int] = {}
+        self._size_classes = SizeClasses(capacity_bytes, exact_classes)
         self._groups: list[Group] = []
         self._group_of: dict[tuple[str, int], Group] = {}
         self._slabs: dict[int, Slab] = {}
@@ -98,7 +88,7 @@ class SlabAllocator:
 
     def allocate(self, size_bytes: int, tenant: str) -> Slot:
         """A slot; see Tier.allocate. Raises TierFull, InvalidArgument."""
-        group = self._group_of.get((tenant, size_bytes)) or self._rounded_group(size_bytes, tenant)
+        group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
         if slab.returned:
             position = slab.returned.pop()
@@ -146,7 +136,7 @@ class SlabAllocator:
 
     def group(self, size_bytes: int, tenant: str) -> int:
         """The number of the group for this size and tenant; the same for as long as the allocator lives. Raises InvalidArgument."""
-        return (self._group_of.get((tenant, size_bytes)) or self._rounded_group(size_bytes, tenant)).number
+        return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).number
 
     def reclaimable(self, group: int) -> int:
         """How many allocated slots the group has: freeing one makes room for another of the group at once."""
@@ -210,17 +200,8 @@ class SlabAllocator:
         else:
             group.open[slab.number] = slab
 
-    def _rounded_group(self, size_bytes: int, tenant: str) -> Group:
-        if not 1 <= size_bytes <= MAX_VALUE_BYTES:
-            raise InvalidArgument(f"a value has 1 to {MAX_VALUE_BYTES} bytes, not {size_bytes}")
-        if size_bytes > self.capacity_bytes:
-            raise InvalidArgument(f"{size_bytes} bytes never fit into a tier of {self.capacity_bytes}")
-        exact = self._exact_of_tenant.get(tenant, 0)
-        if exact < self._exact_classes:
-            self._exact_of_tenant[tenant] = exact + 1
-            slot_bytes = size_bytes
-        else:
-            slot_bytes = min(rounded_size(size_bytes), self.capacity_bytes)
+    def _classified_group(self, size_bytes: int, tenant: str) -> Group:
+        slot_bytes = self._size_classes.slot_bytes(size_bytes, tenant)
         group = self._group_of.get((tenant, slot_bytes))
         if group is None:
             group = Group(len(self._groups), tenant, slot_bytes)
@@ -274,9 +255,3 @@ class SlabAllocator:
 def position_of(slot: Slot) -> int:
     """The slot's place within its slab: its bytes begin at position x slot_bytes."""
     return slot.index & ((1 << POSITION_BITS) - 1)
-
-
-def rounded_size(size_bytes: int) -> int:
-    """The smallest of the rounded sizes (eight a doubling) that is at least `size_bytes`."""
-    step = 1 << max(0, (size_bytes - 1).bit_length() - 1 - STEPS_BITS)
-    return -(-size_bytes // step) * step

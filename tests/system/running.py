@@ -4,6 +4,8 @@ where it was. Every wait has a deadline."""
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,3 +165,20 @@ def system(tmp_path: Path) -> Iterator[System]:
         started.start_master()
         started.start_node("n0", "--dram", "32MiB")
         yield started
+
+
+def refusal(module: str, *flags: str) -> str:
+    """The one line with which the program refuses to start; its exit code is 2."""
+    environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    [line] = [line for line in done.stderr.splitlines() if line.strip()]
+    return line

@@ -2,9 +2,14 @@
 
 import mmap
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.tiers.conformance import MACHINE_SETTINGS, TierMachine, VolatileTierConformance
+import pytest
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.tiers.conformance import MACHINE_SETTINGS, TierMachine, VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot, Tier
 

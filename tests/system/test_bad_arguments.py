@@ -1,0 +1,132 @@
+"""What a client is given wrongly, or meets: each a typed error, before anything is sent where it can be told before."""
+
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unavailable
+from kvstore.protocol.frames import HEADER, MAGIC, MAX_KEY_BYTES, MAX_VALUE_BYTES, VERSION
+from tests.system.running import System, descriptors
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with System(tmp_path_factory.mktemp("bad")) as system:
+        system.start_master()
+        system.start_node("n0", "--dram", "8MiB")
+        with system.client() as made:
+            yield made
+            assert made.put(b"k" * MAX_KEY_BYTES, b"v"), "it all left the system as it was"
+            assert made.get(b"k" * MAX_KEY_BYTES) == b"v"
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * (MAX_KEY_BYTES + 1), "text", 7, None])
+@pytest.mark.parametrize("method", ["get", "exists", "put", "get_batch", "match_prefix", "locate", "remove", "pin"])
+def test_a_key_that_is_none_is_refused(client: Client, method: str, key: object) -> None:
+    arguments: list[object] = [key] if method in ("get", "exists") else [key, b"v"] if method == "put" else [[b"good", key]]
+    with pytest.raises(InvalidArgument, match="key"):
+        getattr(client, method)(*arguments)
+
+
+def test_a_value_of_no_bytes_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgument):
+        client.put(b"k", b"")
+
+
+def test_a_value_of_more_than_a_gibibyte_is_refused(client: Client) -> None:
+    with mmap.mmap(-1, MAX_VALUE_BYTES + 1) as value, pytest.raises(InvalidArgument, match=str(MAX_VALUE_BYTES)):  # no page of it is touched
+        client.put(b"k", value)
+
+
+def test_a_value_larger_than_every_tier_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgument):
+        client.put(b"k", bytes(9 << 20))
+
+
+@pytest.mark.parametrize("make", [lambda: np.zeros((8, 8))[:, ::2], lambda: torch.zeros(8, 8).t()[:, :3], lambda: memoryview(bytes(64))[::2]])
+def test_a_value_that_is_not_contiguous_is_refused(client: Client, make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        client.put(b"k", make())
+    assert client.exists(b"k") is False
+
+
+@pytest.mark.parametrize("value", ["text", 7, None, [1, 2], object()])
+def test_a_value_that_is_no_buffer_is_refused(client: Client, value: object) -> None:
+    with pytest.raises(InvalidArgument):
+        client.put(b"k", value)
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "host:", "host:70000", "unix:"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Client(address)
+
+
+@contextmanager
+def listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server of one connection at a time, handled by `serve`: its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    serve(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def test_a_master_that_is_not_there_is_unavailable_within_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    before_s = time.monotonic()
+    with Client(address, deadline_s=1.0) as client, pytest.raises(Unavailable, match="no master"):
+        client.put(b"k", b"v")
+    assert time.monotonic() - before_s < 2.0
+
+
+def test_a_master_that_never_answers_is_given_up_within_the_deadline() -> None:
+    before_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server, Client(f"127.0.0.1:{server.getsockname()[1]}", deadline_s=0.5) as client:
+        with pytest.raises((DeadlineExceeded, Unavailable)):
+            client.get(b"k")
+    assert 0.4 < time.monotonic() - before_s < 1.5
+
+
+def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(HEADER.pack(MAGIC, VERSION + 1, 2, 1, 0, 0, 0))
+
+    with listener(answer) as address, Client(address, deadline_s=1.0) as client:
+        with pytest.raises(ProtocolError, match=rf"version {VERSION + 1}.*{VERSION}"):
+            client.get(b"k")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64, bytes(range(256))])
+def test_what_is_no_master_is_a_typed_error_and_leaves_no_descriptor(answer: bytes) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(answer)
+
+    with listener(serve) as address:
+        before = descriptors(os.getpid())
+        with Client(address, deadline_s=1.0) as client, pytest.raises((ProtocolError, Unavailable)):
+            client.get(b"k")
+        assert descriptors(os.getpid()) <= before + 1, "the listener's own end may still be open"

@@ -1,0 +1,116 @@
+"""etcd away or taken over: what still works, what fails, how, and what is there afterwards."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.child import Child
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import Broken, CatalogUnavailable, DeadlineExceeded, Retry
+from tests.etcd_server import EtcdServer, free_ports
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, System, refusal, until
+
+ANSWER_MARGIN_S = 0.3
+"""A node gives the reason this much before the asker stops listening."""
+SIZES = (1000, 100_000)
+KEYS = [b"block-%d" % number for number in range(20)]
+VALUES = [value_of(key, 0, SIZES[number % 2]) for number, key in enumerate(KEYS)]
+
+
+@pytest.fixture
+def own_etcd(etcd_server_factory: Callable[..., EtcdServer]) -> EtcdServer:
+    return etcd_server_factory()
+
+
+@pytest.fixture
+def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
+    with System(tmp_path, f"etcd://{own_etcd.host_port}") as started:
+        started.start_master()
+        started.start_node("n0", "--dram", "32MiB")
+        yield started
+
+
+def test_etcd_down_at_start_is_one_line_and_code_2() -> None:
+    [port] = free_ports(1)
+    flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--catalog-timeout-s", "1")
+    line = refusal("kvstore.master.daemon", *flags, "--catalog", f"etcd://127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in line
+
+
+def put_fails(client: Client, key: bytes, value: bytes, deadline_s: float) -> None:
+    """The put waits for most of its deadline and fails as one that may be tried again."""
+    before_s = time.monotonic()
+    with pytest.raises((CatalogUnavailable, DeadlineExceeded)) as failure:
+        client.put(key, value, deadline_s=deadline_s)
+    assert isinstance(failure.value, Retry)
+    assert deadline_s - ANSWER_MARGIN_S < time.monotonic() - before_s < deadline_s + 1.0
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_etcd_away_later_reads_go_on_puts_wait_and_fail_and_nothing_acknowledged_is_lost(
+    running: System, own_etcd: EtcdServer, how: str
+) -> None:
+    with running.client() as client, running.remote_client() as remote:
+        assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+        own_etcd.kill() if how == "killed" else own_etcd.freeze()
+        for reader in (client, remote):
+            assert reader.get_batch(KEYS) == VALUES
+            assert reader.exists_batch([*KEYS, b"other"]) == [True] * len(KEYS) + [False]
+            assert reader.match_prefix(KEYS) == len(KEYS)
+        for size in SIZES:
+            key = b"while away, %d bytes" % size
+            put_fails(client, key, value_of(key, 0, size), deadline_s=1.0)
+            assert client.exists(key) is False, "nothing is visible that is not durable"
+        own_etcd.start() if how == "killed" else own_etcd.thaw()
+        assert client.put(b"afterwards", VALUES[0], deadline_s=DEADLINE_S) is True
+        for size in SIZES:
+            key = b"while away, %d bytes" % size
+            client.put(key, value_of(key, 1, size), deadline_s=DEADLINE_S)  # False if the first one took effect after all
+            assert client.get(key) in (value_of(key, 0, size), value_of(key, 1, size))
+        running.masters[0].kill()
+        running.start_master()
+        running.await_alive("n0")
+        assert remote.get_batch([*KEYS, b"afterwards"]) == [*VALUES, VALUES[0]]
+        assert client.exists_batch(KEYS) == [True] * len(KEYS)
+
+
+def put_at_last(client: Client, key: bytes, value: bytes) -> bool:
+    """Put, again and again while it may be tried again: a change of master takes a moment. Is the block there then?"""
+
+    def is_put() -> bool:
+        try:
+            client.put(key, value)
+        except Retry:
+            return False
+        return True
+
+    until(is_put, "a put that succeeds", 10.0)
+    return client.exists(key)
+
+
+def ended(master: Child) -> str:
+    """Why it ended by itself."""
+    with pytest.raises(Broken) as end:
+        master.facts("an event that never comes", deadline_s=DEADLINE_S)
+    return str(end.value)
+
+
+def test_a_second_master_on_the_same_etcd_fences_the_first_and_serves_in_its_place(tmp_path: Path, own_etcd: EtcdServer) -> None:
+    with System(tmp_path, f"etcd://{own_etcd.host_port}", masters=2) as system:
+        first = system.start_master(0)
+        system.start_node("n0", "--dram", "32MiB")
+        with system.client(deadline_s=DEADLINE_S) as client:
+            assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+            system.start_master(1)
+            # The first one learns of it from its next write; whichever master takes this put, it is acknowledged once it is durable.
+            assert put_at_last(client, b"after the change", VALUES[0])
+            why = ended(first)
+            assert "status 1" in why
+            assert "master" in why
+            system.await_alive("n0")
+            assert client.get_batch([*KEYS, b"after the change"]) == [*VALUES, VALUES[0]]
+            assert client.exists_batch(KEYS) == [True] * len(KEYS)
+            assert client.put(b"and later", VALUES[1])

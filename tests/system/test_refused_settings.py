@@ -1,0 +1,93 @@
+"""Settings that cannot be met: each program says so in one line and ends with code 2."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.running import System, refusal, until
+
+MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.client.cli"
+ANYWHERE = ("--listen", "127.0.0.1:0")
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        yield f"127.0.0.1:{owner.getsockname()[1]}"
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        return f"127.0.0.1:{owner.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("module", "flags"),
+    [
+        (MASTER, ["--control", "127.0.0.1:0", "--listen"]),
+        (MASTER, [*ANYWHERE, "--control"]),
+        (NODE, ["--dram", "1MiB", "--listen"]),
+        (CLI, ["up", "--dram", "1MiB", "--listen"]),
+    ],
+)
+def test_a_port_in_use_is_named(tmp_path: Path, taken: str, module: str, flags: list[str]) -> None:
+    run_dir = () if module == CLI else ("--run-dir", str(tmp_path))
+    line = refusal(module, *flags, taken, *run_dir)
+    assert taken.rpartition(":")[2] in line
+    assert "in use" in line
+
+
+@pytest.fixture(params=["a file", "in a file", "in /sys"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What not even root can make a folder of, or write in."""
+    place = tmp_path / "place"
+    place.write_text("in the way")
+    return {"a file": place, "in a file": place / "nvme", "in /sys": Path("/sys/kvstore")}[request.param]
+
+
+def test_an_nvme_folder_that_cannot_be_written_is_named(tmp_path: Path, unwritable: Path) -> None:
+    line = refusal(NODE, *ANYWHERE, "--run-dir", str(tmp_path / "run"), "--dram", "1MiB", "--nvme", f"{unwritable}:16MiB")
+    assert str(unwritable) in line
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1PiB", "a lot"])
+@pytest.mark.parametrize("tier", ["dram", "nvme"])
+def test_a_capacity_of_nothing_or_beyond_the_machine_is_refused(tmp_path: Path, tier: str, size: str) -> None:
+    place = f"{tmp_path / 'nvme'}:" if tier == "nvme" else ""
+    line = refusal(NODE, *ANYWHERE, "--run-dir", str(tmp_path / "run"), f"--{tier}={place}{size}")
+    assert tier in line.lower()
+
+
+@pytest.mark.parametrize("command", [["status"], ["nodes"], ["get", "key"], ["put", "key", __file__], ["exists", "key"], ["rm", "key"]])
+def test_an_unreachable_master_is_named_by_every_command(nowhere: str, command: list[str]) -> None:
+    assert nowhere in refusal(CLI, *command, "--master", nowhere, "--deadline-s", "1")
+
+
+@pytest.mark.parametrize(("line", "why"), [('{"timestamp": 1, "hash_ids": [1, 2', "line 3"), ("", "line 3"), ("[]", "line 3")])
+def test_a_damaged_trace_line_is_named_by_its_number(tmp_path: Path, line: str, why: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    good = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n'
+    trace.write_text(good + good + line + "\n" + good)
+    said = refusal(CLI, "replay", str(trace), "--dram", "4MiB", "--block-bytes", "4KiB")
+    assert why in said
+    assert "trace.jsonl" in said
+
+
+def test_a_live_nodes_name_is_refused_to_a_second_and_the_first_goes_on(system: System, tmp_path: Path) -> None:
+    log = tmp_path / "second.log"
+    flags = ["--master", system.address, *ANYWHERE, "--name", "n0", "--run-dir", str(tmp_path / "second"), "--dram", "1MiB"]
+    with log.open("wb") as errors, subprocess.Popen([sys.executable, "-m", NODE, *flags], stdout=subprocess.DEVNULL, stderr=errors) as second:
+        try:
+            until(lambda: "already has the name" in log.read_text(), "the second node hears why")
+            with system.client() as client:
+                assert client.put(b"k", b"value")
+                assert client.get(b"k") == b"value"
+        finally:
+            second.kill()

@@ -1,0 +1,169 @@
+"""Processes stopped with SIGSTOP, as by a debugger or a frozen container: nobody waits for them for ever, and they harm nobody afterwards."""
+
+import mmap
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
+from kvstore.protocol.messages import ROLE_CLIENT, Commit, Flags, Hello, Open, Opened, SlabFds, Slabs
+from kvstore.transfer.address import Address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, MIB, System, stopped, until
+
+ASK_AGAIN = 2
+TTL_S = 0.3
+BLOCKS = 4
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[System]:
+    """A node with DRAM for BLOCKS blocks of 1 MiB and short leases; no lower tier."""
+    with System(tmp_path) as started:
+        started.start_master()
+        started.start_node("n0", "--dram", f"{BLOCKS}MiB", "--put-ttl-s", str(TTL_S), "--max-lease-s", str(TTL_S))
+        yield started
+
+
+@contextmanager
+def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Connection]]:
+    """`work(connection, *arguments)` in a process of its own: its pid, and our end of the connection."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=work, args=(theirs, *arguments))
+    child.start()
+    theirs.close()
+    try:
+        assert child.pid is not None
+        yield child.pid, ours
+    finally:
+        ours.close()
+        child.kill()
+        child.join()
+        child.close()
+
+
+def heard(connection: Connection) -> Any:
+    assert connection.poll(DEADLINE_S), "the other process is silent"
+    return connection.recv()
+
+
+def hold_views(connection: Connection, address: str, keys: list[bytes]) -> None:
+    """Open a view of each key, say so, and when told to go on say how the views ended."""
+    with Client(address) as client:
+        views = [client.view(key) for key in keys]
+        assert all(view.__enter__() is not None for view in views)
+        connection.send("holding")
+        connection.recv()
+        endings = []
+        for view in views:
+            try:
+                view.__exit__(None, None, None)
+                endings.append("in time")
+            except LeaseExpired:
+                endings.append("lease expired")
+    connection.send(endings)
+
+
+def hold_put(connection: Connection, unix: str, key: bytes) -> None:
+    """Open a put and map its slot, say so, and when told to go on scribble over it and say what the commit gave."""
+    deadline = Deadline(DEADLINE_S)
+    channel = Channel.open(Address(unix=unix), Hello(ROLE_CLIENT), deadline)
+    opened = channel.call(Open("", [key], [MIB], [1], [b""]), Opened, deadline)
+    answer, [fd] = channel.call_for_fds(Slabs([opened.slabs[0]], 1), deadline)
+    assert isinstance(answer, SlabFds)
+    slab = mmap.mmap(fd, answer.sizes[0])
+    os.close(fd)
+    connection.send("holding")
+    connection.recv()
+    slab[opened.offsets[0] : opened.offsets[0] + MIB] = b"\xee" * MIB
+    reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
+    connection.send(list(reply.flags))
+    connection.recv()
+
+
+def test_leases_of_a_stopped_client_end_and_it_is_told_so(small: System) -> None:
+    keys = [b"held-%d" % number for number in range(BLOCKS)]
+    with small.client() as client:
+        client.put_batch(keys, [value_of(key, 0, MIB) for key in keys])
+        with process(hold_views, small.address, keys) as (pid, holder):
+            assert heard(holder) == "holding"
+            with stopped(pid):
+                assert client.put(b"other", value_of(b"other", 0, MIB)), "all room was leased until the leases ended"
+                assert client.get(b"other") == value_of(b"other", 0, MIB)
+            holder.send("go on")
+            assert heard(holder) == ["lease expired"] * BLOCKS
+        until(lambda: small.node_status().counters["leases"] == 0, "no leases")
+
+
+def test_an_open_put_of_a_stopped_client_ends_and_what_it_writes_later_harms_nobody(small: System) -> None:
+    key, others = b"contested", [b"other-%d" % number for number in range(3 * BLOCKS)]
+    unix = small.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"]
+    with small.client() as client, process(hold_put, unix, key) as (pid, writer):
+        assert heard(writer) == "holding"
+        with stopped(pid):
+            assert client.put(key, value_of(key, 1, MIB)), "once the open put of the stopped client had expired"
+            assert all(client.put(other, value_of(other, 0, MIB)) for other in others)
+            assert client.get(others[-1]) == value_of(others[-1], 0, MIB)
+        writer.send("go on")
+        assert heard(writer) == [ASK_AGAIN]
+        kept = [other for other in others if client.exists(other)]
+        assert len(kept) == BLOCKS - 1, "all room but the stopped writer's slot"
+        assert client.get_batch(kept) == [value_of(other, 0, MIB) for other in kept]
+        assert small.node_status().counters["open_puts"] == 0
+
+
+def ends_in_time(call: Callable[[], object], deadline_s: float) -> None:
+    before_s = time.monotonic()
+    with pytest.raises((DeadlineExceeded, Unavailable)):
+        call()
+    assert time.monotonic() - before_s < deadline_s + 1.0
+
+
+@pytest.mark.parametrize("way", ["shared memory", "TCP"])
+def test_a_stopped_node_ends_calls_with_their_deadline_and_serves_again_when_it_goes_on(system: System, way: str) -> None:
+    keys = [b"small", b"large"]
+    values = [value_of(b"small", 0, 100), value_of(b"large", 0, MIB)]
+    with (system.client() if way == "shared memory" else system.remote_client()) as client:
+        client.put_batch(keys, values)
+        with stopped(system.nodes["n0"].pid):
+            for key, value in zip(keys, values, strict=True):
+                ends_in_time(lambda key=key: client.get(key, deadline_s=0.2), 0.2)  # type: ignore[misc]
+                ends_in_time(lambda key=key, value=value: client.put(b"new " + key, value, deadline_s=0.2), 0.2)  # type: ignore[misc]
+            assert client.exists_batch(keys) == [True, True]
+        system.await_alive("n0")
+        assert client.get_batch(keys) == values
+        assert client.put(b"afterwards", values[1])
+
+
+def test_a_node_stopped_for_longer_than_its_ttl_is_dead_and_lives_again(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master(0, "--node-ttl-s", "0.3")
+        system.start_node("n0", "--dram", "8MiB")
+        with system.client() as client:
+            client.put(b"k", value_of(b"k", 0, MIB))
+            with stopped(system.nodes["n0"].pid):
+                until(lambda: not client.exists(b"k"), "a silent node's blocks are misses", 3.0)
+            until(lambda: client.exists(b"k"), "it lives again")
+            assert client.get(b"k") == value_of(b"k", 0, MIB)
+
+
+def test_a_stopped_master_ends_calls_with_their_deadline_and_serves_again_when_it_goes_on(system: System) -> None:
+    with system.client() as client:
+        client.put(b"k", value_of(b"k", 0, MIB))
+        with stopped(system.masters[0].pid):
+            assert client.get(b"k") == value_of(b"k", 0, MIB), "its place is known"
+            ends_in_time(lambda: client.exists(b"k", deadline_s=0.2), 0.2)
+            ends_in_time(lambda: client.put(b"new", b"value", deadline_s=0.2), 0.2)
+        assert client.exists(b"k") is True
+        assert client.put(b"new", b"value", deadline_s=DEADLINE_S) in (True, False)
+        assert client.get(b"new") == b"value"

@@ -1,0 +1,107 @@
+"""Two tenants with tokens on one cluster: neither can tell that the other is there."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import Unauthorized
+from kvstore.protocol.messages import MISS, ROLE_CLIENT, Blocks, Hello, Open, Opened, Read, SlabFds, Slabs
+from kvstore.transfer.address import Address, parse_address
+from kvstore.transfer.channel import Channel, Deadline
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, System
+
+TOKENS = {"red": "red's secret", "blue": "blue's secret"}
+KEYS = [b"small", b"large"]
+SIZES = {"red": (1000, 300_000), "blue": (2000, 200_000)}
+
+
+def values(tenant: str) -> list[bytes]:
+    return [value_of(tenant.encode() + key, 0, size) for key, size in zip(KEYS, SIZES[tenant], strict=True)]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Red has put its blocks."""
+    folder = tmp_path_factory.mktemp("tenants")
+    tokens = folder / "tokens.toml"
+    tokens.write_text("[tenants]\n" + "".join(f'{tenant} = "{token}"\n' for tenant, token in TOKENS.items()))
+    with System(folder) as started:
+        started.start_master(0, "--tokens", str(tokens))
+        started.start_node("n0", "--dram", "16MiB")
+        with as_tenant(started, "red") as red:
+            assert red.put_batch(KEYS, values("red"), namespace="secret") == [True, True]
+        yield started
+
+
+def as_tenant(system: System, tenant: str) -> Client:
+    return system.client(tenant=tenant, token=TOKENS[tenant])
+
+
+def test_the_other_tenants_blocks_are_not_there(system: System) -> None:
+    with as_tenant(system, "blue") as blue:
+        assert blue.exists_batch(KEYS) == [False, False]
+        assert blue.match_prefix(KEYS) == 0
+        assert blue.locate(KEYS) == [[], []]
+        assert blue.get_batch(KEYS) == [None, None]
+        with blue.view(KEYS[1]) as memory:
+            assert memory is None
+        assert blue.pin(KEYS) == [False, False]
+        assert blue.remove(KEYS, force=True) == 0
+        with Control.find(ClientSettings(master=system.address, tenant="blue", token=TOKENS["blue"])) as control:
+            assert list(control.keys()) == []
+            assert list(control.keys("secret")) == []
+    with as_tenant(system, "red") as red:
+        assert red.get_batch(KEYS) == values("red")
+
+
+def test_the_same_keys_are_other_blocks(system: System) -> None:
+    with as_tenant(system, "red") as red, as_tenant(system, "blue") as blue:
+        assert blue.put_batch(KEYS, values("blue")) == [True, True]
+        assert blue.get_batch(KEYS) == values("blue")
+        assert red.get_batch(KEYS) == values("red")
+        assert blue.remove(KEYS) == 2
+        assert red.exists_batch(KEYS) == [True, True]
+
+
+def node_unix(system: System) -> Address:
+    return Address(unix=system.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"])
+
+
+def test_a_node_gives_no_one_the_bytes_or_slabs_of_another_tenant(system: System) -> None:
+    deadline = Deadline(DEADLINE_S)
+    with as_tenant(system, "red") as red:
+        generations = [found[0].generation for found in red.locate(KEYS)]
+    channel = Channel.open(node_unix(system), Hello(ROLE_CLIENT, "blue", TOKENS["blue"]), deadline)
+    try:
+        for asked in (generations, [0, 0]):
+            blocks = channel.call(Read(KEYS, asked, 0, 1000), Blocks, deadline)
+            assert (list(blocks.statuses), list(blocks.sizes)) == ([MISS, MISS], [0, 0])
+        opened = channel.call(Open("", [b"own"], [200_000], [1], [b""]), Opened, deadline)
+        own = opened.slabs[0]
+        for writable in (0, 1):
+            for slab in range(own + 3):
+                answer, fds = channel.call_for_fds(Slabs([slab], writable), deadline)
+                assert isinstance(answer, SlabFds)
+                for fd in fds:
+                    with open(fd, "rb"):  # closes it
+                        assert slab == own or slab in opened.ahead, "a slab is one tenant's"
+    finally:
+        channel.close()
+
+
+@pytest.mark.parametrize("tenant, token", [("red", TOKENS["blue"]), ("red", ""), ("green", "any"), ("", "")])
+def test_a_wrong_token_is_refused_by_master_and_node_alike(system: System, tenant: str, token: str) -> None:
+    with system.client(tenant=tenant, token=token) as client, pytest.raises(Unauthorized):
+        client.get(KEYS[0])
+    hello, said = Hello(ROLE_CLIENT, tenant, token), []
+    for address in (parse_address(system.address), node_unix(system), parse_address(system.node_status().tcp)):
+        with pytest.raises(Unauthorized) as refusal:
+            Channel.open(address, hello, Deadline(DEADLINE_S))
+        said.append(str(refusal.value))
+    assert not any(secret in text for text in said for secret in TOKENS.values())
+    with Control.find(ClientSettings(master=system.address, tenant="red", token=TOKENS["red"])) as control:
+        assert {stored.key for stored in control.keys()} == set(KEYS)

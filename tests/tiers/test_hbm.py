@@ -1,0 +1,111 @@
+"""The HBM tier: a tier like any other, on the CPU everywhere and on CUDA where there is one."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, TierFailed
+from kvstore.tiers.conformance import MACHINE_SETTINGS, TierMachine, VolatileTierConformance, get, put, read, record, value
+from kvstore.tiers.hbm import HbmTier
+from kvstore.tiers.tier import Slot, Tier, TierFull
+
+
+class OpenHbm:
+    device = "cpu"
+
+    def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
+        return HbmTier(capacity_bytes, self.device)
+
+
+class TestHbm(OpenHbm, VolatileTierConformance):
+    def raw_get(self, tier: Tier, slot: Slot) -> bytes:
+        assert isinstance(tier, HbmTier)
+        begin = tier.locate(slot)
+        return bytes(tier.arena[begin : begin + slot.size_bytes].cpu().tolist())
+
+    def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None:
+        assert isinstance(tier, HbmTier)
+        begin = tier.locate(slot)
+        tier.arena[begin : begin + len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+
+
+class HbmAgainstDict(OpenHbm, TierMachine):
+    pass
+
+
+TestHbmAgainstDict = HbmAgainstDict.TestCase
+TestHbmAgainstDict.settings = MACHINE_SETTINGS
+
+if torch.cuda.is_available():
+
+    @pytest.mark.gpu
+    class TestHbmOnCuda(TestHbm):
+        device = "cuda:0"
+
+
+@pytest.fixture
+def tier() -> Iterator[HbmTier]:
+    tier = HbmTier(1000, "cpu", slab_bytes=100)
+    yield tier
+    tier.check_integrity()
+    tier.close()
+
+
+def test_bytes_between_taken_ranges_serve_smaller_slabs(tier: HbmTier) -> None:
+    slots = put(tier, [value(number, 50) for number in range(20)])
+    for slot in (slots[2], slots[3], slots[10], slots[11]):
+        tier.free(slot)
+    with pytest.raises(TierFull):
+        tier.allocate(150)
+    small = put(tier, [value(number, 33) for number in range(6)])
+    assert get(tier, small) == [value(number, 33) for number in range(6)]
+    assert get(tier, slots[:2]) == [value(0, 50), value(1, 50)]
+
+
+def test_writing_checks_every_record_before_it_copies_one(tier: HbmTier) -> None:
+    first, second = put(tier, [value(1, 10), value(2, 10)])
+    with pytest.raises(InvalidArgument, match="11 bytes of data for a slot of 10"):
+        tier.write_batch([record(first, value(3, 10)), record(second, bytes(11))])
+    assert get(tier, [first]) == [value(1, 10)]
+
+
+def test_a_device_that_fails_is_named_and_takes_no_more_values() -> None:
+    # A tensor on `meta` has no bytes: torch refuses to read it, as it does a device that was lost.
+    tier = HbmTier(1000, "meta")
+    good, stale = put(tier, [value(1, 10), value(2, 10)])
+    tier.free(stale)
+    answers = tier.read_batch_into([good, stale], [memoryview(bytearray(10)), memoryview(bytearray(10))])
+    assert [type(answer) for answer in answers] == [TierFailed, StaleHandle]
+    assert tier.health.startswith("the device failed: ")
+    with pytest.raises(TierFailed, match="the device failed"):
+        tier.allocate(10)
+    assert isinstance(read(tier, stale), TierFailed | StaleHandle)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "no such device"])
+def test_a_device_that_is_not_there_is_a_setting_that_cannot_be_met(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"no HBM tier of 100 bytes on '{device}': ."):
+        HbmTier(100, device)
+
+
+def test_more_than_the_device_has_is_a_setting_that_cannot_be_met() -> None:
+    with pytest.raises(ConfigError, match="no HBM tier of"):
+        HbmTier(1 << 60, "cpu")
+
+
+def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
+    with pytest.raises(ConfigError, match="at least 1 byte, not 0"):
+        HbmTier(0, "cpu")
+
+
+def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvstore\[hbm\]'"):
+        HbmTier(100, "cpu")
+
+
+def test_copies_may_wait_for_a_device_whose_memory_others_cannot_map(tier: HbmTier) -> None:
+    assert (tier.name, tier.mappable, tier.blocking, tier.durable) == ("hbm", False, True, False)
