@@ -48,6 +48,8 @@ class System:
         self.masters: dict[int, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.logs: list[str] = []
+        self.settings = ClientSettings(master=self.address, deadline_s=5.0)
+        """Of questions to the control plane; a test with tokens gives it a tenant's."""
 
     def __enter__(self) -> "System":
         return self
@@ -101,7 +103,7 @@ class System:
 
     def status(self) -> pb.StatusReply:
         """As the first master that answers has it."""
-        with Control.find(ClientSettings(master=self.address, deadline_s=5.0)) as control:
+        with Control.find(self.settings) as control:
             return control.status()
 
     def node_status(self, name: str = "n0") -> pb.NodeStatus:

@@ -1,10 +1,10 @@
 """Two tenants with tokens on one cluster: neither can tell that the other is there."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unauthorized
@@ -30,6 +30,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     tokens = folder / "tokens.toml"
     tokens.write_text("[tenants]\n" + "".join(f'{tenant} = "{token}"\n' for tenant, token in TOKENS.items()))
     with System(folder) as started:
+        started.settings = dataclasses.replace(started.settings, tenant="red", token=TOKENS["red"])
         started.start_master(0, "--tokens", str(tokens))
         started.start_node("n0", "--dram", "16MiB")
         with as_tenant(started, "red") as red:
@@ -51,7 +52,7 @@ def test_the_other_tenants_blocks_are_not_there(system: System) -> None:
             assert memory is None
         assert blue.pin(KEYS) == [False, False]
         assert blue.remove(KEYS, force=True) == 0
-        with Control.find(ClientSettings(master=system.address, tenant="blue", token=TOKENS["blue"])) as control:
+        with Control.find(dataclasses.replace(system.settings, tenant="blue", token=TOKENS["blue"])) as control:
             assert list(control.keys()) == []
             assert list(control.keys("secret")) == []
     with as_tenant(system, "red") as red:
@@ -69,6 +70,10 @@ def test_the_same_keys_are_other_blocks(system: System) -> None:
 
 def node_unix(system: System) -> Address:
     return Address(unix=system.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"])
+
+
+def node_tcp(system: System) -> Address:
+    return parse_address(system.node_status().tcp)
 
 
 def test_a_node_gives_no_one_the_bytes_or_slabs_of_another_tenant(system: System) -> None:
@@ -98,10 +103,10 @@ def test_a_wrong_token_is_refused_by_master_and_node_alike(system: System, tenan
     with system.client(tenant=tenant, token=token) as client, pytest.raises(Unauthorized):
         client.get(KEYS[0])
     hello, said = Hello(ROLE_CLIENT, tenant, token), []
-    for address in (parse_address(system.address), node_unix(system), parse_address(system.node_status().tcp)):
+    for address in (parse_address(system.address), node_unix(system), node_tcp(system)):
         with pytest.raises(Unauthorized) as refusal:
             Channel.open(address, hello, Deadline(DEADLINE_S))
         said.append(str(refusal.value))
     assert not any(secret in text for text in said for secret in TOKENS.values())
-    with Control.find(ClientSettings(master=system.address, tenant="red", token=TOKENS["red"])) as control:
+    with Control.find(system.settings) as control:
         assert {stored.key for stored in control.keys()} == set(KEYS)

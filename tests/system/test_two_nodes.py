@@ -27,7 +27,7 @@ def pair(tmp_path: Path) -> Iterator[System]:
 
 
 def places(client: Client, keys: list[bytes]) -> list[str]:
-    return [found[0].node_name if found else "" for found in client.locate(keys)]
+    return [found[0].node if found else "" for found in client.locate(keys)]
 
 
 def test_blocks_of_a_client_that_is_on_no_nodes_host_go_where_there_is_room(tmp_path: Path) -> None:
