@@ -18,6 +18,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
+from kvstore.transfer.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +28,7 @@ def main(config: str | None, **flags: Any) -> None:
     """Run a master: it keeps the directory of blocks, and knows the nodes."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
+        allow_many_descriptors()
         master = Master(load_settings(MasterSettings, "master", flags=flags, config=config))
         try:
             places = master.start()

@@ -18,6 +18,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.transfer.server import allow_many_descriptors
 
 log = logging.getLogger("kvstore.store")
 
@@ -29,6 +30,7 @@ def main(config: str | None, **flags: Any) -> None:
     """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
+        allow_many_descriptors()
         node = Node(load_settings(NodeSettings, "node", flags=flags, config=config))
         try:
             places = node.start()

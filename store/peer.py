@@ -7,6 +7,9 @@ from kvstore.protocol.errors import Unauthorized
 from kvstore.store.open_puts import Put
 from kvstore.transfer.session import Session
 
+MAX_SLABS = 64
+"""Slabs named or passed in one message; the kernel passes at most 253 descriptors."""
+
 
 @dataclass(slots=True, eq=False)
 class PutFrame:

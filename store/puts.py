@@ -4,6 +4,8 @@ A request that does not fit whole is granted in part, and the rest answered BUSY
 more, so two large batches cannot block one another. One that gets nothing waits for room until its deadline, then fails as Full.
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import xxhash
@@ -15,7 +17,7 @@ from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers, u
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
 from kvstore.store.open_puts import Put as OpenPut
-from kvstore.store.peer import Peer, PutFrame, peer_of
+from kvstore.store.peer import MAX_SLABS, Peer, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import Waiting, WaitingRoom
@@ -106,14 +108,14 @@ class PutService:
         return Opened(bytes(statuses), ids, slabs, offsets, self._slabs_ahead(peer, group_of_slab))
 
     def _slabs_ahead(self, peer: Peer, group_of_slab: dict[int, int]) -> list[int]:
-        """A spare slab for each group in which the writer comes to a slab that it was not told of yet, to be mapped meanwhile."""
+        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more."""
         fresh = group_of_slab.keys() - peer.exported
         peer.exported |= fresh
-        try:
-            spares = [self._dram.reserve_slab(group) for group in {group_of_slab[slab] for slab in fresh}]
-        except TierFailed:  # no memory for slabs that nobody needs yet
-            return []
-        return [slab for slab in spares if slab is not None]
+        ahead: list[int] = []
+        for group, count in Counter(group_of_slab[slab] for slab in fresh).items():
+            with contextlib.suppress(TierFailed):  # no memory for slabs that nobody needs yet
+                ahead += self._dram.reserve_slabs(group, count + 1)
+        return ahead[:MAX_SLABS]
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
         """Make written puts visible, and answer when the master has made them durable."""

@@ -27,7 +27,7 @@ from kvstore.protocol.messages import (
 )
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
-from kvstore.store.peer import Peer, peer_of
+from kvstore.store.peer import MAX_SLABS, Peer, peer_of
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
 from kvstore.store.table import BlockTable
@@ -36,8 +36,6 @@ from kvstore.tiers.dram import DramTier
 from kvstore.transfer.address import host_id
 from kvstore.transfer.session import Session
 
-MAX_SLABS = 64
-"""Descriptors in one answer; the kernel passes at most 253."""
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
 

@@ -8,11 +8,12 @@ PAGE_BYTES = 4096
 
 SLAB_BYTES = 64 << 20
 
-SLABS_A_TIER = 16
-"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: one tenant or size takes a slab at a time."""
+SLABS_A_TIER = 64
+"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: each tenant and size takes a whole slab at a time,
+so few slabs would mean that values of many sizes evict one another from a tier with room."""
 
 MAX_SLABS_A_TIER = 256
-"""Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs two descriptors, of the 1,024 a process usually has."""
+"""Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs a descriptor or two."""
 
 
 class SlabTier(Tier):
@@ -50,9 +51,9 @@ class SlabTier(Tier):
         """
         return self._slabs.slab_slots(slot)
 
-    def reserve_slab(self, group: int) -> int | None:
-        """Give the group a slab before it needs one, so that clients can map it ahead; None when none can be spared."""
-        return self._slabs.reserve_slab(group)
+    def reserve_slabs(self, group: int, count: int) -> list[int]:
+        """Have the group own `count` unused slabs, so that clients can map them before they are needed: the new ones among them."""
+        return self._slabs.reserve_slabs(group, count)
 
     def free(self, slot: Slot) -> None:
         self._slabs.free(slot)

@@ -156,16 +156,16 @@ class SlabAllocator:
             raise StaleHandle(f"there is no slab {number} (any more)")
         return slab
 
-    def reserve_slab(self, group: int) -> int | None:
-        """Give the group a whole slab ahead of need, out of unassigned bytes only.
-
-        Returns its number; None when the group has a vacant slab already, or too few bytes are unassigned.
-        """
+    def reserve_slabs(self, group: int, count: int) -> list[int]:
+        """Have the group own `count` whole slabs ahead of need, as far as unassigned bytes go: the numbers of the new ones."""
         owner = self._groups[group]
-        if owner.vacant or self._unassigned_bytes < self._wanted_bytes(owner):
-            return None
-        slab = self._new_slab(owner)
-        return None if slab is None else slab.number
+        numbers: list[int] = []
+        while len(owner.vacant) < count and self._unassigned_bytes >= self._wanted_bytes(owner):
+            slab = self._new_slab(owner)
+            if slab is None:
+                break
+            numbers.append(slab.number)
+        return numbers
 
     def check_integrity(self) -> None:
         """Assert that bytes add up and that every position is in exactly one state. For tests; O(slots)."""

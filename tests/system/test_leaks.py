@@ -57,11 +57,11 @@ def test_after_much_use_everything_is_as_before(tmp_path: Path) -> None:
                 with client.view(KEYS[number]):
                     pass
                 client.put(KEYS[-number], value_of(KEYS[-number], 0, 100_000))
-        until(lambda: [descriptors(pid) for pid in (master.pid, node.pid, os.getpid())] == before, f"descriptors as before, {before}")
+        for pid, count in zip((master.pid, node.pid, os.getpid()), before, strict=True):
+            until(lambda pid=pid, count=count: descriptors(pid) <= count, f"{count} descriptors of {pid}", 5.0)  # type: ignore[misc]
         status = system.await_settled()
-        assert {name: status.counters[name] for name in ("leases", "open_puts", "waiting", "connections", "publish_backlog")} == dict.fromkeys(
-            ("leases", "open_puts", "waiting", "connections", "publish_backlog"), 0
-        )
+        for name in ("leases", "open_puts", "waiting", "connections", "publish_backlog"):
+            assert status.counters[name] == 0, name
         until(lambda: system.status().reserved == 0, "no reservation is left")
         assert system.status().pinned == 0
         assert all(tier.quarantined_bytes == 0 for tier in status.tiers)
@@ -77,9 +77,9 @@ def test_puts_that_fail_for_want_of_room_leave_nothing_behind(tmp_path: Path) ->
             client.put_batch(keys, [value_of(key, 0, 256 << 10) for key in keys])
             assert client.pin(keys) == [True] * 4
             for size in (2_000, 256 << 10):
-                for number in range(5):
+                for number in range(2):
                     with suppress(Full):
-                        assert not client.put(b"too much %d" % number, bytes(size), deadline_s=0.2), "there is no room"
+                        assert not client.put(b"too much %d" % number, bytes(size), deadline_s=0.5), "there is no room"
             assert client.get_batch(keys) == [value_of(key, 0, 256 << 10) for key in keys]
             assert client.unpin(keys) == [True] * 4
             assert client.put(b"now there is", bytes(256 << 10))

@@ -57,7 +57,7 @@ def test_a_quarantined_slot_counts_until_its_release(tier: SlabTier) -> None:
 
 def test_a_slab_reserved_ahead_is_the_next_one_used(tier: SlabTier) -> None:
     group = tier.group(PAGE_BYTES)
-    assert tier.reserve_slab(group) == 0
-    assert tier.reserve_slab(group) is None
+    assert tier.reserve_slabs(group, 1) == [0]
+    assert tier.reserve_slabs(group, 1) == []
     assert tier.allocate(PAGE_BYTES).group == group
     tier.close()

@@ -199,23 +199,21 @@ def test_vacant_slabs_are_given_up_until_the_backing_finds_memory() -> None:
     slabs.check_integrity()
 
 
-def test_a_slab_can_be_reserved_ahead_once_and_only_out_of_unassigned_bytes() -> None:
+def test_slabs_are_reserved_ahead_only_out_of_unassigned_bytes() -> None:
     memory = AnyMemory()
     slabs = allocator(250, backing=memory)
     group = slabs.group(10, "")
-    number = slabs.reserve_slab(group)
-    assert number is not None
-    assert slabs.reserve_slab(group) is None
+    [number] = slabs.reserve_slabs(group, 1)
+    assert slabs.reserve_slabs(group, 1) == [], "it has one"
     assert slab_of(slabs.allocate(10, "")) == number
-    assert slabs.reserve_slab(group) is not None
+    assert len(slabs.reserve_slabs(group, 2)) == 1, "there is room for one more"
     slabs.allocate(10, "")
-    other = slabs.group(20, "")
-    assert slabs.reserve_slab(other) is None
+    assert slabs.reserve_slabs(slabs.group(20, ""), 1) == []
     memory.grant = 0
-    assert slabs.reserve_slab(slabs.group(50, "")) is None
+    assert slabs.reserve_slabs(slabs.group(50, ""), 1) == []
     slabs.check_integrity()
 
 
-def test_a_reservation_for_which_there_is_no_memory_is_none() -> None:
+def test_a_reservation_for_which_there_is_no_memory_is_of_nothing() -> None:
     slabs = allocator(250, backing=AnyMemory(grant=0))
-    assert slabs.reserve_slab(slabs.group(10, "")) is None
+    assert slabs.reserve_slabs(slabs.group(10, ""), 1) == []

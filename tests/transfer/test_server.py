@@ -11,7 +11,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError, Unavailable
 from kvstore.protocol.messages import Exists, Failure, Ok
 from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import ACCEPT_PAUSE_S, Server, default_run_dir
+from kvstore.transfer.server import ACCEPT_PAUSE_S, Server, allow_many_descriptors, default_run_dir
 from tests.transfer.wires import Clock, Recorder, frame, pump, read_frame
 
 
@@ -203,3 +203,13 @@ def test_sockets_lie_where_only_this_user_looks(monkeypatch: pytest.MonkeyPatch,
     assert default_run_dir() == tmp_path / "kvstore"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_run_dir().name == f"kvstore-{os.getuid()}"
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
+    try:
+        allow_many_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
