@@ -44,12 +44,12 @@ def main() -> int:
     return 0
 
 
-def cluster(**plan: str) -> Cluster:
-    return Cluster(ClusterPlan(is_private=True, **plan), on_log=show_trouble)
+def cluster(*, dram: int, catalog: str = "") -> Cluster:
+    return Cluster(ClusterPlan(is_private=True, dram=str(dram), catalog=catalog), on_log=show_trouble)
 
 
 def store_rows(rows: list[Row]) -> Iterator[Row]:
-    with cluster(dram=str(NEEDED_DRAM_BYTES)) as running:
+    with cluster(dram=NEEDED_DRAM_BYTES) as running:
         running.wait_ready()
         with Client(running.address) as client:
             yield from measure(client)
@@ -112,7 +112,7 @@ def publish_rows(rows: list[Row]) -> Iterator[Row]:
         etcd = EtcdServer(Path(folder))
         etcd.start()
         try:
-            with cluster(dram=str(PUBLISH_BLOCKS * TINY_BYTES * 2), catalog=f"etcd://{etcd.host_port}") as running:
+            with cluster(dram=PUBLISH_BLOCKS * TINY_BYTES * 2, catalog=f"etcd://{etcd.host_port}") as running:
                 running.wait_ready()
                 seconds = put_many(running.address, PUBLISH_BLOCKS, threads=PUBLISH_THREADS)
         finally:
@@ -122,7 +122,7 @@ def publish_rows(rows: list[Row]) -> Iterator[Row]:
 
 def memory_rows(rows: list[Row]) -> Iterator[Row]:
     """The master's resident memory for a million blocks, over what it had before."""
-    with cluster(dram=str(MEMORY_BLOCKS * TINY_BYTES * 2)) as running:
+    with cluster(dram=MEMORY_BLOCKS * TINY_BYTES * 2) as running:
         running.wait_ready()
         with running.control() as control:
             before = control.status().rss_bytes

@@ -95,3 +95,13 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
     assert moved.route.primary.port == 9
     nodes.replace(table())
     assert (nodes.get(1), nodes.local_id) == (None, 0)
+
+
+def test_ids_given_by_another_master_process_are_forgotten() -> None:
+    nodes = Nodes("here", 0)
+    nodes.heard_from(7)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
+    nodes.heard_from(7)
+    assert (nodes.local_id, nodes.is_known) == (1, True)
+    nodes.heard_from(8)
+    assert (nodes.get(1), nodes.local_id, nodes.is_known) == (None, 0, False)

@@ -28,7 +28,8 @@ from kvstore.protocol.messages import (
     Slabs,
 )
 from kvstore.store.block import Block
-from kvstore.store.service import MAX_SLABS, MAX_TENANT_BYTES
+from kvstore.store.peer import MAX_SLABS
+from kvstore.store.service import MAX_TENANT_BYTES
 from kvstore.transfer.address import connect, host_id, parse_address
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 from tests.transfer.wires import frame, read_frame

@@ -43,7 +43,10 @@ def test_a_value_of_no_bytes_is_refused(client: Client) -> None:
 
 
 def test_a_value_of_more_than_a_gibibyte_is_refused(client: Client) -> None:
-    with mmap.mmap(-1, MAX_VALUE_BYTES + 1) as value, pytest.raises(InvalidArgument, match=str(MAX_VALUE_BYTES)):  # no page of it is touched
+    with (
+        mmap.mmap(-1, MAX_VALUE_BYTES + 1) as value,
+        pytest.raises(InvalidArgument, match=str(MAX_VALUE_BYTES)),
+    ):  # no page of it is touched
         client.put(b"k", value)
 
 
@@ -52,7 +55,9 @@ def test_a_value_larger_than_every_tier_is_refused(client: Client) -> None:
         client.put(b"k", bytes(9 << 20))
 
 
-@pytest.mark.parametrize("make", [lambda: np.zeros((8, 8))[:, ::2], lambda: torch.zeros(8, 8).t()[:, :3], lambda: memoryview(bytes(64))[::2]])
+@pytest.mark.parametrize(
+    "make", [lambda: np.zeros((8, 8))[:, ::2], lambda: torch.zeros(8, 8).t()[:, :3], lambda: memoryview(bytes(64))[::2]]
+)
 def test_a_value_that_is_not_contiguous_is_refused(client: Client, make: Callable[[], object]) -> None:
     with pytest.raises(InvalidArgument, match="contiguous"):
         client.put(b"k", make())
@@ -103,8 +108,9 @@ def test_a_master_that_is_not_there_is_unavailable_within_the_deadline() -> None
 
 def test_a_master_that_never_answers_is_given_up_within_the_deadline() -> None:
     before_s = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as server, Client(f"127.0.0.1:{server.getsockname()[1]}", deadline_s=0.5) as client:
-        with pytest.raises((DeadlineExceeded, Unavailable)):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with Client(address, deadline_s=0.5) as client, pytest.raises((DeadlineExceeded, Unavailable)):
             client.get(b"k")
     assert 0.4 < time.monotonic() - before_s < 1.5
 
@@ -114,9 +120,9 @@ def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> N
         connection.recv(4096)
         connection.sendall(HEADER.pack(MAGIC, VERSION + 1, 2, 1, 0, 0, 0))
 
-    with listener(answer) as address, Client(address, deadline_s=1.0) as client:
-        with pytest.raises(ProtocolError, match=rf"version {VERSION + 1}.*{VERSION}"):
-            client.get(b"k")
+    said = rf"version {VERSION + 1}.*{VERSION}"
+    with listener(answer) as address, Client(address, deadline_s=1.0) as client, pytest.raises(ProtocolError, match=said):
+        client.get(b"k")
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64, bytes(range(256))])

@@ -4,12 +4,12 @@ What ends a version while a node is away, or not yet known to a new master, ends
 node that comes back with an older version. So the history takes note of an end only if all were there from start to end of the call.
 """
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,9 +121,11 @@ def work(oracle: Oracle, client: Client, mine: list[bytes], everyones: list[byte
 def load(oracle: Oracle, clients: list[Client]) -> Iterator[None]:
     """Writers at work inside, each with keys of its own."""
     keys = [[b"%d/%d" % (writer, number) for number in range(KEYS_PER_WRITER)] for writer in range(len(clients))]
+    everyones = list(itertools.chain.from_iterable(keys))
     is_over = threading.Event()
-    arguments: list[Any] = [(oracle, client, keys[index], sum(keys, []), index, is_over) for index, client in enumerate(clients)]
-    workers = [threading.Thread(target=work, args=one) for one in arguments]
+    workers = [
+        threading.Thread(target=work, args=(oracle, client, keys[index], everyones, index, is_over)) for index, client in enumerate(clients)
+    ]
     for worker in workers:
         worker.start()
     try:

@@ -83,7 +83,10 @@ def test_a_damaged_trace_line_is_named_by_its_number(tmp_path: Path, line: str, 
 def test_a_live_nodes_name_is_refused_to_a_second_and_the_first_goes_on(system: System, tmp_path: Path) -> None:
     log = tmp_path / "second.log"
     flags = ["--master", system.address, *ANYWHERE, "--name", "n0", "--run-dir", str(tmp_path / "second"), "--dram", "1MiB"]
-    with log.open("wb") as errors, subprocess.Popen([sys.executable, "-m", NODE, *flags], stdout=subprocess.DEVNULL, stderr=errors) as second:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen([sys.executable, "-m", NODE, *flags], stdout=subprocess.DEVNULL, stderr=errors) as second,
+    ):
         try:
             until(lambda: "already has the name" in log.read_text(), "the second node hears why")
             with system.client() as client:

@@ -1,0 +1,21 @@
+"""docs/promises.md names tests that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "promises.md").read_text())))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=[name for _, name in NAMED])
+def test_a_test_that_holds_a_promise_exists(path: str, name: str) -> None:
+    file = ROOT / path if path == "tiers/conformance.py" else ROOT / "tests" / path
+    assert re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", file.read_text(), re.MULTILINE), f"{path} has no {name}"
+
+
+def test_every_promise_names_a_test() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", (ROOT / "docs" / "promises.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    assert [promise for promise, tests in rows if promise not in ("promise", "---") and "::" not in tests] == []
