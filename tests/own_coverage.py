@@ -28,7 +28,7 @@ def covered_percent(coverage: Coverage, module: Path) -> tuple[float, str]:
     text = io.StringIO()
     try:
         percent = coverage.report(
-            include=[str(module)], contexts=[f"^{re.escape(own)}::", "^$"], show_missing=True, file=text, skip_empty=False
+            include=[str(module.relative_to(ROOT))], contexts=[f"^{re.escape(own)}::", "^$"], show_missing=True, file=text, skip_empty=False
         )
     except NoDataError:
         return 0.0, f"{own} runs none of it"
