@@ -1,8 +1,9 @@
 """Which block leaves a tier: one eviction policy a slot group, and the rule by which a group gets another group's memory.
 
 A slot freed in one group (tenant and size class) is of no use to another until its whole slab is free. So the victim is normally of
-the newcomer's own group. But every time the coldest block of all is in another group, that group owes us: when it owes a whole slab,
-the slab of its coldest block is taken. Memory so follows the load, and at most one slab is flushed for one slab's worth of evictions.
+the newcomer's own group. But when the coldest block of all is in another group, its slab is taken if the whole of it is colder than the victim;
+else that group owes us, and its slab is taken once it owes a whole one. Memory so follows the load: what is cold goes first, and
+at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class EvictionOrder:
     def owe(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
         """`group` gives up a block of `size_bytes` though a colder one is elsewhere; True when it is now owed a whole slab.
 
-        `slab_bytes` says how much the colder one's slab holds. It is asked once a debt: it walks the slab.
+        `slab_bytes` says what the colder one's slab costs, 0 for nothing. It is asked once a debt: it walks the slab.
         """
         owed_bytes, due_bytes = self._debts[group] if group in self._debts else (0, slab_bytes())
         owed_bytes += size_bytes

@@ -60,9 +60,16 @@ class Level:
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
             slot = self._slot(colder)
-            if not self.order.owe(group, own.size_bytes, lambda: sum(mate.size_bytes for mate in self._slab_slots(slot))):
+            if not self.order.owe(group, own.size_bytes, lambda: self._price(slot, own)):
                 return [own]
         return self._coldest_whole_slab(group) or ([own] if own is not None else [])
+
+    def _price(self, slot: Slot, own: Block) -> int:
+        """Bytes the group of `own` gives up before it gets the slab of `slot`: none if all that is there was read before `own` was."""
+        mates = self._slab_slots(slot)
+        holders = [self._by_slot.get(mate.index) for mate in mates]
+        is_colder = all(holder is not None and holder.last_access < own.last_access for holder in holders)
+        return 0 if is_colder else sum(mate.size_bytes for mate in mates)
 
     def _coldest_whole_slab(self, group: int) -> list[Block]:
         """All blocks of another group's slab that can be emptied at once; none when a lease, pin or open put is in every slab.

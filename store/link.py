@@ -69,14 +69,16 @@ class MasterLink:
         self._seen_epoch = 0
         self._stopping = threading.Event()
         self._lost = threading.Event()
+        self._registration_epoch = 0
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def lost(self) -> None:
-        """The link's connection is gone: register again."""
-        self._lost.set()
+    def lost(self, registration_epoch: int) -> None:
+        """The connection of that registration is gone: register again, unless that is being done already."""
+        if registration_epoch == self._registration_epoch:
+            self._lost.set()
 
     def stop(self) -> None:
         """End the thread. Serves the loop until a call under way is over, no longer than its deadline: it may be waiting for the loop."""
@@ -108,9 +110,10 @@ class MasterLink:
             with grpc.insecure_channel(channel.welcome.control) as control:
                 stub = ControlStub(control)  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
+                self._lost.clear()
+                self._registration_epoch = reply.registration_epoch
                 hello = Hello(ROLE_NODE, name=self._identity.name, epoch=reply.registration_epoch)
                 channel.call(hello, Welcome, Deadline(self._timeout_s))
-                self._lost.clear()
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
                 log.info("registered with the master of epoch %d as node %d", reply.master_epoch, reply.node_id)
                 self._beat(stub, reply)
@@ -162,7 +165,7 @@ class MasterLink:
 
     def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> None:
         """Send heartbeats until the link is lost, or the master says that this registration is not the newest."""
-        while not self._lost.wait(registration.heartbeat_interval_s):
+        while not self._lost.wait(registration.heartbeat_interval_s) and not self._stopping.is_set():
             tiers, counters = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id, registration_epoch=registration.registration_epoch, tiers=tiers, counters=counters

@@ -110,6 +110,7 @@ class Node:
         self._server: Server | None = None
         self._link: MasterLink | None = None
         self._session: Session | None = None
+        self._registration_epoch = 0
         self._prefaulter: threading.Thread | None = None
         self.on_synced: Callable[[], None] = lambda: None
         """Called each time the master knows the whole inventory."""
@@ -194,6 +195,7 @@ class Node:
             old.close("a newer registration")
         session = Session(self.reactor, sock, _LinkHandler(self._service, self._on_link_lost))
         self._session = self._service.link = session
+        self._registration_epoch = registration.registration_epoch
         self._service.node_id = registration.node_id
         self._service.master_epoch = registration.master_epoch
         self._service.token_digests = dict(registration.tenant_token_sha256)
@@ -231,7 +233,7 @@ class Node:
             self._publisher.link_down()
             self._claims.link_down()
             if self._link is not None:
-                self._link.lost()
+                self._link.lost(self._registration_epoch)
 
     def _on_refused(self, error: KVStoreError) -> None:
         log.warning("the master refused an event: %s", error)
