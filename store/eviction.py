@@ -1,9 +1,9 @@
 """Which block leaves a tier: one eviction policy a slot group, and the rule by which a group gets another group's memory.
 
 A slot freed in one group (tenant and size class) is of no use to another until its whole slab is free. So the victim is normally of
-the newcomer's own group. But when the coldest block of all is in another group, its slab is taken if the whole of it is colder than the victim;
-else that group owes us, and its slab is taken once it owes a whole one. Memory so follows the load: what is cold goes first, and
-at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
+the newcomer's own group. But when the coldest block of all is in another group, its slab is taken if the whole of it is colder than
+the victim; else that group owes us, and its slab is taken once it owes a whole one. Memory so follows the load: what is cold goes
+first, and at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
 """
 
 from collections.abc import Callable
