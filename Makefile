@@ -9,7 +9,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # What its own test file has to cover in full, branches included.
 COVERED := tests/protocol tests/kvcache tests/tiers tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
 	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
-	tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py)
+	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py)
 
 .PHONY: help
 help:  ## this list

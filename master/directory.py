@@ -22,7 +22,8 @@ from kvstore.master.holders import HINT
 from kvstore.master.membership import Membership, Node, NodeInfo, TierReport
 from kvstore.master.placement import place
 from kvstore.master.publishing import Effects, Plan, Publishing
-from kvstore.master.records import BlockRecord, NodeRecord
+from kvstore.master.records import BlockRecord, NodeRecord, RemovedRecord
+from kvstore.master.removals import Removals
 from kvstore.master.reservations import Reservations
 from kvstore.master.rows import NO_ROW, Rows
 from kvstore.master.tenants import Tenant, Tenants
@@ -87,6 +88,7 @@ class Directory:
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self._live: frozenset[int] = frozenset()
         self._sweep_row = 0
+        self._removals = Removals(self._tenants, self.members)
 
     def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
         """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
@@ -98,6 +100,9 @@ class Directory:
                 self._reservations.saw(record.version.generation)
             elif isinstance(record, NodeRecord):
                 self.members.remember(record.name, record.node_id, now_ns)
+            elif isinstance(record, RemovedRecord):
+                self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
+                self._reservations.saw(record.generation)
             else:
                 self._tenants.of(record.tenant).pins.add(record.key)
 
@@ -131,16 +136,20 @@ class Directory:
         return silent
 
     def sweep(self, max_rows: int) -> list[Op]:
-        """Look at the next `max_rows` rows and delete the blocks whose holders are all forgotten; operations nobody waits for."""
+        """Look at the next `max_rows` rows and delete the blocks whose holders are all forgotten; operations nobody waits for.
+
+        Removals are forgotten too, once every node that was ever seen has told its inventory.
+        """
+        ops = self._removals.settle()
         empty = self._rows.sets.empty
         if not empty:
-            return []
+            return ops
         begin = self._sweep_row if self._sweep_row < len(self._rows) else 0
         self._sweep_row = begin + max_rows
         if empty.isdisjoint(self._rows.holders[begin : self._sweep_row]):
-            return []
+            return ops
         end = min(self._sweep_row, len(self._rows))
-        return [self._bury(row) for row in range(begin, end) if self._rows.holders[row] in empty]
+        return ops + [self._bury(row) for row in range(begin, end) if self._rows.holders[row] in empty]
 
     def exists(self, tenant: str, keys: Sequence[bytes]) -> bytes:
         """1 for each key that can be read now."""
@@ -221,6 +230,10 @@ class Directory:
                     continue
                 owner.pins.discard(key)
                 removal.ops.append(records.pin(owner.prefix, key, pinned=False))
+            if key in owner.rows or key in owner.pending:
+                ops = self._removals.remember(owner, key, self._reservations.last_generation)
+                removal.flags[index] &= ops is not None
+                removal.ops.extend(ops or ())
             self._plan_remove_one(removal, owner, key)
         return removal
 
@@ -231,6 +244,8 @@ class Directory:
         for key, generation, flag in zip(keys, generations, flags, strict=True):
             if flag:
                 ops += self._publishing.gone(node_id, owner, key, generation)
+            else:
+                ops += self._removals.refused(owner, key)
         return ops
 
     def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
@@ -292,6 +307,7 @@ class Directory:
         self._publishing.check_integrity()
         self._reservations.check_integrity(self._tenants)
         assert self._live == {node.node_id for node in self.members.live()}
+        self._removals.check_integrity()
 
     def _tenant(self, name: str) -> Tenant:
         """The tenant, or an empty one: a question makes none."""

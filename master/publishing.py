@@ -175,6 +175,9 @@ class Publishing:
 
     def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
+        if version.generation <= tenant.removed.get(key, 0):
+            plan.commands.drop(node_id, tenant, key, version.generation)  # removed while the node was away
+            return
         self._reservations.end(tenant, key, version.generation)
         self._reservations.saw(version.generation)
         if key not in tenant.rows and key not in tenant.pending:

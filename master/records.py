@@ -5,6 +5,7 @@
                                                     u8 parent length, u16 holders>, namespace, parent key, u32 node id a holder
     b"n" + node name                                <u32 node id>
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned
+    b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
 
 Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
 little-endian; the version is raised when the form changes, and a record of another version is refused, not guessed at.
@@ -25,6 +26,7 @@ MAX_NAME_BYTES: Final = 255
 
 _BLOCK: Final = struct.Struct("<BQQQBBH")
 _ID: Final = struct.Struct("<I")
+_GENERATION: Final = struct.Struct("<Q")
 
 
 class Version(NamedTuple):
@@ -55,6 +57,13 @@ class NodeRecord:
 class PinRecord:
     tenant: str
     key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRecord:
+    tenant: str
+    key: bytes
+    generation: int
 
 
 def check_tenant(tenant: str) -> None:
@@ -89,7 +98,12 @@ def pin(prefix: bytes, key: bytes, *, pinned: bool) -> Op:
     return Op(b"p" + prefix + key, b"" if pinned else None)
 
 
-def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | PinRecord:
+def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
+    """Remember a removal, or forget it (None)."""
+    return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
+
+
+def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | PinRecord | RemovedRecord:
     """The record of one catalog entry.
 
     Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
@@ -101,6 +115,8 @@ def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | PinRecord:
             return NodeRecord(key[1:].decode(), _ID.unpack(value)[0])
         if key[:1] == b"p" and not value:
             return PinRecord(*_owner(key))
+        if key[:1] == b"r":
+            return RemovedRecord(*_owner(key), *_GENERATION.unpack(value))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Corrupt(f"the catalog's record {key!r} is damaged: {error}") from None
     raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")

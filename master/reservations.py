@@ -17,6 +17,11 @@ class Reservations:
         self._ttl_ns = ttl_ns
         self._last_generation = last_generation
 
+    @property
+    def last_generation(self) -> int:
+        """No version that was ever granted or seen is newer."""
+        return self._last_generation
+
     def saw(self, generation: int) -> None:
         """A generation of a block met in the catalog or at a node: later grants are above it."""
         self._last_generation = max(self._last_generation, generation)

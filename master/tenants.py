@@ -39,6 +39,8 @@ class Tenant:
     reserved: dict[bytes, Reservation] = field(default_factory=dict)
     pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
     pins: set[bytes] = field(default_factory=set)
+    removed: dict[bytes, int] = field(default_factory=dict)
+    """Keys removed while a node was away, up to which generation: that node may still have them."""
 
 
 class Tenants:
@@ -74,6 +76,6 @@ class Tenants:
     def forget_empty(self) -> None:
         """Forget the tenants that have nothing. O(tenants)."""
         for tenant in list(self._by_name.values()):
-            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins):
+            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.removed):
                 del self._by_name[tenant.name]
                 self._by_index[tenant.index] = None

@@ -13,7 +13,7 @@ from coverage.exceptions import NoDataError
 
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers")
-DIRECTORY = ("directory", "rows", "membership", "placement", "records", "publishing", "reservations", "tenants", "holders")
+DIRECTORY = ("directory", "rows", "membership", "placement", "records", "publishing", "removals", "reservations", "tenants", "holders")
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")
 
 

@@ -306,6 +306,38 @@ def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
     master.directory.check_integrity()
 
 
+def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> None:
+    master, node = one_node(b"a", b"kept")
+    other = master.register("b")
+    master.sync(other)
+    die(master, node)
+    master.publish(other, Event(b"a", 5))
+    removal = master.directory.plan_remove(TENANT, [b"a"], force=False)
+    master.commit(removal.ops)
+    master.commit(master.directory.dropped(other.node_id, TENANT, [b"a"], [5], b"\1"))
+    master = master.restart()
+    other = master.register("b")
+    master.sync(other)
+    node = master.register("a", instance=2)
+    commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
+    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1]))]
+    assert master.exists(b"a", b"kept") == [0, 1]
+    master.sweep()
+    assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
+    master.publish(node, Event(b"a", 10_000))
+    assert master.exists(b"a") == [1]
+
+
+def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
+    master, _node = one_node(b"a")
+    die(master, master.register("away"))
+    master.commit(master.directory.plan_remove(TENANT, [b"a"], force=False).ops)
+    assert [key for key in master.catalog if key.startswith(b"r")]
+    master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\0"))
+    assert not [key for key in master.catalog if key.startswith(b"r")]
+    master.directory.check_integrity()
+
+
 def test_a_pinned_block_is_removed_only_by_force() -> None:
     master, _ = one_node(b"a")
     pinning = master.directory.pin(TENANT, [b"a", b"none"], pinned=True)

@@ -345,3 +345,14 @@ def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory()
     master.publish(one, Event(b"k"))
     master.directory.pin(TENANT, [b"k"], pinned=True)
     assert master.sync(two, Event(b"other")) == []
+
+
+def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_newer_one_is_taken() -> None:
+    master = Master()
+    node = master.register("a")
+    master.directory._tenants.of(TENANT).removed[b"k"] = 5
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 5)]))
+    assert (made.ops, made.commits) == ([], [])
+    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5]))]
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 6)]))
+    assert len(made.commits) == 1

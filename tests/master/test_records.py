@@ -9,6 +9,7 @@ from kvstore.master.records import (
     BlockRecord,
     NodeRecord,
     PinRecord,
+    RemovedRecord,
     Version,
     check_tenant,
     decode,
@@ -16,6 +17,7 @@ from kvstore.master.records import (
     pin,
     put_block,
     put_node,
+    removed,
     tenant_prefix,
 )
 from kvstore.protocol.errors import Corrupt, InvalidArgument
@@ -69,3 +71,12 @@ def test_a_node_and_a_pin_come_back() -> None:
 def test_what_is_no_record_is_refused(key: bytes, value: bytes) -> None:
     with pytest.raises(Corrupt):
         decode(key, value)
+
+
+def test_a_removal_comes_back() -> None:
+    op = removed(tenant_prefix("red"), b"key", 1 << 60)
+    assert op.value is not None
+    assert decode(op.key, op.value) == RemovedRecord("red", b"key", 1 << 60)
+    assert removed(tenant_prefix("red"), b"key", None).value is None
+    with pytest.raises(Corrupt, match="damaged"):
+        decode(op.key, b"short")
