@@ -1,8 +1,10 @@
 """Promises of cli_up.py, as a process of its own."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,14 +31,19 @@ class Up:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
 
     def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.line())
+        line = self.line()
+        assert line, self.end()
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def end(self) -> tuple[int, str, str]:
@@ -45,9 +52,17 @@ class Up:
         return self.process.returncode, rest, errors
 
 
+def free_pair() -> int:
+    """A port that is free, and so is the next one: where the control plane listens."""
+    while True:
+        [port] = free_ports(1)
+        with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    listen = f"127.0.0.1:{free_pair()}"
     places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
     with Up("--json", *places) as up:
         serving, ready = up.facts(), up.facts()
