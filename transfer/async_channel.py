@@ -74,7 +74,11 @@ class AsyncChannel:
                 header, body = await self._read_frame(deadline)
             except BaseException as error:
                 raise self._broken(error) from None
-            return self._parse(header, body, SlabFds), list(fds)
+            slabs = self._parse(header, body, SlabFds)
+            if len(fds) != sum(map(bool, slabs.sizes)):
+                self.close()
+                raise ProtocolError(f"{self.address} sent {len(fds)} descriptors for slabs of {list(slabs.sizes)} bytes")
+            return slabs, list(fds)
         except BaseException:
             for fd in fds:
                 os.close(fd)
@@ -163,8 +167,9 @@ class AsyncChannel:
         return header, body
 
     def _parse(self, header: Header, body: memoryview, answer: type[M]) -> M:
+        is_failure = header.type == Failure.TYPE and header.request_id in (0, self._request_id) and not header.payload_bytes
         try:
-            failure = Failure.unpack(body) if header.type == Failure.TYPE else None
+            failure = Failure.unpack(body) if is_failure else None
         except ProtocolError:
             self.close()
             raise

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
-from kvstore.protocol.messages import Count, Failure, Flags, Hello, Message, Nodes, Ok, Put, Release, Slabs, Welcome
+from kvstore.protocol.messages import Count, Failure, Flags, Hello, Message, Nodes, Ok, Put, Release, SlabFds, Slabs, Welcome
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_channel import AsyncChannel
 from kvstore.transfer.channel import BUFFER_BYTES, Deadline
@@ -217,10 +217,13 @@ GARBAGE = [
     frame(Ok(), request_id=9),
     pack_header(Ok.TYPE, 1, 3) + b"abc",
     pack_header(Failure.TYPE, 1, 1) + b"a",
+    frame(Failure(103, "of another request"), request_id=9),
 ]
 
 
-@pytest.mark.parametrize("answer", GARBAGE, ids=["noise", "another type", "another request", "a body too long", "a torn failure"])
+@pytest.mark.parametrize(
+    "answer", GARBAGE, ids=["noise", "another type", "another request", "a body too long", "a torn failure", "another's failure"]
+)
 def test_an_answer_that_is_none_closes_the_channel(answer: bytes) -> None:
     async def scenario(channel: AsyncChannel) -> None:
         with pytest.raises(ProtocolError):
@@ -257,6 +260,24 @@ def test_answers_of_any_size_one_after_another_are_read_whole() -> None:
 
     sizes = (3, len(large.flags), BUFFER_BYTES - 40, 30, 3)
     with_peer([frame(Flags(b"\1" * size), request_id=i + 1) for i, size in enumerate(sizes)], scenario)
+
+
+@pytest.mark.parametrize("sizes", [[0], [4096, 4096]])
+def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_leaks(sizes: list[int]) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        fd = os.memfd_create("slab")
+        socket.send_fds(theirs, [frame(SlabFds(sizes))], [fd])
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ProtocolError, match="1 descriptors for slabs of"):
+            await channel.call_for_fds(Slabs([1]), Deadline(5))
+        assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
+        theirs.close()
+        os.close(fd)
+
+    asyncio.run(main())
 
 
 def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
