@@ -12,6 +12,7 @@ def test_generations_are_unique_and_above_all_that_was_seen() -> None:
     reservations.saw(500)
     reservations.saw(3)
     assert list(reservations.grant(red, [b"c"], [1], [1], 0)) == [501]
+    assert reservations.last_generation == 501
     reservations.check_integrity([red])
 
 
