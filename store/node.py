@@ -37,6 +37,7 @@ from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server, default_run_dir
 from kvstore.transfer.session import Session
 
+WILDCARDS = ("0.0.0.0", "::")
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
 FLUSH_INTERVAL_S = 1.0
@@ -118,6 +119,8 @@ class Node:
     def start(self) -> Places:
         """Listen, look for the master, and set the clockwork going. Raises ConfigError when an address cannot be had."""
         settings, listen = self._settings, parse_address(self._settings.listen)
+        if listen.host in WILDCARDS and not settings.advertise:
+            raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
         self._service = NodeService(
             self._table, self._dram, self._mover, self._leases, self._waiting, self._puts, self._reads, instance=self._instance
         )

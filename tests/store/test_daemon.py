@@ -138,6 +138,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--run-dir", "/proc/nowhere"], "/proc/nowhere"),
         (["--run-dir", "/tmp/" + "x" * 120], "107"),
         (["--config", "/nowhere.toml"], "settings file"),
+        (["--listen", "0.0.0.0:0"], "advertise"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )
