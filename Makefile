@@ -51,9 +51,9 @@ typing:
 
 .PHONY: etcd
 etcd:
-	@command -v etcd >/dev/null || { echo "installing etcd-server"; $(SUDO) apt-get update -q >/dev/null && \
-		$(SUDO) apt-get install -y -q etcd-server >/dev/null; } || \
-		{ echo "make test needs etcd: install Debian's etcd-server, or put an etcd >= 3.4 on the PATH"; exit 1; }
+	@command -v etcd >/dev/null && command -v openssl >/dev/null || { echo "installing etcd-server and openssl"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q etcd-server openssl >/dev/null; } || \
+		{ echo "make test needs etcd and openssl: install Debian's etcd-server and openssl, or put an etcd >= 3.4 on the PATH"; exit 1; }
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }
