@@ -89,20 +89,20 @@ def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[li
     return times
 
 
-def microseconds(function: Callable[[], object], *, calls: int = CALLS) -> float:
-    """The median of `calls` calls."""
+def microseconds(function: Callable[[], object], *, calls: int | None = None) -> float:
+    """The median of `calls` calls (default: CALLS)."""
     taken = []
-    for _ in range(calls):
+    for _ in range(calls or CALLS):
         begun = time.perf_counter_ns()
         function()
         taken.append(time.perf_counter_ns() - begun)
     return statistics.median(taken) / 1000
 
 
-def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: int = CALLS) -> tuple[float, float]:
+def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: int | None = None) -> tuple[float, float]:
     """Medians of two functions called in turn."""
     taken: tuple[list[int], list[int]] = ([], [])
-    for _ in range(calls):
+    for _ in range(calls or CALLS):
         for function, times in zip((first, second), taken, strict=True):
             begun = time.perf_counter_ns()
             function()
