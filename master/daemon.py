@@ -4,11 +4,7 @@ Standard output carries one JSON line when it serves: {"event": "ready", "listen
 standard error. Exit code 2: the settings cannot be met; 1: another master has taken the catalog over.
 """
 
-import gc
-import json
-import logging
 import os
-import signal
 import sys
 from typing import Any
 
@@ -18,6 +14,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
+from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.transfer.server import allow_many_descriptors
 
 
@@ -26,7 +23,7 @@ from kvstore.transfer.server import allow_many_descriptors
 @options(MasterSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a master: it keeps the directory of blocks, and knows the nodes."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    begin_logging()
     try:
         allow_many_descriptors()
         master = Master(load_settings(MasterSettings, "master", flags=flags, config=config))
@@ -38,16 +35,10 @@ def main(config: str | None, **flags: Any) -> None:
     except KVStoreError as error:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: master.reactor.stop())
-    facts = {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid()}
-    print(json.dumps({"event": "ready", **facts}), flush=True)
-    # What is alive now stays, a loaded directory above all: the collector need not walk it again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    stop_on_signals(master.reactor)
+    say("ready", {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid()})
     try:
-        master.reactor.run()
+        serve(master.reactor)
     finally:
         master.close()
     if master.fenced is not None:

@@ -4,8 +4,6 @@ It turns messages into calls of the directory, gives what must be durable to the
 the nodes over their own connections. The loop is the only caller.
 """
 
-import hashlib
-import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +44,7 @@ from kvstore.protocol.messages import (
     Reserve,
     Welcome,
 )
+from kvstore.protocol.tokens import check_token
 from kvstore.transfer.address import host_id
 from kvstore.transfer.session import Session
 
@@ -145,10 +144,7 @@ class FramesService:
 
     def check_token(self, tenant: str, token: str) -> None:
         """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""
-        if self._token_digests:
-            digest = hashlib.sha256(token.encode()).digest()
-            if not hmac.compare_digest(digest, self._token_digests.get(tenant, b"")):
-                raise Unauthorized(f"unknown tenant {tenant!r} or wrong token")
+        check_token(self._token_digests, tenant, token)
 
     def _meet_node(self, session: Session, message: Hello) -> int:
         """A node under registration `epoch`; with epoch 0 it only asks for the control plane's address."""

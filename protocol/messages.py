@@ -4,7 +4,6 @@ Keys belong to the tenant that the connection said in its Hello. A batch that is
 Control (registration, heartbeats, status, listing) is gRPC: control.proto. docs/protocol.md is the byte-for-byte description.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
@@ -518,8 +517,3 @@ REPLIES: Final = frozenset(
     kind.TYPE for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds)
 )
 """Types that answer a request; all others are requests. Both ends of one connection may ask."""
-
-
-def empty_u64s(count: int) -> "array[int]":
-    """A column of zeros."""
-    return array("Q", bytes(8 * count))

@@ -12,6 +12,7 @@ from kvstore.protocol.messages import GRANTED, PRESENT, Claim, Grants
 from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers
 from kvstore.store.open_puts import Put
 from kvstore.store.peer import PutFrame
+from kvstore.store.publisher import Publisher
 from kvstore.store.table import BlockTable
 from kvstore.transfer.session import Session
 
@@ -22,9 +23,10 @@ Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 class Claims:
     """See the module. `link_up` and `link_down` follow the node's connection to its master."""
 
-    def __init__(self, table: BlockTable, answers: Answers) -> None:
+    def __init__(self, table: BlockTable, answers: Answers, publisher: Publisher) -> None:
         self._table = table
         self._answers = answers
+        self._publisher = publisher
         self._ask: Ask | None = None
         self._epoch = 0
 
@@ -52,7 +54,8 @@ class Claims:
                 return
             for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
                 flags[at] = self._settle(put, frame.checksums[at], status, generation)
-            answer(None)
+            # What was there already may not be durable yet: "already there" is said once it is.
+            self._publisher.when_published(frame.wait_seq, answer)
 
         blocks = [put.block for _, put in wanted]
         first = blocks[0]

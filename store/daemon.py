@@ -4,11 +4,7 @@ Standard output carries two JSON lines for whoever started it: {"event": "servin
 the master knows it and all of its DRAM has been touched. Logs go to standard error. Exit code 2: the settings cannot be met.
 """
 
-import gc
-import json
-import logging
 import os
-import signal
 import sys
 from typing import Any
 
@@ -18,9 +14,8 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.transfer.server import allow_many_descriptors
-
-log = logging.getLogger("kvstore.store")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,7 +23,7 @@ log = logging.getLogger("kvstore.store")
 @options(NodeSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    begin_logging()
     try:
         allow_many_descriptors()
         node = Node(load_settings(NodeSettings, "node", flags=flags, config=config))
@@ -40,8 +35,7 @@ def main(config: str | None, **flags: Any) -> None:
     except KVStoreError as error:
         click.echo(f"kvstore-node: error: {error}", err=True)
         sys.exit(2)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: node.reactor.stop())
+    stop_on_signals(node.reactor)
     facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
     say("serving", facts)
     waiting_for = {"memory", "master"}
@@ -54,24 +48,10 @@ def main(config: str | None, **flags: Any) -> None:
 
     node.on_synced = lambda: is_done("master")
     node.prefault(lambda: is_done("memory"))
-    # What is alive now stays: the collector need not walk it again, and a block table of millions is no garbage.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
     try:
-        node.reactor.run()
+        serve(node.reactor)
     finally:
         node.close()
-
-
-def say(event: str, facts: dict[str, Any]) -> None:
-    """A line for the starter; one that no longer listens is no reason to stop."""
-    try:
-        print(json.dumps({"event": event, **facts}), flush=True)
-    except BrokenPipeError:
-        # The interpreter flushes standard output at its end, and would make the failure its exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        log.warning("nobody reads standard output any more")
 
 
 if __name__ == "__main__":

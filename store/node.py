@@ -103,7 +103,7 @@ class Node:
             on_room=self._waiting.retry,
         )
         self._answers = Answers()
-        self._claims = Claims(self._table, self._answers)
+        self._claims = Claims(self._table, self._answers, self._publisher)
         self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims)
         self._reads = ReadService(self._table, dram, self._mover, self._leases, max_lease_ns=int(settings.max_lease_s * 1e9))
         self._instance = new_instance()

@@ -1,7 +1,5 @@
 """The node's frames: who may speak, which service answers, and what is tidied up when a connection ends."""
 
-import hashlib
-import hmac
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +23,7 @@ from kvstore.protocol.messages import (
     Slabs,
     Welcome,
 )
+from kvstore.protocol.tokens import check_token
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
 from kvstore.store.peer import MAX_SLABS, Peer, peer_of
@@ -108,10 +107,7 @@ class NodeService:
             raise Unavailable("this node has not found its master yet; try again")
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
-        if self.token_digests:
-            digest = hashlib.sha256(message.token.encode()).digest()
-            if not hmac.compare_digest(digest, self.token_digests.get(message.tenant, b"")):
-                raise Unauthorized(f"unknown tenant {message.tenant!r} or wrong token")
+        check_token(self.token_digests, message.tenant, message.token)
         session.context = Peer(message.tenant, message.role)
         welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, host_id(), self.unix_path)
         session.reply(header.request_id, welcome)

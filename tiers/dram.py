@@ -71,10 +71,6 @@ class DramTier(SlabTier):
         """The size of the slab's memory. Raises StaleHandle."""
         return self._slabs.slab(slab_id).size_bytes
 
-    def tenant_slabs(self, tenant: str) -> list[int]:
-        """Ids of the tenant's slabs."""
-        return [slab.number for slab in self._slabs.slabs_of(tenant)]
-
     def write_batch(self, records: Sequence[Record]) -> None:
         targets = [self._bytes(record.slot) for record in records]
         for target, record in zip(targets, records, strict=True):

@@ -146,9 +146,6 @@ class SlabAllocator:
         """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
         return list(self.find(slot).used.values())
 
-    def slabs_of(self, tenant: str) -> list[Slab]:
-        return [slab for slab in self._slabs.values() if slab.group.tenant == tenant]
-
     def slab(self, number: int) -> Slab:
         """Raises StaleHandle for a slab that does not exist (any more)."""
         slab = self._slabs.get(number)

@@ -76,7 +76,7 @@ class Served:
             on_room=self.waiting.retry,
         )
         self.answers = Answers()
-        self.claims = Claims(self.store.table, self.answers)
+        self.claims = Claims(self.store.table, self.answers, self.publisher)
         self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims)
         self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS)
         self.service = NodeService(

@@ -89,6 +89,23 @@ def test_what_is_not_granted_leaves_nothing(node: Served, client: Client, master
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("c", 0, 1)
 
 
+def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, client: Client, master: Master) -> None:
+    node.acknowledges = False
+    writer = node.connect()
+    reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
+    reserved.start()
+    until(node, lambda: bool(node.unanswered))
+    thread, results = put(client, old=b"o", new=b"n")
+    master.decide(grants(GRANTED))
+    node.settled()
+    assert results == [], "what it would call there already can still be lost"
+    node.call(lambda: node.unanswered.pop()(None))
+    thread.join(TIMEOUT_S)
+    reserved.join(TIMEOUT_S)
+    assert results == [[ALREADY_THERE, STORED]]
+    writer.close()
+
+
 def test_without_a_master_nothing_is_kept(node: Served, client: Client, master: Master) -> None:
     node.call(node.claims.link_down)
     with pytest.raises(Unavailable, match="no master"):

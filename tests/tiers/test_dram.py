@@ -89,14 +89,6 @@ def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier)
         tier.slab_bytes(slab_id)
 
 
-def test_a_tenants_slabs_are_listed_for_it_alone(tier: DramTier) -> None:
-    red = tier.allocate(PAGE, tenant="red")
-    blue = tier.allocate(PAGE, tenant="blue")
-    assert tier.tenant_slabs("red") == [tier.locate(red)[0]]
-    assert tier.tenant_slabs("blue") == [tier.locate(blue)[0]]
-    assert tier.tenant_slabs("green") == []
-
-
 def test_a_view_is_the_slots_own_memory(tier: DramTier) -> None:
     slot = tier.allocate(10)
     view = tier.view(slot)

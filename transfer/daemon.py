@@ -1,0 +1,45 @@
+"""What a daemon's process does around its reactor: logs, lines for its starter, signals, and a collector that leaves what stays alone.
+
+It knows neither settings nor what is served.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from kvstore.transfer.reactor import Reactor
+
+log = logging.getLogger("kvstore.transfer")
+
+
+def begin_logging() -> None:
+    """Log to standard error; standard output is for `say`."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+def stop_on_signals(reactor: Reactor) -> None:
+    """Have SIGTERM and SIGINT end the reactor's `run`. For the main thread."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: reactor.stop())
+
+
+def say(event: str, facts: dict[str, Any]) -> None:
+    """One JSON line on standard output for the starter; one that no longer listens is no reason to stop."""
+    try:
+        print(json.dumps({"event": event, **facts}), flush=True)
+    except BrokenPipeError:
+        # The interpreter flushes standard output at its end, and would make the failure its exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        log.warning("nobody reads standard output any more")
+
+
+def serve(reactor: Reactor) -> None:
+    """Run the reactor until it is stopped. What is alive now stays: the collector need not walk a table of millions again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    reactor.run()
