@@ -22,7 +22,8 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "UNAVAILABLE": Unavailable,

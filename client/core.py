@@ -32,7 +32,8 @@ from kvstore.protocol.messages import (
     Slabs,
 )
 from kvstore.protocol.messages import Nodes as AskNodes
-from kvstore.transfer.channel import MAX_FDS, Deadline
+from kvstore.transfer.channel import MAX_FDS
+from kvstore.transfer.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from kvstore.protocol.messages import Message, Slabs, Welcome
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from kvstore.client.writing import Writing, check_parents, namespace_text
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import host_id
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 
 
 class Operations:

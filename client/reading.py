@@ -13,7 +13,7 @@ from kvstore.client.routes import Node
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, LeaseExpired, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.messages import INLINE, MAPPED, MISS, Blocks, Locations, Lookup, Read, Release
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 
 R = TypeVar("R")
 Wanted = tuple[int, Hint]

@@ -8,7 +8,7 @@ from kvstore.client.effects import AnyLoan, Operation, Post
 from kvstore.client.reading import FreshBytes, Reading, Wanted
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.messages import Blocks, Release
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from kvstore.client.routes import Node
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 
 FIRST_PAUSE_S: Final = 0.001
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2

@@ -22,7 +22,8 @@
         ├── ProtocolError      the peer's frame is malformed, too large or of another version
         ├── ConfigError        a setting is missing, malformed or cannot be met
         ├── TraceError         a trace file is malformed at a named line
-        └── Closed             the object was closed
+        ├── Closed             the object was closed
+        └── Cancelled          the caller cancelled it
 
 A miss is not an error. Foreign exceptions (OSError, grpc, lmdb) are translated once, where they enter.
 """
@@ -166,6 +167,12 @@ class Closed(Misuse):
     """The object was closed before the call."""
 
     code = 605
+
+
+class Cancelled(Misuse):
+    """The caller cancelled the operation before it was over."""
+
+    code = 606
 
 
 def _tree(root: type[KVStoreError]) -> list[type[KVStoreError]]:

@@ -18,7 +18,8 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.messages import ROLE_NODE, Hello, Welcome
 from kvstore.transfer.address import Address, host_id
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.reactor import Reactor
 
 STOP_POLL_S = 0.01

@@ -15,7 +15,8 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
 from kvstore.protocol.messages import Failure, Hello, Message, SlabFds, Welcome
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import BUFFER_BYTES, MAX_FDS, MAX_VECTORS, Deadline
+from kvstore.transfer.channel import BUFFER_BYTES, MAX_FDS, MAX_VECTORS
+from kvstore.transfer.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
 

@@ -9,7 +9,7 @@ from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.messages import Hello
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_channel import AsyncChannel
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan, Shelf, connect_deadline, connect_failed
 
 

@@ -10,15 +10,15 @@ poll before every recv, 4 us a request of 20.
 import os
 import socket
 import struct
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, from_code
 from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
 from kvstore.protocol.messages import Failure, Hello, Message, SlabFds, Welcome
 from kvstore.transfer.address import Address, connect
+from kvstore.transfer.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V", memoryview, memoryview | bytes)
@@ -30,26 +30,6 @@ MAX_VECTORS: Final = 512
 POST_TIMEOUT_S: Final = 1.0
 """A message without an answer is not worth a longer wait."""
 _TIMEVAL: Final = struct.Struct("@ll")
-
-
-class Deadline:
-    """A point in monotonic time that a whole operation shares, however many requests it takes."""
-
-    __slots__ = ("at_ns", "timeout_s")
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.at_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-
-    def left_s(self) -> float:
-        """Seconds left; raises DeadlineExceeded when there are none."""
-        left_ns = self.at_ns - time.monotonic_ns()
-        if left_ns <= 0:
-            raise self.exceeded()
-        return left_ns / 1e9
-
-    def exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"no answer within the deadline of {self.timeout_s:g} s")
 
 
 class Channel:

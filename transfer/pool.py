@@ -14,7 +14,8 @@ from typing import Generic, Protocol, TypeVar
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.messages import Hello, Welcome
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 
 
 class Closable(Protocol):

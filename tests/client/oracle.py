@@ -46,7 +46,7 @@ from kvstore.protocol.messages import (
     Welcome,
 )
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan
 
 HERE = "this host"

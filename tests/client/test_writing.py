@@ -21,7 +21,7 @@ from kvstore.protocol.messages import (
     Put,
     Reserve,
 )
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
 
 BIG = b"B" * 100_000

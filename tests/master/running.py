@@ -21,7 +21,8 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, ROLE_CLIENT, ROLE_NODE, Hello, Message, Ok
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)

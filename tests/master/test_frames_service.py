@@ -39,7 +39,8 @@ from kvstore.protocol.messages import (
     Welcome,
 )
 from kvstore.transfer.address import host_id, parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 

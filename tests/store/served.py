@@ -40,7 +40,8 @@ from kvstore.store.reads import ReadService
 from kvstore.store.service import NodeService
 from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server
 from kvstore.transfer.session import Session

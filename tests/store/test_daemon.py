@@ -9,7 +9,8 @@ import pytest
 
 from kvstore.protocol.messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
 from tests.store.served import Client
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from kvstore.protocol.messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
 from tests.store.served import Client
 

@@ -16,7 +16,8 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from kvstore.protocol.messages import ROLE_CLIENT, Commit, Flags, Hello, Open, Opened, SlabFds, Slabs
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, stopped, until
 

@@ -11,7 +11,8 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.messages import MAPPED, MISS, ROLE_CLIENT, Blocks, Hello, Read, Slabs
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System
 

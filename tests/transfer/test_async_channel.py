@@ -14,7 +14,8 @@ from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
 from kvstore.protocol.messages import Count, Failure, Flags, Hello, Message, Nodes, Ok, Put, Release, SlabFds, Slabs, Welcome
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_channel import AsyncChannel
-from kvstore.transfer.channel import BUFFER_BYTES, Deadline
+from kvstore.transfer.channel import BUFFER_BYTES
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.session import Session
 from tests.transfer.daemon import Daemon, running
 

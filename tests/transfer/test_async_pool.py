@@ -12,7 +12,7 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, Unauthorized, Unav
 from kvstore.protocol.messages import Hello, Nodes, Ok
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_pool import AsyncPool
-from kvstore.transfer.channel import Deadline
+from kvstore.transfer.deadline import Deadline
 from tests.transfer.daemon import Daemon, running
 
 Started = tuple[Daemon, Address, Address]

@@ -19,7 +19,8 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unaut
 from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, pack_header
 from kvstore.protocol.messages import SERVER_NODE, Count, Exists, Failure, Flags, Hello, Message, Ok, Put, Release, SlabFds, Slabs, Welcome
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import BUFFER_BYTES, MAX_VECTORS, Channel, Deadline
+from kvstore.transfer.channel import BUFFER_BYTES, MAX_VECTORS, Channel
+from kvstore.transfer.deadline import Deadline
 from tests.transfer.wires import frame, read_exactly, read_frame
 
 SOON_S = 0.03

@@ -10,7 +10,8 @@ import pytest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, Unauthorized, Unavailable
 from kvstore.protocol.messages import Hello, Nodes, Ok, Welcome
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel, Deadline
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan, Pool, Shelf, connect_failed
 from tests.transfer.daemon import Daemon, running
 

@@ -1,0 +1,177 @@
+"""The TransferAgent interface: one-sided reads and writes of registered memory. One of the two families of plug-in; the other, two-sided
+one is connection.py, which `connection_agent.py` turns into an agent.
+
+An agent serves one rail. The engine (engine.py) cuts transfers into requests, chooses the rail of each, and tries failed ones elsewhere;
+an agent only carries out, and says truthfully when a request is over.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from kvstore.protocol.errors import Cancelled, KVStoreError
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.memory import Piece, Region
+
+
+class Direction(Enum):
+    """Of a one-sided transfer, seen from the side that asks."""
+
+    READ = "read"
+    """From the peer's region to ours."""
+    WRITE = "write"
+    """From our region to the peer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One way out of this host, as an agent uses it: a NIC, or the host's own memory.
+
+    `device` is the NIC's name as the system knows it ("eth0", "mlx5_0"), "" for any. `address` is the IP address to bind to, "" for
+    any. `numa_node` is where it is attached, -1 if that is unknown or makes no difference. `speed_gbit_s` is what the link is said to
+    carry, 0 if unknown.
+    """
+
+    device: str = ""
+    address: str = ""
+    numa_node: int = -1
+    speed_gbit_s: float = 0.0
+
+
+Remote = Any
+"""What an agent made of a peer's metadata: its own class, opaque to everyone else."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Pieces to be moved between this side's regions and one peer's, all in one direction; and whether that is over. Thread-safe.
+
+    The submitter owns the regions and holds them (`Region.hold`) until the request is over. The agent calls `finish` exactly once.
+    """
+
+    direction: Direction
+    remote: Remote
+    pieces: Sequence[Piece]
+    deadline: Deadline
+    callback: "Callable[[Request], None] | None" = None
+    """Called by `finish`, in whatever thread that is: it must be short and must not block."""
+    error: KVStoreError | None = None
+    """Why it failed; None while it goes on and after success."""
+    context: Any = None
+    """The submitter's own."""
+    _over: threading.Event | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def finish(self, error: KVStoreError | None = None) -> None:
+        """For the agent. After this no byte of the request moves any more: its memory may be used for something else."""
+        with self._lock:
+            assert not self.is_over, "a request is over once"
+            self.error = error
+            self.is_over = True
+            over = self._over
+        if over is not None:
+            over.set()
+        if self.callback is not None:
+            self.callback(self)
+
+    def wait(self, deadline: Deadline) -> None:
+        """Block until it is over. Raises its error, or DeadlineExceeded (it may go on)."""
+        with self._lock:
+            if not self.is_over and self._over is None:
+                self._over = threading.Event()
+            over = self._over
+        if not self.is_over and over is not None and not over.wait(deadline.left_s()):
+            raise deadline.exceeded()
+        if self.error is not None:
+            raise self.error
+
+
+class TransferAgent(ABC):
+    """See the module. Thread-safe. Made by `Agent(rail, options)`; raises ConfigError when its library or device is missing, saying
+    what to install.
+
+    A write is over when its bytes are in the peer's memory, not when they are on their way. After a request is over (also by failure,
+    `cancel` or its deadline) the agent moves none of its bytes any more, in either direction. Requests may be carried out in any order.
+    """
+
+    transport: ClassVar[str]
+    """Name of the transport: "tcp", "shm", "ucx", "nixl". Both ends of a transfer use the same one."""
+
+    def __init__(self, name: str, rail: Rail) -> None:
+        self.name = name
+        """Of this side, unique among its peers."""
+        self.rail = rail
+
+    @abstractmethod
+    def metadata(self) -> bytes:
+        """How peers reach this agent: its own bytes, at most 64 KiB, carried by whoever introduces peers to one another."""
+
+    @abstractmethod
+    def load_remote(self, metadata: bytes) -> Remote:
+        """The peer that described itself so. Does no I/O. Raises ProtocolError for bytes that no agent of this kind made."""
+
+    def unload_remote(self, remote: Remote) -> None:
+        """Nothing more will be asked of this peer: connections to it may be closed. Requests under way fail."""
+
+    def export(self, region: Region) -> bytes:
+        """What peers' agents of this transport have to know of a region of ours besides its id and key, at most 64 KiB.
+
+        From now on, until the region is closed, peers that show its keys may read and write it. Registers it where that is needed.
+        """
+        return b""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Begin. Never waits for the network; `request.finish` is called exactly once, possibly before this returns.
+
+        It fails with Unreachable (the peer or the way to it is gone), DeadlineExceeded, Denied (wrong key), StaleHandle (no such
+        region), InvalidArgument (outside the region), ProtocolError (the peer does not keep to the protocol), Cancelled or Closed.
+        """
+
+    def run(self, request: Request) -> None:
+        """Carry out a submitted request in the calling thread, if it has not been begun: its caller waits for it anyway, and handing
+        work to another thread costs more than a small request. The default leaves it to the agent's own threads."""
+
+    def cancel(self, request: Request) -> None:
+        """Have a request end soon, with Cancelled unless it is over before that. The default lets it run to its end."""
+
+    @abstractmethod
+    def notify(self, remote: Remote, message: bytes, deadline: Deadline) -> None:
+        """Have `message` (at most 64 KiB) told by the peer's `notifications`, after all our requests to it that are over by now."""
+
+    @abstractmethod
+    def notifications(self) -> list[tuple[str, bytes]]:
+        """(name of the agent, message) of what has come since the last call, in order for each peer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End threads and connections; requests under way end with Closed. A second close is a no-op."""
+
+    def transfer(self, direction: Direction, remote: Remote, pieces: Sequence[Piece], deadline: Deadline) -> None:
+        """Submit and wait. Raises what the request failed with; after DeadlineExceeded it is over all the same."""
+        request = Request(direction, remote, pieces, deadline)
+        for piece in pieces:
+            piece.local.hold()
+        try:
+            self.submit(request)
+            self.run(request)
+            request.wait(deadline)
+        except BaseException:
+            if not request.is_over:
+                self.cancel(request)
+            raise
+        finally:
+            for piece in pieces:
+                piece.local.release()
+
+
+def cancelled() -> Cancelled:
+    return Cancelled("the transfer was cancelled")

@@ -1,0 +1,42 @@
+"""Settings of the transfer engine, the same for every program that has one: [transfer] in the TOML file, KVSTORE_TRANSFER_*."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.settings import Size, setting
+
+SECTION: Final = "transfer"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """How an engine moves bytes. See docs/transfer.md."""
+
+    transports: str = setting(
+        "shm,ucx,nixl,tcp",
+        "Transports that may be used, the preferred one first; one of your own is MODULE:CLASS. UCX and NIXL are skipped where they are "
+        "not installed or neither end has RDMA, unless one is named alone.",
+    )
+    rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
+    topology: str = setting("", "JSON file that replaces the discovered topology.")
+    listen_port: int = setting(0, "TCP port of the engine on every rail; 0 takes a free one.", minimum=0, maximum=65535)
+    slice_bytes: Size = setting(Size(1 << 20), "Large transfers are cut into slices of this size.", minimum=64 << 10, maximum=16 << 20)
+    shm_slice_bytes: Size = setting(
+        Size(4 << 20), "The same for shared memory, where a slice is a copy.", minimum=64 << 10, maximum=16 << 20
+    )
+    tcp_streams: int = setting(2, "TCP connections to a peer on each rail.", minimum=1, maximum=64)
+    window_slices: int = setting(3, "Slices under way on one connection: one in work, the others asked for.", minimum=1, maximum=64)
+    max_endpoints: int = setting(256, "Connections kept open on a rail; the SIEVE policy chooses which to close.", minimum=1)
+    idle_ttl_s: float = setting(60.0, "A connection unused for this long is closed.", minimum=0.001)
+    connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another rail can still be tried.", minimum=0.001)
+    stall_timeout_s: float = setting(0.5, "A connection that moves no byte of a slice for this long has failed.", minimum=0.001)
+    deadline_s: float = setting(30.0, "Time for a transfer whose caller names none.", minimum=0.001, maximum=3600)
+    max_attempts: int = setting(6, "How often a slice is tried, over all rails and transports, before the transfer fails.", minimum=1)
+    cooldown_s: float = setting(0.5, "A rail that failed rests for this long, then twice as long with each further failure.", minimum=0.001)
+    cooldown_max_s: float = setting(8.0, "Longest rest of a failing rail.", minimum=0.001)
+    probe_share: float = setting(0.02, "Share of slices sent over a rail other than the best one, to measure it.", minimum=0, maximum=0.5)
+    numa_penalty: float = setting(2.0, "A rail of another NUMA node counts as this much slower.", minimum=1)
+    max_connections: int = setting(1024, "Peers' connections beyond this are refused.", minimum=1)
+    serve_threads: int = setting(16, "Threads that serve peers; connections beyond wait their turn.", minimum=1, maximum=256)
+    copy_threads: int = setting(0, "Threads that copy shared memory; 0: one a processor, 4 at most.", minimum=0, maximum=64)
+    link_poll_interval_s: float = setting(1.0, "How often the state of the links is looked at.", minimum=0.01)

@@ -1,0 +1,117 @@
+"""Registered memory: what transfers may touch, who uses it, and how a peer names it.
+
+A Region is one contiguous buffer of this process. It counts its users: it is closed when its owner has closed it and nothing moves
+in or out any more, so memory is never freed under a transfer. A RemoteRegion is a peer's, as its owner described it.
+"""
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+
+CLOSE_TIMEOUT_S: Final = 30.0
+"""How long `close` waits for transfers unless told otherwise."""
+_ids = itertools.count(1)
+
+
+class Region:
+    """Memory of this process that transfers may read and, if it is writable, write. Thread-safe.
+
+    `memory` is flat bytes. `fd` is a descriptor of the shared memory behind it (a memfd that begins at its first byte), or -1: only
+    with one can peers of this host map it. The region owns neither: their owner keeps both until `close` has returned.
+    `location` is "cpu:N", N a NUMA node. `read_key` and `write_key` are what a peer must show: random, so that a peer reaches only
+    what it was told of.
+    """
+
+    def __init__(self, memory: memoryview, *, location: str = "cpu:0", fd: int = -1) -> None:
+        """Raises InvalidArgument unless `memory` is flat, contiguous and not empty."""
+        if memory.ndim != 1 or memory.format != "B" or not memory.c_contiguous or not len(memory):
+            raise InvalidArgument("a region is a flat, contiguous view of at least one byte")
+        self.region_id = next(_ids)
+        self.memory = memory
+        self.size_bytes = len(memory)
+        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        self.location = location
+        self.fd = fd
+        self.read_key = secrets.randbits(63)
+        self.write_key = secrets.randbits(63)
+        self._idle = threading.Condition(threading.Lock())
+        self._users = 0
+        self._is_closed = False
+        self._on_close: list[Callable[[Region], None]] = []
+
+    def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """A view of [offset, offset + size). Raises InvalidArgument when the region does not reach that far."""
+        self.check(offset_bytes, size_bytes)
+        return self.memory[offset_bytes : offset_bytes + size_bytes]
+
+    def check(self, offset_bytes: int, size_bytes: int) -> None:
+        """Raises InvalidArgument unless [offset, offset + size) lies within the region."""
+        if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
+            raise InvalidArgument(f"bytes {offset_bytes} to {offset_bytes + size_bytes} are outside a region of {self.size_bytes} bytes")
+
+    def hold(self) -> None:
+        """One more transfer uses it. Raises Closed."""
+        with self._idle:
+            if self._is_closed:
+                raise Closed(f"region {self.region_id} is closed")
+            self._users += 1
+
+    def release(self) -> None:
+        """A transfer that held it is over."""
+        with self._idle:
+            assert self._users > 0, "released more often than held"
+            self._users -= 1
+            if not self._users:
+                self._idle.notify_all()
+
+    def on_close(self, callback: "Callable[[Region], None]") -> None:
+        """Call `callback` once the region is closed and no transfer uses it any more: an agent deregisters it then."""
+        with self._idle:
+            self._on_close.append(callback)
+
+    @property
+    def users(self) -> int:
+        """Transfers that hold it."""
+        return self._users
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self, *, deadline_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Refuse new transfers and wait for those under way; the memory may be freed afterwards. May be called again.
+
+        Raises DeadlineExceeded: transfers still use the memory, which must stay.
+        """
+        with self._idle:
+            self._is_closed = True
+            if not self._idle.wait_for(lambda: not self._users, deadline_s):
+                raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {deadline_s:g} s")
+            callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            callback(self)
+
+
+class RemoteRegion(NamedTuple):
+    """A peer's region, as its owner described it. `key` is its read or its write key; `descriptors` are agents' own bytes, by transport."""
+
+    region_id: int
+    size_bytes: int
+    key: int
+    descriptors: dict[str, bytes]
+
+
+class Piece(NamedTuple):
+    """One contiguous copy between a region here and one of the peer; the request says which way."""
+
+    local: Region
+    local_offset: int
+    remote: RemoteRegion
+    remote_offset: int
+    size_bytes: int
