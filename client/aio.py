@@ -7,13 +7,14 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Operation, Post, Sleep, Take, Work
+from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
 from kvstore.transfer.async_channel import AsyncChannel
 from kvstore.transfer.async_pool import AsyncPool
+from kvstore.transfer.config import TransferSettings
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class AsyncClient:
         token: str = "",
         deadline_s: float = 10.0,
         settings: ClientSettings | None = None,
+        transfer: TransferSettings | None = None,
     ) -> None:
         """Does no I/O: it connects at the first call.
 
@@ -49,8 +51,9 @@ class AsyncClient:
             tenant: whose blocks are seen; `token` proves it.
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
+            transfer: how values move: transports, rails and limits of the transfer engine.
         """
-        self._operations = Operations(master, tenant, token, deadline_s, settings)
+        self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         chosen = self._operations.settings
         self._pool = AsyncPool(
             self._operations.hello,
@@ -175,6 +178,8 @@ class AsyncClient:
                 return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
             case Work():
                 return await carry_out(effect)
+            case Move():
+                return await effect.engine.transfer_async(effect.copies, deadline_s=effect.deadline.left_s())
             case Post():
                 return await _asynchronous(effect.channel).post(effect.message)
             case AskForFds():

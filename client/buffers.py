@@ -19,8 +19,6 @@ from kvstore.protocol.frames import MAX_VALUE_BYTES
 _PYBUF_WRITE: Final = 0x200
 _BYTES_HEADER: Final = bytes.__basicsize__ - 1
 """Where a bytes object's bytes begin; CPython counts the closing zero in the basic size."""
-COPY_BYTES: Final = 64 << 10
-"""From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -77,14 +75,6 @@ def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
     """
     value: bytes = _new_bytes(None, size_bytes)
     return value, _view_memory(id(value) + _BYTES_HEADER, size_bytes, _PYBUF_WRITE)
-
-
-def copy(destination: memoryview, source: memoryview) -> None:
-    """Copy `source` into the equally long `destination`."""
-    if len(source) < COPY_BYTES:
-        destination[:] = source
-    else:
-        np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def checksum(value: memoryview) -> int:

@@ -30,6 +30,11 @@ class ClientSettings:
         maximum=1 << 30,
     )
     frame_bytes: Size = setting(Size(64 << 20), "Values that one message moves; larger batches are cut.", minimum=1 << 10, maximum=4 << 30)
+    engine_min_bytes: Size = setting(
+        Size(1 << 20),
+        "Batches from or to a node of another host go by the transfer engine from this size on; smaller ones along with the message.",
+        minimum=1,
+    )
     copy_threads: int = setting(0, "Threads that copy a large batch; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
     view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)

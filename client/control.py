@@ -20,7 +20,7 @@ from kvstore.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
@@ -65,6 +65,13 @@ class Control:
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply
+
+    def topologies(self, node: str = "") -> list[pb.NodeTopology]:
+        """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
+        try:
+            return list(self._stub.Topologies(pb.TopologiesRequest(node=node), timeout=self._settings.deadline_s))
+        except grpc.RpcError as error:
+            raise translated(error) from None
 
     def keys(self, namespace: str | None = None, *, limit: int = 0) -> Iterator[StoredKey]:
         """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit."""

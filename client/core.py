@@ -10,30 +10,26 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.copying import Copier
 from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Operation, Take, Work
 from kvstore.client.locations import Hints, Location, tier_names
+from kvstore.client.remote import RemoteMemory, SlabId
 from kvstore.client.routes import Masters, Node, Nodes, Route
-from kvstore.client.slabs import Slab, SlabCache, SlabKey
+from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.client.stats import Counters
 from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH, check_key
-from kvstore.protocol.messages import (
-    Count,
-    Exists,
-    Flags,
-    Locations,
-    Lookup,
-    MatchPrefix,
-    Message,
-    NodeTable,
-    Pin,
-    Remove,
-    Slabs,
-)
-from kvstore.protocol.messages import Nodes as AskNodes
+from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, NodeTable, Pin, Remove
+from kvstore.protocol.master_messages import Nodes as AskNodes
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import RegionList, Regions, Slabs
+from kvstore.protocol.session_messages import Count, Flags
 from kvstore.transfer.channel import MAX_FDS
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.copying import Copier
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.mapping import Slab
+from kvstore.transfer.peer import Peer, PeerRegion
+from kvstore.transfer.transports import AUTO
 
 M = TypeVar("M", bound=Message)
 
@@ -46,19 +42,25 @@ CLEANUP_S: Final = 0.2
 class Core:
     """The state of one client and the operations that do not move values."""
 
-    def __init__(self, masters: str | Sequence[str], settings: ClientSettings, *, host_id: str, spread: int) -> None:
+    def __init__(
+        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, host_id: str, spread: int
+    ) -> None:
         """Raises InvalidArgument for a malformed address."""
         self.settings = settings
+        if not maps_memory(transfer):
+            host_id = ""  # no daemon is on this host, then
         self.masters = Masters(masters, host_id)
         self.nodes = Nodes(host_id, spread)
         self.hints = Hints(settings.max_hints)
         self.slabs = SlabCache()
         self.counters = Counters()
         self.copier = Copier(settings.copy_threads)
+        self.remote = RemoteMemory(transfer)
 
     def close(self) -> None:
         """Let go of threads and mappings; views keep theirs."""
         self.copier.close()
+        self.remote.close()
         self.slabs.clear()
 
     # --- reaching daemons ---
@@ -171,6 +173,31 @@ class Core:
         there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
         return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]
 
+    # --- other hosts' memory ---
+
+    def peer_of(self, node: Node) -> Operation[Peer]:
+        """A node of another host as the transfer engine's peer. Raises Unreachable."""
+        if not self.remote.is_started:
+            yield Work(lambda: self.remote.engine, MAX_SLAB_WORK)
+        return self.remote.peer(node)
+
+    def show_slabs(self, channel: AnyChannel, node: Node, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:
+        """These slabs of a node of another host, in order, as the transfer engine reads them. Raises StaleHandle, Unreachable."""
+        peer = yield from self.peer_of(node)
+        ids = [SlabId(node.node_id, channel.welcome.epoch, slab) for slab in slabs]
+        missing = self.remote.missing(ids)
+        for start in range(0, len(missing), MAX_FDS):
+            part = missing[start : start + MAX_FDS]
+            answer: RegionList = yield Ask(channel, Regions([slab.slab for slab in part]), RegionList, deadline)
+            if len(answer.regions) != len(part) or not all(answer.regions):
+                raise StaleHandle(f"node {node.node_id} named a slab that it does not have")
+            for slab, description in zip(part, answer.regions, strict=True):
+                self.remote.add(slab, self.remote.engine.import_region(peer, description))
+        found = [self.remote.slab(slab) for slab in ids]
+        if None in found:
+            raise StaleHandle(f"a slab of node {node.node_id} is gone")
+        return [region for region in found if region is not None]
+
     # --- questions to the master ---
 
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
@@ -227,6 +254,11 @@ class Core:
         for message in messages:
             flags += map(bool, (yield from self.ask_master(message, Flags, deadline)).flags)
         return flags
+
+
+def maps_memory(transfer: TransferSettings) -> bool:
+    """Whether nodes of this host are reached by shared memory: so unless the transports chosen leave it out."""
+    return transfer.transports == AUTO or "shm" in [name.strip() for name in transfer.transports.split(",")]
 
 
 def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:

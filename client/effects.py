@@ -8,9 +8,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from kvstore.protocol.messages import Message, Slabs, Welcome
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import Slabs
+from kvstore.protocol.session_messages import Welcome
 from kvstore.transfer.address import Address
+from kvstore.transfer.copies import Copy
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.pool import Loan
 
 T = TypeVar("T")
@@ -80,6 +84,15 @@ class Work:
 
 
 @dataclass(slots=True)
+class Move:
+    """Have the transfer engine make these copies from or to another host. Raises as TransferEngine.transfer."""
+
+    engine: TransferEngine
+    copies: Sequence[Copy]
+    deadline: Deadline
+
+
+@dataclass(slots=True)
 class Later:
     """Run `function` in the background, soon; nobody waits for it."""
 
@@ -94,7 +107,7 @@ class Sleep:
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | AskForFds | Fill | Post | Work | Later | Sleep
+Effect = Take | Ask | AskForFds | Fill | Post | Work | Move | Later | Sleep
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
 

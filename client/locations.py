@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.protocol.messages import TIER_BITS
+from kvstore.protocol.message import TIER_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,29 @@ from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.client.writing import Writing, check_parents, namespace_text
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import host_id
+from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.deadline import Deadline
 
 
 class Operations:
     """Checks arguments, starts the deadline, and hands on to the core. Nothing is sent for arguments that are refused."""
 
-    def __init__(self, master: str | Sequence[str], tenant: str, token: str, deadline_s: float, settings: ClientSettings | None) -> None:
+    def __init__(
+        self,
+        master: str | Sequence[str],
+        tenant: str,
+        token: str,
+        deadline_s: float,
+        settings: ClientSettings | None,
+        transfer: TransferSettings | None = None,
+    ) -> None:
         """Raises InvalidArgument."""
         check_deadline(deadline_s)
         self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
-        self.core = Core(master, self.settings, host_id=host_id(), spread=os.getpid())
+        self.core = Core(master, self.settings, transfer or TransferSettings(), host_id=host_id(), spread=os.getpid())
         self._clock_ns = time.monotonic_ns
 
     def put(

@@ -7,12 +7,24 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from kvstore.client.buffers import Destination, checksum, fresh_bytes
 from kvstore.client.core import Core
-from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
+from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Move, Operation, Post, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
-from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, LeaseExpired, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.errors import (
+    ChecksumMismatch,
+    Denied,
+    InvalidArgument,
+    KVStoreError,
+    LeaseExpired,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.messages import INLINE, MAPPED, MISS, Blocks, Locations, Lookup, Read, Release
+from kvstore.protocol.master_messages import Locations, Lookup
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Read, Release
+from kvstore.transfer.copies import Copy, Span
 from kvstore.transfer.deadline import Deadline
 
 R = TypeVar("R")
@@ -196,7 +208,11 @@ class Reading(Generic[R]):
     def _read(self, node: Node, wanted: list[Wanted]) -> Operation[None]:
         """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
         core, node_id = self._core, node.node_id
-        message = Read([self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms)
+        by_engine = self._goes_by_engine(node, wanted)
+        asked_ns = self._clock_ns()
+        message = Read(
+            [self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms, int(by_engine)
+        )
         loan, blocks = yield from core.begin(node.route, message, Blocks, self._deadline)
         keep = False
         try:
@@ -204,7 +220,9 @@ class Reading(Generic[R]):
                 raise ProtocolError(f"node {node_id} gave {len(blocks.statuses)} blocks for {len(wanted)} keys")
             if INLINE in blocks.statuses:
                 yield from self._take_inline(loan.channel, node_id, wanted, blocks)
-            if blocks.lease:
+            if blocks.lease and by_engine and not loan.channel.address.unix:
+                yield from self._fetch(loan.channel, node, wanted, blocks, asked_ns + blocks.lease_ms * 1_000_000)
+            elif blocks.lease:
                 keep = yield from self._take_mapped(loan, node_id, wanted, blocks)
         except BaseException:
             loan.discard()  # with it go the lease and what is left of the payload
@@ -215,6 +233,12 @@ class Reading(Generic[R]):
             missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
             core.counters.add(stale_hints=len(missed))
             self._retry(0, missed)
+
+    def _goes_by_engine(self, node: Node, wanted: list[Wanted]) -> bool:
+        """Large batches from other hosts do, unless the node's engine cannot be had."""
+        if node.route.is_local or not self._core.remote.is_usable(node):
+            return False
+        return sum(hint.size_bytes for _, hint in wanted) >= self._core.settings.engine_min_bytes
 
     def _take_inline(self, channel: AnyChannel, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[None]:
         places = [place for place, status in enumerate(blocks.statuses) if status == INLINE]
@@ -254,6 +278,45 @@ class Reading(Generic[R]):
             lapsed = LeaseExpired(f"copying took longer than the lease of {self._lease_ms} ms")
             self._retry(0, [wanted[place] for place in good], lapsed)
         return False
+
+    def _fetch(self, channel: AnyChannel, node: Node, wanted: list[Wanted], blocks: Blocks, until_ns: int) -> Operation[None]:
+        """Have the transfer engine read mapped blocks from another host, verify them, and release the lease."""
+        core = self._core
+        places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
+        try:
+            regions = yield from core.show_slabs(channel, node, [blocks.slabs[place] for place in places], self._deadline)
+            rooms = [self._room(wanted[place][0], blocks.sizes[place]) for place in places]
+            copies: list[Copy] = [
+                (Span(region, blocks.offsets[place]), room, len(room))
+                for region, place, room in zip(regions, places, rooms, strict=True)
+                if room is not None
+            ]
+            yield Move(core.remote.engine, copies, self._deadline)
+        except (StaleHandle, Denied, Unreachable) as error:
+            # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
+            core.remote.failed(node)
+            yield Post(channel, Release([blocks.lease]))
+            yield from core.refresh_nodes(self._deadline)
+            self._retry(0, [wanted[place] for place in places], error)
+            return
+        moved = [(place, room) for place, room in zip(places, rooms, strict=True) if room is not None]
+        total = sum(len(room) for _, room in moved)
+        core.counters.add(engine_bytes=total)
+        sums = yield from work(lambda: [checksum(room) for _, room in moved], total)
+        yield Post(channel, Release([blocks.lease]))
+        good = [place for (place, _), found in zip(moved, sums, strict=True) if found == blocks.checksums[place]]
+        damaged = [place for (place, _), found in zip(moved, sums, strict=True) if found != blocks.checksums[place]]
+        self._arrived(wanted, blocks, good)
+        if damaged:
+            self._retry_damaged(node, [wanted[place] for place in damaged], is_late=self._clock_ns() >= until_ns)
+
+    def _retry_damaged(self, node: Node, items: list[Wanted], *, is_late: bool) -> None:
+        """Values that the engine read came out wrong: overwritten after their lease, or damaged."""
+        if is_late:
+            self._retry(0, items, LeaseExpired(f"reading took longer than the lease of {self._lease_ms} ms"))
+            return
+        self._core.counters.add(checksum_failures=len(items))
+        self._retry(node.node_id, items, ChecksumMismatch(f"node {node.node_id} holds a value whose xxh3_64 is not the one recorded"))
 
     def _parts_of_slabs(self, channel: AnyChannel, node_id: int, places: Sequence[int], blocks: Blocks) -> Operation[list[memoryview]]:
         """The memory of mapped blocks, in order."""

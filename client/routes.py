@@ -1,10 +1,11 @@
 """How to reach the masters and the nodes: addresses known, the one to use now, and what to do when it does not answer. No I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import NodeTable, Welcome
+from kvstore.protocol.master_messages import NodeTable
+from kvstore.protocol.session_messages import Welcome
 from kvstore.transfer.address import Address, parse_address
 
 
@@ -71,9 +72,14 @@ class Masters:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A node as the master told of it. `transfer` is how its engine is reached, in the engine's own bytes (b"": by frames only);
+    it may change while the node lives, and `revision` rises then."""
+
     node_id: int
     name: str
     route: Route
+    revision: int = 0
+    transfer: bytes = b""
 
 
 class Nodes:
@@ -102,15 +108,18 @@ class Nodes:
             self._master_epoch, self._nodes, self.local_id, self.is_known = master_epoch, {}, 0, False
 
     def replace(self, table: NodeTable) -> None:
-        """Take over the master's answer. What was learned about a node that has not moved is kept."""
+        """Take over the master's answer. What was learned about the way to a node that has not moved is kept, and a node of which
+        nothing has changed stays the same object."""
         nodes = {}
-        for node_id, name, host, unix, tcp in zip(table.ids, table.names, table.hosts, table.unix, table.tcp, strict=True):
+        for node_id, name, host, unix, tcp, revision, transfer in zip(
+            table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, strict=True
+        ):
             primary = parse_address(tcp)
             old = self._nodes.get(node_id)
             if old is not None and old.name == name and old.route.primary == primary:
-                nodes[node_id] = old
+                nodes[node_id] = old if old.revision == revision else replace(old, revision=revision, transfer=transfer)
                 continue
-            nodes[node_id] = Node(node_id, name, Route(primary, self._host_id))
+            nodes[node_id] = Node(node_id, name, Route(primary, self._host_id), revision, transfer)
             nodes[node_id].route.offer(unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
         self._nodes = nodes

@@ -1,31 +1,14 @@
-"""Slabs of local nodes, mapped into this process and kept.
-
-A copy into or out of a mapped page costs a memcpy, the first touch of a page ten times that: pages are mapped all at once, and ahead.
-"""
+"""Slabs of local nodes, mapped into this process ahead of their use, and kept."""
 
 import contextlib
-import ctypes
-import mmap
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from kvstore.protocol.errors import Broken, StaleHandle
-
-MADV_POPULATE_READ: Final = 22
-"""Enough to write as well: shared memory has no write notification, so a page mapped for reading takes writes without a fault. Reading
-faults 16 pages at once: 64 MiB take 3.7 ms, with MADV_POPULATE_WRITE 11.6 ms."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+from kvstore.transfer.mapping import Slab, map_slab
 
 
 class SlabKey(NamedTuple):
@@ -35,39 +18,6 @@ class SlabKey(NamedTuple):
     epoch: int
     slab: int
     writable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Slab:
-    """A mapped slab. Memory views cut from `memory` keep the mapping alive."""
-
-    memory: memoryview
-
-    def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """Raises Broken when the slab does not reach that far."""
-        if offset_bytes + size_bytes > len(self.memory):
-            raise Broken(f"a node named bytes {offset_bytes} to {offset_bytes + size_bytes} of a slab of {len(self.memory)} bytes")
-        return self.memory[offset_bytes : offset_bytes + size_bytes]
-
-
-def map_slab(fd: int, size_bytes: int, *, writable: bool) -> Slab:
-    """Map the shared memory of `fd`, all pages present, and close `fd`. Raises Broken.
-
-    mmap.mmap would keep a descriptor open for each slab; a big tier has thousands. Both calls let other threads run.
-    """
-    try:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
-        if address == _MAP_FAILED:
-            raise Broken(f"cannot map a slab of {size_bytes} bytes: {os.strerror(ctypes.get_errno())}")
-    finally:
-        os.close(fd)
-    owner: Any = (ctypes.c_ubyte * size_bytes).from_address(address)
-    weakref.finalize(owner, _libc.munmap, address, size_bytes).atexit = False
-    # Kernels before 5.14 refuse it: pages then come with their first use.
-    _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
-    view = memoryview(owner).cast("B")
-    return Slab(view if writable else view.toreadonly())
 
 
 class SlabCache:

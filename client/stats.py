@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.protocol.messages import TIER_BITS
+from kvstore.protocol.message import TIER_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class ClientStats:
     """Bytes of values read."""
     bytes_out: int = 0
     """Bytes of values stored."""
+    engine_bytes: int = 0
+    """Of both, what the transfer engine moved: to or from other hosts."""
     stale_hints: int = 0
     """Reads that went to a node which no longer had the block."""
     retries: int = 0

@@ -7,12 +7,13 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Operation, Post, Sleep, Take, Work
+from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
 from kvstore.transfer.channel import Channel
+from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.pool import Pool
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Client:
         token: str = "",
         deadline_s: float = 10.0,
         settings: ClientSettings | None = None,
+        transfer: TransferSettings | None = None,
     ) -> None:
         """Connects at the first call.
 
@@ -44,8 +46,9 @@ class Client:
             tenant: whose blocks are seen; `token` proves it.
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
+            transfer: how values move: transports, rails and limits of the transfer engine.
         """
-        self._operations = Operations(master, tenant, token, deadline_s, settings)
+        self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         chosen = self._operations.settings
         self._pool = Pool(
             self._operations.hello,
@@ -168,6 +171,8 @@ class Client:
                 return _blocking(effect.channel).read_into(effect.destinations, effect.deadline)
             case Work():
                 return effect.function()
+            case Move():
+                return effect.engine.transfer(effect.copies, deadline_s=effect.deadline.left_s())
             case Post():
                 return _blocking(effect.channel).post(effect.message)
             case AskForFds():

@@ -7,7 +7,7 @@ from kvstore.client.core import Core
 from kvstore.client.effects import AnyLoan, Operation, Post
 from kvstore.client.reading import FreshBytes, Reading, Wanted
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
-from kvstore.protocol.messages import Blocks, Release
+from kvstore.protocol.node_messages import Blocks, Release
 from kvstore.transfer.deadline import Deadline
 
 

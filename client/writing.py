@@ -8,13 +8,18 @@ from typing import Any, Final
 
 from kvstore.client.buffers import checksum
 from kvstore.client.core import CLEANUP_S, Core
-from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
+from kvstore.client.effects import AnyLoan, Ask, Move, Operation, Sleep, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH, check_key
-from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Cancel, Commit, Flags, Grants, Ok, Open, Opened, Put, Reserve
+from kvstore.protocol.master_messages import Cancel, Grants, Reserve
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.transfer.copies import Copy
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.peer import Peer
 
 FIRST_PAUSE_S: Final = 0.001
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
@@ -164,13 +169,20 @@ class Writing:
         yield part
 
     def _write(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
-        if node.route.is_local:
-            inline_bytes = self._core.settings.put_inline_bytes
-            large = [i for i in indices if len(self._sources[i]) > inline_bytes]
-            if large and (yield from self._write_shared(node, large, busy)):
+        inline_bytes = self._core.settings.put_inline_bytes
+        large = [i for i in indices if len(self._sources[i]) > inline_bytes]
+        if large and (node.route.is_local or self._goes_by_engine(node, large)):
+            way = self._write_shared if node.route.is_local else self._write_by_engine
+            if (yield from way(node, large, busy)):
                 indices = [i for i in indices if len(self._sources[i]) <= inline_bytes]
         if indices:
             yield from self._write_inline(node, indices, busy)
+
+    def _goes_by_engine(self, node: Node, indices: list[int]) -> bool:
+        """Large batches to other hosts do, unless the node's engine cannot be had."""
+        if not self._core.remote.is_usable(node):
+            return False
+        return sum(len(self._sources[i]) for i in indices) >= self._core.settings.engine_min_bytes
 
     def _write_inline(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
@@ -201,6 +213,55 @@ class Writing:
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
         yield from self._ask_again(again, busy)
         return True
+
+    def _write_by_engine(self, node: Node, indices: list[int], busy: list[int]) -> Operation[bool]:
+        """The transfer engine writes the values into slots of a node on another host; False if it cannot."""
+        core = self._core
+        message = Open(self._namespace, *self._columns(indices), self._parents_of(indices), 1)
+        try:
+            peer = yield from core.peer_of(node)
+        except Unreachable:
+            core.remote.failed(node)
+            return False
+        loan, opened = yield from core.begin(node.route, message, Opened, self._deadline)
+        try:
+            if not len(opened.statuses) == len(opened.regions) == len(indices):
+                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            again = yield from self._fill_regions(loan, node, peer, indices, opened)
+        except (Unreachable, StaleHandle, Denied):
+            if not loan.channel.is_open:
+                raise
+            loan.discard()
+            core.remote.failed(node)
+            yield from core.refresh_nodes(self._deadline)
+            return False
+        except BaseException:
+            loan.discard()  # the node forgets the puts of a connection that ends
+            raise
+        loan.give_back()
+        yield from self._cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+        yield from self._ask_again(again, busy)
+        return True
+
+    def _fill_regions(self, loan: AnyLoan, node: Node, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
+        """Write into the slots' regions and commit; what has to be written again."""
+        core = self._core
+        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        if not places:
+            return []
+        sources = [self._sources[indices[place]] for place in places]
+        copies: list[Copy] = [
+            (source, core.remote.engine.import_region(peer, opened.regions[place]), len(source))
+            for place, source in zip(places, sources, strict=True)
+        ]
+        total = sum(map(len, sources))
+        yield Move(core.remote.engine, copies, self._deadline)
+        core.counters.add(engine_bytes=total)
+        sums = yield from work(lambda: [checksum(source) for source in sources], total)
+        commit = Commit([opened.put_ids[place] for place in places], sums)
+        reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
+        return self._written(node, [indices[place] for place in places], reply)
 
     def _fill_slots(self, loan: AnyLoan, node: Node, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""

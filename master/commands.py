@@ -1,7 +1,7 @@
 """Orders of the master to its nodes, gathered by node and tenant so that each is one message."""
 
 from kvstore.master.tenants import Tenant
-from kvstore.protocol.messages import Drop, Hold
+from kvstore.protocol.catalog_messages import Drop, Hold
 
 
 class Commands:

@@ -14,9 +14,10 @@ from grpc_reflection.v1alpha import reflection
 
 from kvstore.master.directory import Directory
 from kvstore.master.membership import Node, NodeInfo
+from kvstore.master.records import Description
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from kvstore.protocol.errors import ConfigError, KVStoreError, grpc_status
+from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, grpc_status
 from kvstore.transfer.reactor import Reactor
 
 T = TypeVar("T")
@@ -26,14 +27,15 @@ LIST_ROWS: Final = 4096
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. `register` and `status` are the master's, called in the loop's thread."""
+    """Implements kvstore.v1.Control. `register`, `describe` and `status` are the master's, called in the loop's thread."""
 
     def __init__(
         self,
         reactor: Reactor,
         directory: Directory,
         *,
-        register: Callable[[NodeInfo, list[pb.TierStatus], int], pb.RegisterReply],
+        register: Callable[[NodeInfo, list[pb.TierStatus], int, Description], pb.RegisterReply],
+        describe: Callable[[int, int, bytes | None, bytes | None], None],
         status: Callable[[], pb.StatusReply],
         check_token: Callable[[str, str], None],
         master_epoch: int,
@@ -42,6 +44,7 @@ class ControlService(ControlServicer):
         self._reactor = reactor
         self._directory = directory
         self._register = register
+        self._describe = describe
         self._status = status
         self._check_token = check_token
         self._master_epoch = master_epoch
@@ -49,19 +52,35 @@ class ControlService(ControlServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp)
-        return self._in_loop(context, lambda: self._register(info, list(request.tiers), request.seen_master_epoch))
+        description = Description(request.topology, request.transfer)
+        return self._in_loop(context, lambda: self._register(info, list(request.tiers), request.seen_master_epoch, description))
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         def beat() -> pb.HeartbeatReply:
             self._directory.heartbeat(
                 request.node_id, request.registration_epoch, list(request.tiers), dict(request.counters), self._reactor.now_ns()
             )
+            topology = request.topology if request.HasField("topology") else None
+            transfer = request.transfer if request.HasField("transfer") else None
+            if topology is not None or transfer is not None:
+                self._describe(request.node_id, request.registration_epoch, topology, transfer)
             return pb.HeartbeatReply(master_epoch=self._master_epoch)
 
         return self._in_loop(context, beat)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
         return self._in_loop(context, self._status)
+
+    def Topologies(self, request: pb.TopologiesRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeTopology]:  # noqa: N802
+        def found() -> list[pb.NodeTopology]:
+            members = self._directory.members
+            nodes = [node for node in members if request.node in ("", node.info.name)]
+            if request.node and not nodes:
+                known = ", ".join(sorted(node.info.name for node in members)) or "none"
+                raise InvalidArgument(f"there is no node {request.node!r}; there are: {known}")
+            return [pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology) for node in nodes]
+
+        yield from self._in_loop(context, found)
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
         """A slice of the directory at a time: the loop serves others in between."""

@@ -22,14 +22,16 @@ from kvstore.master.holders import HINT
 from kvstore.master.membership import Membership, Node, NodeInfo, TierReport
 from kvstore.master.placement import place
 from kvstore.master.publishing import Effects, Plan, Publishing
-from kvstore.master.records import BlockRecord, NodeRecord, RemovedRecord
+from kvstore.master.records import NO_DESCRIPTION, BlockRecord, Description, DescriptionPart, NodeRecord, RemovedRecord
 from kvstore.master.removals import Removals
 from kvstore.master.reservations import Reservations
 from kvstore.master.rows import NO_ROW, Rows
 from kvstore.master.tenants import Tenant, Tenants
+from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.messages import BUSY, PRESENT, Grants, Locations, Publish
+from kvstore.protocol.master_messages import Grants, Locations
+from kvstore.protocol.message import BUSY, PRESENT
 
 NS_PER_S: Final = 1_000_000_000
 Indexes = NDArray[np.intp]
@@ -92,6 +94,7 @@ class Directory:
 
     def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
         """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
+        described: dict[str, list[DescriptionPart]] = {}
         for key, value in items:
             record = records.decode(key, value)
             if isinstance(record, BlockRecord):
@@ -100,20 +103,33 @@ class Directory:
                 self._reservations.saw(record.version.generation)
             elif isinstance(record, NodeRecord):
                 self.members.remember(record.name, record.node_id, now_ns)
+            elif isinstance(record, DescriptionPart):
+                described.setdefault(record.name, []).append(record)
             elif isinstance(record, RemovedRecord):
                 self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
                 self._reservations.saw(record.generation)
             else:
                 self._tenants.of(record.tenant).pins.add(record.key)
+        for node in self.members:
+            node.description = records.join_description(described.get(node.info.name, ()))
 
-    def register(self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int) -> tuple[Node, list[Op]]:
+    def register(
+        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
+    ) -> tuple[Node, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. Raises InvalidArgument."""
         known = self.members.named(info.name)
         same_process = known is not None and known.info.instance == info.instance
-        node, is_new = self.members.register(info, tiers, now_ns)
+        former = known.description if known else NO_DESCRIPTION
+        node, is_new = self.members.register(info, tiers, now_ns, description)
         self._publishing.registered(node, same_process=same_process)
         self._set_live()
-        return node, [records.put_node(info.name, node.node_id)] if is_new else []
+        ops = [records.put_node(info.name, node.node_id)] if is_new else []
+        return node, ops + records.put_description(info.name, description, former)
+
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> list[Op]:
+        """See Membership.describe; catalog operations that need no waiting for."""
+        node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
+        return records.put_description(node.info.name, node.description, former)
 
     def heartbeat(self, node_id: int, epoch: int, tiers: Sequence[TierReport], counters: Mapping[str, int], now_ns: int) -> None:
         """Raises StaleEpoch: the node must register again."""

@@ -4,49 +4,28 @@ It turns messages into calls of the directory, gives what must be durable to the
 the nodes over their own connections. The loop is the only caller.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvstore.master.commands import Commands
 from kvstore.master.committing import Committer
 from kvstore.master.directory import Directory
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import (
-    BUSY,
-    EVENT_COMMIT,
-    GRANTED,
-    MESSAGES,
-    PHASE_STREAM,
-    ROLE_CLIENT,
-    ROLE_NODE,
-    SERVER_MASTER,
-    TIER_BITS,
-    Cancel,
-    Claim,
-    Count,
-    Drop,
-    Exists,
-    Flags,
-    Grants,
-    Hello,
-    Hold,
-    Lookup,
-    MatchPrefix,
-    Nodes,
-    NodeTable,
-    Ok,
-    Pin,
-    Publish,
-    Remove,
-    Reserve,
-    Welcome,
-)
+from kvstore.protocol.master_messages import Cancel, Exists, Grants, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Flags, Hello, Ok, Welcome
 from kvstore.protocol.tokens import check_token
 from kvstore.transfer.address import host_id
 from kvstore.transfer.session import Session
+
+MAX_TABLE_BLOB_BYTES: Final = 32 << 20
+"""What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
 
 log = logging.getLogger("kvstore.master")
 
@@ -200,6 +179,8 @@ class FramesService:
             [node.info.host_id for node in live],
             [node.info.unix for node in live],
             [node.info.tcp for node in live],
+            [node.revision for node in live],
+            _within([node.description.transfer for node in live], MAX_TABLE_BLOB_BYTES),
         )
         session.reply(header.request_id, table)
 
@@ -307,6 +288,12 @@ class FramesService:
             answered(node_id, message, flags)
 
         return on_reply
+
+
+def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:
+    """The blobs, empty from the first on with which they are more than a message takes: such nodes are reached at their TCP address."""
+    total_bytes = itertools.accumulate(map(len, blobs))
+    return [blob if total <= max_bytes else b"" for blob, total in zip(blobs, total_bytes, strict=True)]
 
 
 def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:

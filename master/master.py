@@ -19,6 +19,7 @@ from kvstore.master.control_service import ControlServer, ControlService, node_s
 from kvstore.master.directory import Directory, Timing
 from kvstore.master.frames_service import FramesService, Reachable
 from kvstore.master.membership import NodeInfo
+from kvstore.master.records import Description
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import Header
@@ -101,6 +102,7 @@ class Master:
             self.reactor,
             self._directory,
             register=self._register,
+            describe=self._describe,
             status=self._status,
             check_token=self._frames.check_token,
             master_epoch=self.epoch,
@@ -136,10 +138,10 @@ class Master:
         if ops:
             self._committer.commit(ops)
 
-    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen_master_epoch: int) -> pb.RegisterReply:
+    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen_master_epoch: int, description: Description) -> pb.RegisterReply:
         if seen_master_epoch > self.epoch:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen_master_epoch}")
-        node, ops = self._directory.register(info, tiers, self.reactor.now_ns())
+        node, ops = self._directory.register(info, tiers, self.reactor.now_ns(), description)
         self._committer.commit(ops)
         log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
         return pb.RegisterReply(
@@ -149,6 +151,9 @@ class Master:
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
             tenant_token_sha256=dict(self._token_digests),
         )
+
+    def _describe(self, node_id: int, epoch: int, topology: bytes | None, transfer: bytes | None) -> None:
+        self._committer.commit(self._directory.describe(node_id, epoch, topology=topology, transfer=transfer))
 
     def _status(self) -> pb.StatusReply:
         counts, now_ns = self._directory.counts(), self.reactor.now_ns()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvstore.master.records import MAX_NAME_BYTES
+from kvstore.master.records import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, NO_DESCRIPTION, Description
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 
 DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
@@ -55,6 +55,10 @@ class Node:
     """Granted since the last heartbeat, so not yet in `tiers`."""
     tiers: Sequence[TierReport] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    description: Description = NO_DESCRIPTION
+    """As the node last said, before a restart of the master too."""
+    revision: int = 0
+    """Rises with each change of the description."""
     forgotten: bool = False
     """Dead for so long that it is no longer counted as a holder of anything."""
 
@@ -111,21 +115,25 @@ class Membership:
         """A node known from the catalog: dead until it registers."""
         self._add(Node(node_id, NodeInfo(name, 0), changed_ns=now_ns))
 
-    def register(self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int) -> tuple[Node, bool]:
+    def register(
+        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
+    ) -> tuple[Node, bool]:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
-        The same process registers again freely. Raises InvalidArgument when another live process has the name, or for a name that
-        is empty or over MAX_NAME_BYTES.
+        The same process registers again freely. Raises InvalidArgument when another live process has the name, for a name that
+        is empty or over MAX_NAME_BYTES, or a description over MAX_DESCRIPTION_BYTES.
         """
         if not 1 <= len(info.name.encode()) <= MAX_NAME_BYTES:
             raise InvalidArgument(f"a node's name is 1 to {MAX_NAME_BYTES} bytes long")
+        _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
             node, is_new = self._add(Node(max(self._by_id, default=0) + 1, info)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state = info, tiers, SYNCING
-        node.epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        node.epoch = self._next()
+        self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
         node.reserved_bytes, node.forgotten = 0, False
         return node, is_new
@@ -142,6 +150,18 @@ class Membership:
         node = self.check(node_id, epoch)
         node.tiers, node.counters = tiers, counters
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
+
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Node, Description]:
+        """The node says these parts of its description anew (None: not this one): the node, and what it said before.
+
+        Raises StaleEpoch, InvalidArgument.
+        """
+        node = self.check(node_id, epoch)
+        old = node.description
+        new = Description(old.topology if topology is None else topology, old.transfer if transfer is None else transfer)
+        _check(new)
+        self._set_description(node, new)
+        return node, old
 
     def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
         """The link of registration `epoch` broke; whether the node died of it (not if it has registered again since)."""
@@ -165,6 +185,20 @@ class Membership:
             node.forgotten = True
         return found
 
+    def _set_description(self, node: Node, description: Description) -> None:
+        if description != node.description:
+            node.description, node.revision = description, self._next()
+
+    def _next(self) -> int:
+        self._next_epoch += 1
+        return self._next_epoch - 1
+
     def _add(self, node: Node) -> Node:
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
+
+
+def _check(description: Description) -> None:
+    if max(map(len, description)) > MAX_DESCRIPTION_BYTES:
+        sizes = " and ".join(str(len(part)) for part in description)
+        raise InvalidArgument(f"a node's topology and transfer description have at most {MAX_DESCRIPTION_BYTES} bytes each, not {sizes}")

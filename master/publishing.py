@@ -21,16 +21,9 @@ from kvstore.master.records import Version
 from kvstore.master.reservations import Reservations
 from kvstore.master.rows import NO_ROW, Rows
 from kvstore.master.tenants import Pending, Tenant, Tenants
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import (
-    EVENT_COMMIT,
-    EVENT_GONE,
-    EVENT_MOVED,
-    PHASE_SYNC_BEGIN,
-    PHASE_SYNC_END,
-    TIER_BITS,
-    Publish,
-)
+from kvstore.protocol.message import TIER_BITS
 
 DURABLE_TIERS: Final = TIER_BITS["nvme"]
 """What outlives a node's process."""

@@ -4,6 +4,7 @@
     b"b" + u8 tenant length + tenant + block key    <u8 version, u64 size, u64 checksum, u64 generation, u8 namespace length,
                                                     u8 parent length, u16 holders>, namespace, parent key, u32 node id a holder
     b"n" + node name                                <u32 node id>
+    b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
 
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import xxhash
+
 from kvstore.master.catalog import Op
 from kvstore.protocol.errors import Corrupt, InvalidArgument
 
@@ -23,10 +26,15 @@ VERSION: Final = 1
 MAX_TENANT_BYTES: Final = 128
 """With a key of 255 bytes a record's key stays below the catalog's limit of 400."""
 MAX_NAME_BYTES: Final = 255
+MAX_DESCRIPTION_BYTES: Final = 256 << 10
+"""Of a node's topology, and of what it says of its transfer engine."""
+PART_BYTES: Final = 60 << 10
+"""A description goes into records of this size: a catalog's values are at most 64 KiB."""
 
 _BLOCK: Final = struct.Struct("<BQQQBBH")
 _ID: Final = struct.Struct("<I")
 _GENERATION: Final = struct.Struct("<Q")
+_DESCRIPTION: Final = struct.Struct("<BQI")
 
 
 class Version(NamedTuple):
@@ -51,6 +59,25 @@ class BlockRecord:
 class NodeRecord:
     name: str
     node_id: int
+
+
+class Description(NamedTuple):
+    """What a node says of itself that others need to reach it: both are opaque to the master."""
+
+    topology: bytes = b""
+    transfer: bytes = b""
+
+
+NO_DESCRIPTION: Final = Description()
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptionPart:
+    """A part of the description of the node `name`; `join_description` puts them together."""
+
+    name: str
+    part: int
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +121,45 @@ def put_node(name: str, node_id: int) -> Op:
     return Op(b"n" + name.encode(), _ID.pack(node_id))
 
 
+def put_description(name: str, description: Description, former: Description) -> list[Op]:
+    """What makes `description` durable in place of `former`."""
+    if description == former:
+        return []
+    parts = _parts(description)
+    ops = [Op(_part_key(name, part), data) for part, data in enumerate(parts)]
+    return ops + [Op(_part_key(name, part), None) for part in range(len(parts), len(_parts(former)))]
+
+
+def join_description(parts: Sequence[DescriptionPart]) -> Description:
+    """The description of which these are the parts, in any order. Raises Corrupt for one of another release.
+
+    One whose parts do not fit together is empty: the master died while it was written, and its node will tell it again.
+    """
+    in_order = sorted(parts, key=lambda part: part.part)
+    data = b"".join(part.data for part in in_order)
+    if len(data) < _DESCRIPTION.size or in_order[0].part:
+        return NO_DESCRIPTION
+    form, checksum, topology_bytes = _DESCRIPTION.unpack_from(data)
+    if form != VERSION:
+        raise Corrupt(f"a catalog record has form {form}, this release reads {VERSION}")
+    rest = data[_DESCRIPTION.size :]
+    if xxhash.xxh3_64_intdigest(rest) != checksum:
+        return NO_DESCRIPTION
+    return Description(rest[:topology_bytes], rest[topology_bytes:])
+
+
+def _parts(description: Description) -> list[bytes]:
+    if description == NO_DESCRIPTION:
+        return []
+    rest = description.topology + description.transfer
+    data = _DESCRIPTION.pack(VERSION, xxhash.xxh3_64_intdigest(rest), len(description.topology)) + rest
+    return [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+
+
+def _part_key(name: str, part: int) -> bytes:
+    return b"d" + bytes((part,)) + name.encode()
+
+
 def pin(prefix: bytes, key: bytes, *, pinned: bool) -> Op:
     return Op(b"p" + prefix + key, b"" if pinned else None)
 
@@ -103,7 +169,7 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | PinRecord | RemovedRecord:
+def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | DescriptionPart | PinRecord | RemovedRecord:
     """The record of one catalog entry.
 
     Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
@@ -113,6 +179,8 @@ def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | PinRecord | R
             return _block(*_owner(key), value)
         if key[:1] == b"n":
             return NodeRecord(key[1:].decode(), _ID.unpack(value)[0])
+        if key[:1] == b"d":
+            return DescriptionPart(key[2:].decode(), key[1], value)
         if key[:1] == b"p" and not value:
             return PinRecord(*_owner(key))
         if key[:1] == b"r":

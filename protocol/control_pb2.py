@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvstore/protocol/control.proto\x12\nkvstore.v1\"\xe3\x01\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x04\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x11\n\tdemotions\x18\x08 \x01(\x04\x12\x12\n\npromotions\x18\t \x01(\x04\x12\x18\n\x10prefaulted_bytes\x18\n \x01(\x04\x12\x0e\n\x06health\x18\x0b \x01(\t\"\xb0\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0c\n\x04unix\x18\x05 \x01(\t\x12\x0b\n\x03tcp\x18\x06 \x01(\t\x12\x19\n\x11seen_master_epoch\x18\x07 \x01(\x04\x12%\n\x05tiers\x18\x08 \x03(\x0b\x32\x16.kvstore.v1.TierStatus\"\xf9\x01\n\rRegisterReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x1a\n\x12registration_epoch\x18\x02 \x01(\x04\x12\x14\n\x0cmaster_epoch\x18\x03 \x01(\x04\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12M\n\x13tenant_token_sha256\x18\x05 \x03(\x0b\x32\x30.kvstore.v1.RegisterReply.TenantTokenSha256Entry\x1a\x38\n\x16TenantTokenSha256Entry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xd5\x01\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x1a\n\x12registration_epoch\x18\x02 \x01(\x04\x12%\n\x05tiers\x18\x03 \x03(\x0b\x32\x16.kvstore.v1.TierStatus\x12<\n\x08\x63ounters\x18\x04 \x03(\x0b\x32*.kvstore.v1.HeartbeatRequest.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"&\n\x0eHeartbeatReply\x12\x14\n\x0cmaster_epoch\x18\x01 \x01(\x04\"\xcc\x02\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0c\n\x04unix\x18\x04 \x01(\t\x12\x0b\n\x03tcp\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x1a\n\x12registration_epoch\x18\x07 \x01(\x04\x12\x17\n\x0fheartbeat_age_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62locks\x18\t \x01(\x04\x12%\n\x05tiers\x18\n \x03(\x0b\x32\x16.kvstore.v1.TierStatus\x12\x36\n\x08\x63ounters\x18\x0b \x03(\x0b\x32$.kvstore.v1.NodeStatus.CountersEntry\x12\x0f\n\x07version\x18\x0c \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x0f\n\rStatusRequest\"\xbe\x02\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x63\x61talog\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61talog_health\x18\x05 \x01(\t\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x10\n\x08reserved\x18\x07 \x01(\x04\x12\x0e\n\x06pinned\x18\x08 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12%\n\x05nodes\x18\n \x03(\x0b\x32\x16.kvstore.v1.NodeStatus\x12\x37\n\x08\x63ounters\x18\x0b \x03(\x0b\x32%.kvstore.v1.StatusReply.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"i\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x15\n\rany_namespace\x18\x04 \x01(\x08\x12\r\n\x05limit\x18\x05 \x01(\r\"@\n\rListKeysReply\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\r\n\x05sizes\x18\x02 \x03(\x04\x12\x12\n\nnamespaces\x18\x03 \x03(\t2\x98\x02\n\x07\x43ontrol\x12\x42\n\x08Register\x12\x1b.kvstore.v1.RegisterRequest\x1a\x19.kvstore.v1.RegisterReply\x12\x45\n\tHeartbeat\x12\x1c.kvstore.v1.HeartbeatRequest\x1a\x1a.kvstore.v1.HeartbeatReply\x12<\n\x06Status\x12\x19.kvstore.v1.StatusRequest\x1a\x17.kvstore.v1.StatusReply\x12\x44\n\x08ListKeys\x12\x1b.kvstore.v1.ListKeysRequest\x1a\x19.kvstore.v1.ListKeysReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvstore/protocol/control.proto\x12\nkvstore.v1\"\xe3\x01\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x04\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x11\n\tdemotions\x18\x08 \x01(\x04\x12\x12\n\npromotions\x18\t \x01(\x04\x12\x18\n\x10prefaulted_bytes\x18\n \x01(\x04\x12\x0e\n\x06health\x18\x0b \x01(\t\"\xd4\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0c\n\x04unix\x18\x05 \x01(\t\x12\x0b\n\x03tcp\x18\x06 \x01(\t\x12\x19\n\x11seen_master_epoch\x18\x07 \x01(\x04\x12%\n\x05tiers\x18\x08 \x03(\x0b\x32\x16.kvstore.v1.TierStatus\x12\x10\n\x08topology\x18\t \x01(\x0c\x12\x10\n\x08transfer\x18\n \x01(\x0c\"\xf9\x01\n\rRegisterReply\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x1a\n\x12registration_epoch\x18\x02 \x01(\x04\x12\x14\n\x0cmaster_epoch\x18\x03 \x01(\x04\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12M\n\x13tenant_token_sha256\x18\x05 \x03(\x0b\x32\x30.kvstore.v1.RegisterReply.TenantTokenSha256Entry\x1a\x38\n\x16TenantTokenSha256Entry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x9d\x02\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x1a\n\x12registration_epoch\x18\x02 \x01(\x04\x12%\n\x05tiers\x18\x03 \x03(\x0b\x32\x16.kvstore.v1.TierStatus\x12<\n\x08\x63ounters\x18\x04 \x03(\x0b\x32*.kvstore.v1.HeartbeatRequest.CountersEntry\x12\x15\n\x08topology\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x15\n\x08transfer\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0b\n\t_topologyB\x0b\n\t_transfer\"&\n\x0eHeartbeatReply\x12\x14\n\x0cmaster_epoch\x18\x01 \x01(\x04\"\xcc\x02\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0c\n\x04unix\x18\x04 \x01(\t\x12\x0b\n\x03tcp\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x1a\n\x12registration_epoch\x18\x07 \x01(\x04\x12\x17\n\x0fheartbeat_age_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62locks\x18\t \x01(\x04\x12%\n\x05tiers\x18\n \x03(\x0b\x32\x16.kvstore.v1.TierStatus\x12\x36\n\x08\x63ounters\x18\x0b \x03(\x0b\x32$.kvstore.v1.NodeStatus.CountersEntry\x12\x0f\n\x07version\x18\x0c \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x0f\n\rStatusRequest\"\xbe\x02\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x63\x61talog\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61talog_health\x18\x05 \x01(\t\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x10\n\x08reserved\x18\x07 \x01(\x04\x12\x0e\n\x06pinned\x18\x08 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12%\n\x05nodes\x18\n \x03(\x0b\x32\x16.kvstore.v1.NodeStatus\x12\x37\n\x08\x63ounters\x18\x0b \x03(\x0b\x32%.kvstore.v1.StatusReply.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"!\n\x11TopologiesRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"=\n\x0cNodeTopology\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08topology\x18\x03 \x01(\x0c\"i\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x15\n\rany_namespace\x18\x04 \x01(\x08\x12\r\n\x05limit\x18\x05 \x01(\r\"@\n\rListKeysReply\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\r\n\x05sizes\x18\x02 \x03(\x04\x12\x12\n\nnamespaces\x18\x03 \x03(\t2\xe1\x02\n\x07\x43ontrol\x12\x42\n\x08Register\x12\x1b.kvstore.v1.RegisterRequest\x1a\x19.kvstore.v1.RegisterReply\x12\x45\n\tHeartbeat\x12\x1c.kvstore.v1.HeartbeatRequest\x1a\x1a.kvstore.v1.HeartbeatReply\x12<\n\x06Status\x12\x19.kvstore.v1.StatusRequest\x1a\x17.kvstore.v1.StatusReply\x12G\n\nTopologies\x12\x1d.kvstore.v1.TopologiesRequest\x1a\x18.kvstore.v1.NodeTopology0\x01\x12\x44\n\x08ListKeys\x12\x1b.kvstore.v1.ListKeysRequest\x1a\x19.kvstore.v1.ListKeysReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,31 +42,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIERSTATUS']._serialized_start=47
   _globals['_TIERSTATUS']._serialized_end=274
   _globals['_REGISTERREQUEST']._serialized_start=277
-  _globals['_REGISTERREQUEST']._serialized_end=453
-  _globals['_REGISTERREPLY']._serialized_start=456
-  _globals['_REGISTERREPLY']._serialized_end=705
-  _globals['_REGISTERREPLY_TENANTTOKENSHA256ENTRY']._serialized_start=649
-  _globals['_REGISTERREPLY_TENANTTOKENSHA256ENTRY']._serialized_end=705
-  _globals['_HEARTBEATREQUEST']._serialized_start=708
-  _globals['_HEARTBEATREQUEST']._serialized_end=921
-  _globals['_HEARTBEATREQUEST_COUNTERSENTRY']._serialized_start=874
-  _globals['_HEARTBEATREQUEST_COUNTERSENTRY']._serialized_end=921
-  _globals['_HEARTBEATREPLY']._serialized_start=923
-  _globals['_HEARTBEATREPLY']._serialized_end=961
-  _globals['_NODESTATUS']._serialized_start=964
-  _globals['_NODESTATUS']._serialized_end=1296
-  _globals['_NODESTATUS_COUNTERSENTRY']._serialized_start=874
-  _globals['_NODESTATUS_COUNTERSENTRY']._serialized_end=921
-  _globals['_STATUSREQUEST']._serialized_start=1298
-  _globals['_STATUSREQUEST']._serialized_end=1313
-  _globals['_STATUSREPLY']._serialized_start=1316
-  _globals['_STATUSREPLY']._serialized_end=1634
-  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=874
-  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=921
-  _globals['_LISTKEYSREQUEST']._serialized_start=1636
-  _globals['_LISTKEYSREQUEST']._serialized_end=1741
-  _globals['_LISTKEYSREPLY']._serialized_start=1743
-  _globals['_LISTKEYSREPLY']._serialized_end=1807
-  _globals['_CONTROL']._serialized_start=1810
-  _globals['_CONTROL']._serialized_end=2090
+  _globals['_REGISTERREQUEST']._serialized_end=489
+  _globals['_REGISTERREPLY']._serialized_start=492
+  _globals['_REGISTERREPLY']._serialized_end=741
+  _globals['_REGISTERREPLY_TENANTTOKENSHA256ENTRY']._serialized_start=685
+  _globals['_REGISTERREPLY_TENANTTOKENSHA256ENTRY']._serialized_end=741
+  _globals['_HEARTBEATREQUEST']._serialized_start=744
+  _globals['_HEARTBEATREQUEST']._serialized_end=1029
+  _globals['_HEARTBEATREQUEST_COUNTERSENTRY']._serialized_start=956
+  _globals['_HEARTBEATREQUEST_COUNTERSENTRY']._serialized_end=1003
+  _globals['_HEARTBEATREPLY']._serialized_start=1031
+  _globals['_HEARTBEATREPLY']._serialized_end=1069
+  _globals['_NODESTATUS']._serialized_start=1072
+  _globals['_NODESTATUS']._serialized_end=1404
+  _globals['_NODESTATUS_COUNTERSENTRY']._serialized_start=956
+  _globals['_NODESTATUS_COUNTERSENTRY']._serialized_end=1003
+  _globals['_STATUSREQUEST']._serialized_start=1406
+  _globals['_STATUSREQUEST']._serialized_end=1421
+  _globals['_STATUSREPLY']._serialized_start=1424
+  _globals['_STATUSREPLY']._serialized_end=1742
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=956
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=1003
+  _globals['_TOPOLOGIESREQUEST']._serialized_start=1744
+  _globals['_TOPOLOGIESREQUEST']._serialized_end=1777
+  _globals['_NODETOPOLOGY']._serialized_start=1779
+  _globals['_NODETOPOLOGY']._serialized_end=1840
+  _globals['_LISTKEYSREQUEST']._serialized_start=1842
+  _globals['_LISTKEYSREQUEST']._serialized_end=1947
+  _globals['_LISTKEYSREPLY']._serialized_start=1949
+  _globals['_LISTKEYSREPLY']._serialized_end=2013
+  _globals['_CONTROL']._serialized_start=2016
+  _globals['_CONTROL']._serialized_end=2369
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,11 @@ class ControlStub:
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.StatusRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Topologies = channel.unary_stream(
+                '/kvstore.v1.Control/Topologies',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.NodeTopology.FromString,
+                _registered_method=True)
         self.ListKeys = channel.unary_stream(
                 '/kvstore.v1.Control/ListKeys',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
@@ -80,6 +85,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Topologies(self, request, context):
+        """The nodes' topologies, a message a node: together they may be larger than a message may be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListKeys(self, request, context):
         """The keys of one tenant, in no particular order.
         """
@@ -104,6 +116,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.StatusRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.StatusReply.SerializeToString,
+            ),
+            'Topologies': grpc.unary_stream_rpc_method_handler(
+                    servicer.Topologies,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.NodeTopology.SerializeToString,
             ),
             'ListKeys': grpc.unary_stream_rpc_method_handler(
                     servicer.ListKeys,
@@ -192,6 +209,33 @@ class Control:
             '/kvstore.v1.Control/Status',
             kvstore_dot_protocol_dot_control__pb2.StatusRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Topologies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Topologies',
+            kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.NodeTopology.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 MAGIC: Final = b"kV"
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
 
@@ -32,6 +32,8 @@ MAX_BATCH: Final = 65_536
 """Keys in one message; clients cut larger batches."""
 MAX_COUNT: Final = 16 * MAX_BATCH
 """Entries of a column that is not one a key: a full batch of Locations names up to 16 replicas a key."""
+MAX_BLOB_BYTES: Final = 256 << 10
+"""An entry of a column of opaque bytes: what a node says of its transfer engine."""
 MAX_DEADLINE_MS: Final = 3_600_000
 """An hour: a deadline further away is a mistake, and is cut to this."""
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import MAX_BATCH, MAX_COUNT, MAX_KEY_BYTES
+from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_COUNT, MAX_KEY_BYTES
 
 _U8: Final = struct.Struct("<B")
 _U16: Final = struct.Struct("<H")
@@ -184,7 +184,8 @@ class Form:
     """The columns of one message: (attribute, kind) pairs in wire order, and its constructor's parameters in theirs.
 
     Kinds: u8, u16, u32, u64, f64 and text are one value. keys is the batch; count is a batch's length only (that of the attribute).
-    u8s, u32s, u64s, parents (keys, "" for none) and labels (texts) are as long as the nearest batch before. texts has its own length.
+    u8s, u32s, u64s, parents (keys, "" for none), labels (texts) and blobs are as long as the nearest batch before. texts has its own
+    length.
     """
 
     __slots__ = ("_order", "_readers", "_writers")
@@ -245,6 +246,14 @@ class _Body(Reader):
 
     def read_labels(self) -> tuple[list[str]]:
         return (_decode(self.read_parents()[0]),)
+
+    def read_blobs(self) -> tuple[list[bytes]]:
+        blobs = []
+        for _ in range(self.count):
+            blobs.append(self.blob())
+            if len(blobs[-1]) > MAX_BLOB_BYTES:
+                raise ProtocolError(f"a blob of {len(blobs[-1])} bytes is over the limit of {MAX_BLOB_BYTES}")
+        return (blobs,)
 
     def read_texts(self) -> tuple[list[str]]:
         return (_decode(self.keys(allow_empty=True)),)
@@ -323,6 +332,7 @@ _COLUMNS: Final[dict[str, tuple[Callable[[Any], bytes], Callable[[_Body], Sequen
     "parents": (pack_keys, _Body.read_parents),
     "labels": (_pack_texts, _Body.read_labels),
     "texts": (_pack_texts, _Body.read_texts),
+    "blobs": (lambda values: b"".join(map(pack_blob, values)), _Body.read_blobs),
     "u8s": (bytes, lambda body: (body.u8s(body.count),)),
     "u32s": (lambda values: array("I", values).tobytes(), lambda body: (body.u32s(body.count),)),
     "u64s": (lambda values: array("Q", values).tobytes(), lambda body: (body.u64s(body.count),)),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.messages import TIER_BITS
+from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.wire import Reader, Writer
 from kvstore.tiers.tier import Recovered, Slot
 

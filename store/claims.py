@@ -6,9 +6,11 @@ loop is the only caller.
 
 from collections.abc import Callable
 
+from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import GRANTED, PRESENT, Claim, Grants
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers
 from kvstore.store.open_puts import Put
 from kvstore.store.peer import PutFrame

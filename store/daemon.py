@@ -14,6 +14,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.transfer.config import SECTION, TransferSettings
 from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.transfer.server import allow_many_descriptors
 
@@ -26,7 +27,8 @@ def main(config: str | None, **flags: Any) -> None:
     begin_logging()
     try:
         allow_many_descriptors()
-        node = Node(load_settings(NodeSettings, "node", flags=flags, config=config))
+        transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
+        node = Node(load_settings(NodeSettings, "node", flags=flags, config=config), transfer)
         try:
             places = node.start()
         except BaseException:

@@ -16,7 +16,7 @@ import grpc
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.messages import ROLE_NODE, Hello, Welcome
+from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.transfer.address import Address, host_id
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
@@ -44,7 +44,7 @@ def new_instance() -> int:
 
 
 class MasterLink:
-    """See the module. `start`, `lost` and `stop` are for the node's loop."""
+    """See the module. `start`, `lost` and `stop` are for the node's loop, `describe` for any thread."""
 
     def __init__(
         self,
@@ -71,6 +71,10 @@ class MasterLink:
         self._stopping = threading.Event()
         self._lost = threading.Event()
         self._registration_epoch = 0
+        self._describing = threading.Lock()
+        self._description: dict[str, bytes] = {"topology": b"", "transfer": b""}
+        self._told: dict[str, bytes] = {}
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
 
     def start(self) -> None:
@@ -80,11 +84,21 @@ class MasterLink:
         """The connection of that registration is gone: register again, unless that is being done already."""
         if registration_epoch == self._registration_epoch:
             self._lost.set()
+            self._wake.set()
+
+    def describe(self, *, topology: bytes | None = None, transfer: bytes | None = None) -> None:
+        """Have the master told, at once, what is given: the topology as JSON, how the node's transfer engine is reached; at most 256 KiB
+        each. Before `start` they go with the registration."""
+        with self._describing:
+            given = {"topology": topology, "transfer": transfer}
+            self._description = self._description | {name: part for name, part in given.items() if part is not None}
+        self._wake.set()
 
     def stop(self) -> None:
         """End the thread. Serves the loop until a call under way is over, no longer than its deadline: it may be waiting for the loop."""
         self._stopping.set()
         self._lost.set()
+        self._wake.set()
         until_ns = self._reactor.now_ns() + int((self._timeout_s + 1) * 1e9)
         while self._thread.is_alive() and self._reactor.now_ns() < until_ns:
             self._reactor.run_once(STOP_POLL_S)
@@ -145,7 +159,7 @@ class MasterLink:
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
-        identity = self._identity
+        identity, described = self._identity, self._description
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(
                 name=identity.name,
@@ -156,23 +170,39 @@ class MasterLink:
                 tcp=identity.tcp,
                 seen_master_epoch=self._seen_epoch,
                 tiers=tiers,
+                topology=described["topology"],
+                transfer=described["transfer"],
             ),
             timeout=self._timeout_s,
         )
+        self._told = described
         if reply.master_epoch < self._seen_epoch:
             raise StaleEpoch(f"a master of epoch {reply.master_epoch} answered, but one of epoch {self._seen_epoch} has spoken")
         self._seen_epoch = reply.master_epoch
         return reply
 
     def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> None:
-        """Send heartbeats until the link is lost, or the master says that this registration is not the newest."""
-        while not self._lost.wait(registration.heartbeat_interval_s) and not self._stopping.is_set():
+        """Send heartbeats until the link is lost, or the master says that this registration is not the newest.
+
+        What has changed of the description goes along, again and again until the master has taken it; a change causes a heartbeat.
+        """
+        while True:
+            self._wake.wait(registration.heartbeat_interval_s)
+            self._wake.clear()
+            if self._lost.is_set() or self._stopping.is_set():
+                return
             tiers, counters = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
+            described = self._description
             request = pb.HeartbeatRequest(
-                node_id=registration.node_id, registration_epoch=registration.registration_epoch, tiers=tiers, counters=counters
+                node_id=registration.node_id,
+                registration_epoch=registration.registration_epoch,
+                tiers=tiers,
+                counters=counters,
+                **{name: part for name, part in described.items() if part != self._told[name]},
             )
             try:
                 stub.Heartbeat(request, timeout=self._timeout_s)
+                self._told = described
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise

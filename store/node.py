@@ -7,14 +7,16 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError
+from kvstore.protocol.catalog_messages import Claim, Publish
+from kvstore.protocol.errors import Broken, ConfigError, KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import Claim, Grants, Ok, Publish
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.session_messages import Ok
 from kvstore.store.answering import Answers
 from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
 from kvstore.store.claims import Claims
@@ -25,6 +27,7 @@ from kvstore.store.mover import Mover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
+from kvstore.store.regions import SharedRegions
 from kvstore.store.service import NodeService
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
@@ -33,9 +36,16 @@ from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.policies import make_policy
 from kvstore.tiers.tier import Tier
 from kvstore.transfer.address import parse_address
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.discovery import Discovery
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.links import LinkChange, LinkWatch
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server, default_run_dir
 from kvstore.transfer.session import Session
+from kvstore.transfer.topology import LOOPBACK, Topology
+from kvstore.transfer.topology_json import dump_topology
+from kvstore.transfer.transports import chosen_transports
 
 WILDCARDS = ("0.0.0.0", "::")
 TICK_S = 0.1
@@ -60,10 +70,11 @@ class Places:
 class Node:
     """See the module. All methods but `prefault` belong to the thread that calls `reactor.run`."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, transfer: TransferSettings | None = None) -> None:
         """Open the tiers and recover what NVMe holds. Raises ConfigError; nothing is left open then."""
         check(settings)
         self._settings = settings
+        self._transfer = transfer or TransferSettings()
         self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._tiers = open_tiers(settings)
         try:
@@ -104,12 +115,22 @@ class Node:
         )
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
-        self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims)
-        self._reads = ReadService(self._table, dram, self._mover, self._leases, max_lease_ns=int(settings.max_lease_s * 1e9))
         self._instance = new_instance()
+        self._engine = self._make_engine()
+        self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
+        self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims, self._regions)
+        self._reads = ReadService(
+            self._table,
+            dram,
+            self._mover,
+            self._leases,
+            max_lease_ns=int(settings.max_lease_s * 1e9),
+            has_engine=self._engine is not None,
+        )
         self._stop_prefault = threading.Event()
         self._server: Server | None = None
         self._link: MasterLink | None = None
+        self._watch: LinkWatch | None = None
         self._session: Session | None = None
         self._registration_epoch = 0
         self._prefaulter: threading.Thread | None = None
@@ -122,7 +143,15 @@ class Node:
         if listen.host in WILDCARDS and not settings.advertise:
             raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
         self._service = NodeService(
-            self._table, self._dram, self._mover, self._leases, self._waiting, self._puts, self._reads, instance=self._instance
+            self._table,
+            self._dram,
+            self._mover,
+            self._leases,
+            self._waiting,
+            self._puts,
+            self._reads,
+            self._regions,
+            instance=self._instance,
         )
         self._server = Server(self.reactor, self._service, max_connections=settings.max_connections)
         tcp = self._server.listen_tcp(listen.host, listen.port)
@@ -142,12 +171,43 @@ class Node:
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
         )
+        self._watch = self._watch_links(self._link)
         self._publisher.on_refused = self._on_refused
         self.reactor.after_events += [self._mover.kick, self._publisher.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self._link.start()
         return places
+
+    def _make_engine(self) -> TransferEngine | None:
+        """Serves clients of other hosts. It listens where the node does: on the loopback only if that does. None, and a warning, where
+        the system does not tell its network interfaces. Raises ConfigError for settings that cannot be met."""
+        try:
+            topology = Discovery.configured(self._transfer).look()
+        except Broken as error:
+            log.warning("no transfer engine: the topology of this host is unknown: %s", error)
+            return None
+        settings = engine_settings(self._transfer, topology, listens_on=parse_address(self._settings.listen).host)
+        return TransferEngine(f"node-{self._instance:x}", settings, topology=topology)
+
+    def _watch_links(self, link: MasterLink) -> LinkWatch | None:
+        """Have the master know this host's topology, as it is at any time. None, and a warning, where the system does not tell it."""
+
+        engine = self._engine
+
+        def changed(topology: Topology, changes: list[LinkChange]) -> None:
+            if engine is not None:
+                engine.refresh(topology)
+            link.describe(topology=dump_topology(topology), transfer=engine.describe() if engine is not None else b"")
+
+        try:
+            watch = LinkWatch(Discovery.configured(self._transfer).look, changed, poll_interval_s=self._transfer.link_poll_interval_s)
+        except Broken as error:
+            log.warning("the topology of this host is unknown: %s", error)
+            return None
+        changed(watch.topology, [])
+        watch.start()
+        return watch
 
     def prefault(self, on_done: Callable[[], None]) -> None:
         """Touch all of DRAM once, in a thread: fresh memory is ten times slower to write. `on_done` runs in the loop."""
@@ -164,9 +224,13 @@ class Node:
     def close(self) -> None:
         """Hang up, let copies under way end, close the tiers."""
         self._stop_prefault.set()
+        if self._watch is not None:
+            self._watch.close()
         if self._link is not None:
             self._link.stop()
         self._publisher.close()
+        if self._engine is not None:
+            self._engine.close()
         if self._server is not None:
             self._server.close()
         if self._session is not None:
@@ -187,6 +251,8 @@ class Node:
         self._table.expire(now_ns=now_ns)
         self._answers.expire(now_ns=now_ns)
         self._waiting.expire(now_ns=now_ns)
+        if self._regions is not None:
+            self._regions.sweep()
         self._waiting.retry()  # whatever made room: an answer that has been sent lets go of its blocks without a word
 
     # --- the link ---
@@ -296,6 +362,15 @@ def check(settings: NodeSettings) -> None:
         raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
     if settings.advertise and parse_address(settings.advertise).unix:
         raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
+
+
+def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str) -> TransferSettings:
+    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
+    is not either."""
+    names = [name for name in chosen_transports(transfer, topology) if name != "shm"]
+    loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
+    is_inside = listens_on in ("127.0.0.1", "::1", "localhost")
+    return replace(transfer, rails=transfer.rails or (loopback if is_inside else ""), transports=",".join(names) or "tcp")
 
 
 def open_tiers(settings: NodeSettings) -> dict[int, Tier]:

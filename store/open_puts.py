@@ -2,9 +2,17 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvstore.store.block import DRAM, Block
 from kvstore.tiers.tier import Slot
+
+
+class Grant(Protocol):
+    """Leave to write a slot from another host, by the transfer engine."""
+
+    def revoke(self) -> bool:
+        """Nothing new may be written. True once nothing is being written any more either; may be called again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -15,6 +23,7 @@ class Put:
     block: Block
     owner: object
     expires_ns: int
+    grant: Grant | None = None
 
     @property
     def slot(self) -> Slot:
@@ -32,7 +41,7 @@ class OpenPuts:
         self._puts: dict[int, Put] = {}
         self._writers: dict[tuple[str, bytes], Put] = {}
         self._expiry: deque[Put] = deque()
-        self._stranded: dict[object, dict[int, Slot]] = {}
+        self._stranded: dict[object, dict[int, Put]] = {}
         self._next_id = 1
 
     def of_key(self, tenant: str, key: bytes) -> Put | None:
@@ -66,20 +75,20 @@ class OpenPuts:
             put = self._expiry.popleft()
             if put.put_id in self._puts:
                 self.close(put)
-                self._stranded.setdefault(put.owner, {})[put.put_id] = put.slot
+                self._stranded.setdefault(put.owner, {})[put.put_id] = put
                 expired.append(put)
         return expired
 
-    def reclaim(self, put_id: int, owner: object) -> Slot | None:
-        """The writer of an expired put has said that it is done: its slot, if this is one."""
+    def reclaim(self, put_id: int, owner: object) -> Put | None:
+        """The writer of an expired put has said that it is done: the put, whose slot is free now, if this is one."""
         of_owner = self._stranded.get(owner)
-        slot = of_owner.pop(put_id, None) if of_owner is not None else None
+        put = of_owner.pop(put_id, None) if of_owner is not None else None
         if of_owner is not None and not of_owner:
             del self._stranded[owner]
-        return slot
+        return put
 
-    def reclaim_all(self, owner: object) -> list[Slot]:
-        """The writer is gone: the slots of its expired puts."""
+    def reclaim_all(self, owner: object) -> list[Put]:
+        """The writer is gone: its expired puts, whose slots are free now."""
         return list(self._stranded.pop(owner, {}).values())
 
     def __len__(self) -> int:

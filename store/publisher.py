@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
-from kvstore.protocol.messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.store.block import Block
 
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]

@@ -1,4 +1,5 @@
-"""Puts at a node: Open, Commit and Abort for writers that share memory, Put for values that come through the socket.
+"""Puts at a node: Open, Commit and Abort for writers that share memory or write by the transfer engine, Put for values that come
+through the socket.
 
 A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
 more, so two large batches cannot block one another. One that gets nothing waits for room until its deadline, then fails as Full.
@@ -12,13 +13,17 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, Full, InvalidArgument, KVStoreError, ProtocolError, TierFailed
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
-from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Flags, Ok, Open, Opened, Put
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Abort, Commit, Open, Opened, Put
+from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers, until_ns
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
+from kvstore.store.open_puts import Grant
 from kvstore.store.open_puts import Put as OpenPut
 from kvstore.store.peer import MAX_SLABS, Peer, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
+from kvstore.store.regions import SharedRegions
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import Waiting, WaitingRoom
 from kvstore.tiers.dram import DramTier
@@ -33,7 +38,14 @@ class PutService:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
-        self, table: BlockTable, dram: DramTier, publisher: Publisher, waiting: WaitingRoom, answers: Answers, claims: Claims
+        self,
+        table: BlockTable,
+        dram: DramTier,
+        publisher: Publisher,
+        waiting: WaitingRoom,
+        answers: Answers,
+        claims: Claims,
+        regions: SharedRegions | None,
     ) -> None:
         self._table = table
         self._dram = dram
@@ -41,6 +53,7 @@ class PutService:
         self._waiting = waiting
         self._answers = answers
         self._claims = claims
+        self._regions = regions
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self.in_bytes = 0
 
@@ -49,15 +62,17 @@ class PutService:
     def open(self, session: Session, header: Header, message: Open) -> None:
         """Answer with slots for as many keys as there is room for, or wait."""
         peer = peer_of(session)
-        if not session.is_local:
-            raise InvalidArgument("Open needs shared memory: connect to the node's Unix socket, or use Put")
+        if message.engine and self._regions is None:
+            raise InvalidArgument("this node has no transfer engine: use Put")
+        if not message.engine and not session.is_local:
+            raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
         self._check(message)
 
         def attempt() -> bool:
             statuses, puts = self._open_all(session, peer, message)
             if self._must_wait(peer, message.keys, statuses):
                 return False
-            session.reply(header.request_id, self._opened(peer, statuses, puts))
+            session.reply(header.request_id, self._shown(statuses, puts) if message.engine else self._opened(peer, statuses, puts))
             return True
 
         self._attempt_or_wait(session, header, attempt, lambda error: session.fail(header.request_id, error))
@@ -105,7 +120,17 @@ class PutService:
                 ids[index] = put.put_id
                 slabs[index], offsets[index] = self._dram.locate(put.slot)
                 group_of_slab[slabs[index]] = put.slot.group
-        return Opened(bytes(statuses), ids, slabs, offsets, self._slabs_ahead(peer, group_of_slab))
+        return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(peer, group_of_slab))
+
+    def _shown(self, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
+        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes."""
+        assert self._regions is not None
+        nowhere = [0] * len(puts)
+        regions = [b""] * len(puts)
+        for index, put in enumerate(puts):
+            if put is not None:
+                put.grant, regions[index] = self._regions.show_slot(put.slot)
+        return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, peer: Peer, group_of_slab: dict[int, int]) -> list[int]:
         """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more."""
@@ -127,11 +152,18 @@ class PutService:
             if put is None:
                 self._table.settle(put_id, session)
                 flags.append(ASK_AGAIN)
+            elif put.grant is not None and not self._is_whole(put, put.grant, checksum):
+                self._table.abort(put)
+                flags.append(ASK_AGAIN)
             else:
                 wait_seq = self._table.commit(put, checksum).event_seq
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
         self._answer_when_published(session, header, wait_seq, flags)
+
+    def _is_whole(self, put: OpenPut, grant: Grant, checksum: int) -> bool:
+        """A value that came by the transfer engine: nobody writes it any more, and it is what the writer said."""
+        return grant.revoke() and xxhash.xxh3_64_intdigest(self._dram.view(put.slot)) == checksum
 
     def abort(self, session: Session, header: Header, message: Abort) -> None:
         """Forget these puts; what they held can be used again."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
-from kvstore.protocol.messages import INLINE, MAPPED, TIER_BITS, Blocks, Read, Release
+from kvstore.protocol.message import TIER_BITS
+from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Read, Release
 from kvstore.store.block import DRAM, TIERS, Block
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover, SlowRead
@@ -53,12 +54,13 @@ class _Slow(NamedTuple):
 class ReadService:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, dram: DramTier, mover: Mover, leases: Leases, *, max_lease_ns: int) -> None:
+    def __init__(self, table: BlockTable, dram: DramTier, mover: Mover, leases: Leases, *, max_lease_ns: int, has_engine: bool) -> None:
         self._table = table
         self._dram = dram
         self._mover = mover
         self._leases = leases
         self._max_lease_ns = max_lease_ns
+        self._has_engine = has_engine
         self.out_bytes = 0
 
     def read(self, session: Session, header: Header, message: Read) -> None:
@@ -71,12 +73,13 @@ class ReadService:
         slow: list[_Slow] = []
         sent_bytes = 0
         table, tenant = self._table, peer.tenant
+        is_reachable = self._is_reachable(session, message)
         for index, (key, generation) in enumerate(zip(message.keys, message.generations, strict=True)):
             block = table.read(tenant, key, generation)
             if block is None:
                 continue
             is_here = block.slots[DRAM] is not None
-            if not (is_here and session.is_local and block.size_bytes > message.inline_bytes):
+            if not (is_here and is_reachable and block.size_bytes > message.inline_bytes):
                 sent_bytes += block.size_bytes
                 if sent_bytes > MAX_PAYLOAD_BYTES:
                     self._release_all(answer, slow)
@@ -93,6 +96,10 @@ class ReadService:
         else:
             self._reply(session, header, message, answer)
 
+    def _is_reachable(self, session: Session, message: Read) -> bool:
+        """Whether this reader reaches the node's memory itself: over its mapping, or with the transfer engine."""
+        return session.is_local or (bool(message.engine) and self._has_engine)
+
     def _plan(self, index: int, block: Block) -> _Slow:
         """How to fetch a block that is not in DRAM: into a DRAM slot if it earned one, else into memory for this answer only."""
         tier = block.fastest()
@@ -106,7 +113,7 @@ class ReadService:
     def _point_at(self, session: Session, message: Read, answer: _Answer, index: int, block: Block) -> None:
         slot = block.slots[DRAM]
         assert slot is not None
-        if session.is_local and block.size_bytes > message.inline_bytes:
+        if self._is_reachable(session, message) and block.size_bytes > message.inline_bytes:
             answer.fill(index, MAPPED, block, DRAM)
             answer.slabs[index], answer.offsets[index] = self._dram.locate(slot)
             answer.mapped.append(block)
@@ -145,14 +152,23 @@ class ReadService:
         if not session.is_open or not isinstance(peer, Peer):
             self._release_all(answer, [])
             return
-        lease, until_ns = 0, 0
+        lease, until_ns, lease_ms = 0, 0, 0
         if answer.mapped:
-            until_ns = session.reactor.now_ns() + min(message.lease_ms * 1_000_000, self._max_lease_ns)
+            lease_ms = min(message.lease_ms, self._max_lease_ns // 1_000_000)
+            until_ns = session.reactor.now_ns() + lease_ms * 1_000_000
             lease = self._leases.grant(session, answer.mapped, until_ns)
         payload = [part for part in answer.payload if part is not None]
         self.out_bytes += sum(answer.sizes)
         blocks = Blocks(
-            lease, until_ns, bytes(answer.statuses), answer.sizes, answer.checksums, bytes(answer.tiers), answer.slabs, answer.offsets
+            lease,
+            until_ns,
+            lease_ms,
+            bytes(answer.statuses),
+            answer.sizes,
+            answer.checksums,
+            bytes(answer.tiers),
+            answer.slabs,
+            answer.offsets,
         )
         session.reply(header.request_id, blocks, payload, on_sent=(lambda: self._release_sent(answer)) if answer.sent else None)
 

@@ -4,31 +4,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvstore.protocol.catalog_messages import Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import (
-    MESSAGES,
-    SERVER_NODE,
-    Abort,
-    Commit,
-    Drop,
-    Flags,
-    Hello,
-    Hold,
-    Open,
-    Put,
-    Read,
-    Release,
-    SlabFds,
-    Slabs,
-    Welcome,
-)
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
+from kvstore.protocol.session_messages import SERVER_NODE, Flags, Hello, Welcome
 from kvstore.protocol.tokens import check_token
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
 from kvstore.store.peer import MAX_SLABS, Peer, peer_of
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
+from kvstore.store.regions import SharedRegions
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
@@ -51,6 +39,7 @@ class NodeService:
         waiting: WaitingRoom,
         puts: PutService,
         reads: ReadService,
+        regions: SharedRegions | None,
         *,
         instance: int,
     ) -> None:
@@ -61,6 +50,7 @@ class NodeService:
         self._waiting = waiting
         self._puts = puts
         self._reads = reads
+        self._regions = regions
         self._instance = instance
         self.name = ""
         self.unix_path = ""
@@ -77,6 +67,7 @@ class NodeService:
             Read.TYPE: reads.read,
             Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
+            Regions.TYPE: self._show_regions,
             Drop.TYPE: self._drop,
             Hold.TYPE: self._hold,
         }
@@ -132,6 +123,12 @@ class NodeService:
             close_fds()
             raise Unavailable(f"no descriptor is left: {error.strerror}") from None
         session.reply(header.request_id, SlabFds(sizes), fds=fds, on_sent=close_fds)
+
+    def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
+        peer = peer_of(session)
+        if self._regions is None or len(message.slabs) > MAX_SLABS:
+            raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
+        session.reply(header.request_id, RegionList([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
     def _export(self, peer: Peer, slab: int, writable: bool, fds: list[int]) -> int:
         """Append a descriptor of the slab and return its size, or 0 for one that is not there."""

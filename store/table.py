@@ -10,8 +10,8 @@ A block is visible from `commit` until it is dropped. At most one block a key is
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.store.block import DRAM, HBM, NVME, Block
 from kvstore.store.level import Level, TierCounts, is_evictable
 from kvstore.store.open_puts import OpenPuts, Put
@@ -54,6 +54,8 @@ class BlockTable:
         self._emit = emit
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
+        self._revoking: list[Put] = []
+        """Puts that are over, whose slots are still being written from another host."""
         self._clock = 0
         self._moves: list[Move] = []
         self.misses = 0
@@ -108,9 +110,18 @@ class BlockTable:
         self._emit(EVENT_GONE, block)
 
     def abort(self, put: Put) -> None:
-        """Forget the put and free its slot at once: nobody but the writer knew of it."""
+        """Forget the put and free its slot at once, for nobody but the writer knew of it; or, when it is being written from another host
+        right now, as soon as that has ended."""
         self._puts.close(put)
-        self._landing.tier.free(put.slot)
+        self._landing.tier.quarantine(put.slot)
+        self._release_written(put)
+
+    def _release_written(self, put: Put) -> None:
+        """Free a quarantined slot once nobody can write it any more."""
+        if put.grant is None or put.grant.revoke():
+            self._landing.tier.release(put.slot)
+        else:
+            self._revoking.append(put)
 
     def expire(self, *, now_ns: int) -> int:
         """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end
@@ -118,20 +129,25 @@ class BlockTable:
         expired = self._puts.expire(now_ns=now_ns)
         for put in expired:
             self._landing.tier.quarantine(put.slot)
+            if put.grant is not None:
+                put.grant.revoke()
+        revoking, self._revoking = self._revoking, []
+        for put in revoking:
+            self._release_written(put)
         return len(expired)
 
     def settle(self, put_id: int, owner: object) -> None:
         """The writer says that it is done with a put that is not open: an expired one's slot can be used again."""
-        slot = self._puts.reclaim(put_id, owner)
-        if slot is not None:
-            self._landing.tier.release(slot)
+        put = self._puts.reclaim(put_id, owner)
+        if put is not None:
+            self._release_written(put)
 
     def forget_owner(self, owner: object) -> None:
         """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again."""
         for put in self._puts.of_owner(owner):
             self.abort(put)
-        for slot in self._puts.reclaim_all(owner):
-            self._landing.tier.release(slot)
+        for put in self._puts.reclaim_all(owner):
+            self._release_written(put)
 
     # --- reads ---
 

@@ -67,6 +67,22 @@ class DramTier(SlabTier):
             raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
         return self._pool.memory(slab_id).export(writable=writable)
 
+    def slab_memory(self, slab_id: int, *, tenant: str) -> memoryview:
+        """The slab's whole memory, to be read for `tenant` until the slab is gone. Raises as `slab_fd`."""
+        if self._slabs.slab(slab_id).group.tenant != tenant:
+            raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
+        memory = self._pool.memory(slab_id)
+        memory.fix_size()
+        return memory.bytes.data.toreadonly()
+
+    def has_slab(self, slab_id: int) -> bool:
+        """Whether the slab is there: it goes when its memory is needed for another tenant or size."""
+        try:
+            self._slabs.slab(slab_id)
+        except StaleHandle:
+            return False
+        return True
+
     def slab_bytes(self, slab_id: int) -> int:
         """The size of the slab's memory. Raises StaleHandle."""
         return self._slabs.slab(slab_id).size_bytes

@@ -78,12 +78,16 @@ class Memfd:
 
     def export(self, *, writable: bool) -> int:
         """A new descriptor, owned by the caller, to pass to another process. Fixes the size for good."""
-        if not self.exported:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
-            self.exported = True
+        self.fix_size()
         if writable:
             return os.dup(self.fd)
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def fix_size(self) -> None:
+        """It is being shared: it must not shrink under whoever uses it."""
+        if not self.exported:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+            self.exported = True
 
     def prefault(self, begin_bytes: int, end_bytes: int) -> None:
         """Fault in the pages of [begin_bytes, end_bytes), as far as they still exist. Changes no byte; best effort."""

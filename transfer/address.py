@@ -42,8 +42,8 @@ def host_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def connect(address: Address, *, timeout_s: float) -> socket.socket:
-    """A connected blocking socket. Raises OSError (TimeoutError among them)."""
+def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.socket:
+    """A connected blocking socket, over TCP from the local address `source` if one is given. Raises OSError (TimeoutError among them)."""
     if address.unix:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -54,7 +54,7 @@ def connect(address: Address, *, timeout_s: float) -> socket.socket:
             raise
         return sock
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_s, source_address=(source, 0) if source else None)
     except UnicodeError as error:  # from the idna codec, for a label of over 63 characters
         raise OSError(errno.EINVAL, f"not a host name: {error}") from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

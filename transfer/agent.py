@@ -30,15 +30,17 @@ class Direction(Enum):
 class Rail:
     """One way out of this host, as an agent uses it: a NIC, or the host's own memory.
 
-    `device` is the NIC's name as the system knows it ("eth0", "mlx5_0"), "" for any. `address` is the IP address to bind to, "" for
-    any. `numa_node` is where it is attached, -1 if that is unknown or makes no difference. `speed_gbit_s` is what the link is said to
-    carry, 0 if unknown.
+    `device` is the NIC's name as the system knows it ("eth0", "mlx5_0"), "" for any. `address` is its IP address; "" where the
+    transport needs none, and TCP then stays on the loopback. `numa_node` is where it is attached, -1 if that is unknown or makes no
+    difference. `speed_gbit_s` is what the link is said to carry, 0 if unknown.
     """
 
     device: str = ""
     address: str = ""
     numa_node: int = -1
     speed_gbit_s: float = 0.0
+    port: int = 0
+    """Where to listen, for transports that have ports; 0 takes a free one."""
 
 
 Remote = Any
@@ -62,13 +64,26 @@ class Request:
     """Why it failed; None while it goes on and after success."""
     context: Any = None
     """The submitter's own."""
+    waits_for: Any = None
+    """What the submitter really waits for, with an attribute `is_over`: a thread that runs this request goes on with others until then."""
+    caller_runs: bool = False
+    """The submitter calls `run` right after `submit`: no other thread needs to be woken for it."""
+    fences: Sequence[int] = ()
+    """Connections on which an earlier attempt of this write failed: the peer must close them before it takes this one, or late bytes
+    of theirs could overwrite what is written afterwards."""
+    unsettled: Sequence[int] = ()
+    """After a failed write: the connection that may still deliver some of it, for the next attempt's `fences`."""
+    is_cancelled: bool = False
+    """Set by `TransferAgent.cancel` of agents that can."""
+    state: Any = None
+    """The agent's own."""
+    size_bytes: int = 0
     _over: threading.Event | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
+    def __post_init__(self) -> None:
+        self.size_bytes = sum([piece.size_bytes for piece in self.pieces])
 
     def finish(self, error: KVStoreError | None = None) -> None:
         """For the agent. After this no byte of the request moves any more: its memory may be used for something else."""
@@ -104,6 +119,8 @@ class TransferAgent(ABC):
 
     transport: ClassVar[str]
     """Name of the transport: "tcp", "shm", "ucx", "nixl". Both ends of a transfer use the same one."""
+    window: int = 8
+    """Requests to one peer that are worth having under way at once; the engine keeps the rest back, for a more urgent one to overtake."""
 
     def __init__(self, name: str, rail: Rail) -> None:
         self.name = name
@@ -121,8 +138,9 @@ class TransferAgent(ABC):
     def unload_remote(self, remote: Remote) -> None:
         """Nothing more will be asked of this peer: connections to it may be closed. Requests under way fail."""
 
-    def export(self, region: Region) -> bytes:
-        """What peers' agents of this transport have to know of a region of ours besides its id and key, at most 64 KiB.
+    def export(self, region: Region) -> bytes | None:
+        """What peers' agents of this transport have to know of a region of ours besides its id and key, at most 64 KiB; None if this
+        transport cannot reach it.
 
         From now on, until the region is closed, peers that show its keys may read and write it. Registers it where that is needed.
         """

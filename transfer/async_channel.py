@@ -8,15 +8,21 @@ import asyncio
 import os
 import socket
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
-from kvstore.protocol.messages import Failure, Hello, Message, SlabFds, Welcome
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.transfer.address import Address
-from kvstore.transfer.channel import BUFFER_BYTES, MAX_FDS, MAX_VECTORS
+from kvstore.transfer.channel import MAX_FDS, POST_TIMEOUT_S
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.exchange import Exchange, notice, take_descriptors
+from kvstore.transfer.incoming import Incoming
+from kvstore.transfer.outbox import MAX_VECTORS, advance
 
 M = TypeVar("M", bound=Message)
 
@@ -27,10 +33,8 @@ class AsyncChannel:
     def __init__(self, address: Address, sock: socket.socket) -> None:
         self.address = address
         self._sock = sock
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._start = self._end = 0
-        self._request_id = 0
-        self._payload_left = 0
+        self._incoming = Incoming()
+        self._exchange = Exchange(address)
         self.is_open = True
         self.welcome: Welcome
 
@@ -58,38 +62,27 @@ class AsyncChannel:
 
         Raises the peer's typed error (the channel stays usable), Unavailable, DeadlineExceeded or ProtocolError (it is closed).
         """
-        try:
-            await self._send(message, deadline, payload)
-            header, body = await self._read_frame(deadline)
-        except BaseException as error:
-            raise self._broken(error) from None
-        return self._parse(header, body, answer)
+        await self._send(message, deadline, payload)
+        return await self._receive(answer, deadline)
 
     async def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[SlabFds, list[int]]:
         """Ask for slabs and return the answer with its descriptors, which are the caller's to close."""
+        await self._send(message, deadline)
         fds = array("i")
         try:
-            try:
-                await self._send(message, deadline)
-                await self._receive_fds(fds, deadline)
-                header, body = await self._read_frame(deadline)
-            except BaseException as error:
-                raise self._broken(error) from None
-            slabs = self._parse(header, body, SlabFds)
-            if len(fds) != sum(map(bool, slabs.sizes)):
-                self.close()
-                raise ProtocolError(f"{self.address} sent {len(fds)} descriptors for slabs of {list(slabs.sizes)} bytes")
-            return slabs, list(fds)
+            slabs = await self._receive(SlabFds, deadline, fds)
+            if wrong := self._exchange.wrong_descriptors(slabs, len(fds)):
+                raise self._broken(wrong)
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
+        return slabs, list(fds)
 
     async def post(self, message: Message) -> None:
         """Send a message that has no answer. A broken connection is found by the next call."""
-        body = message.pack()
         try:
-            await self._send_all([memoryview(pack_header(message.TYPE, 0, len(body)) + body)], Deadline(1.0))
+            await self._write(notice(message), Deadline(POST_TIMEOUT_S))
         except OSError:
             self.close()
         except BaseException:
@@ -97,115 +90,80 @@ class AsyncChannel:
             raise
 
     async def read_into(self, destinations: Sequence[memoryview], deadline: Deadline) -> None:
-        """Read the answer's payload, or its next part, into writable byte views, in order."""
-        if sum(map(len, destinations)) > self._payload_left:
-            self.close()
-            raise ProtocolError(f"{self.address} sent {self._payload_left} bytes of values where more belong")
-        pending = [view for view in destinations if len(view)]
-        pending.reverse()
-        while pending and self._start < self._end:
-            size = min(len(pending[-1]), self._end - self._start)
-            pending[-1][:size] = self._buffer[self._start : self._start + size]
-            self._start += size
-            self._payload_left -= size
-            _advance(pending, size)
+        """Read the answer's payload, or its next part, into writable byte views, in order.
+
+        Raises Unavailable, DeadlineExceeded or ProtocolError; the channel is closed then, and when this is cancelled.
+        """
+        exchange = self._exchange
         try:
+            pending = exchange.destinations(destinations)
+            exchange.payload_left -= self._incoming.move_into(pending)
             while pending:
-                try:
-                    got = self._sock.recvmsg_into(pending[: -MAX_VECTORS - 1 : -1])[0]
-                except BlockingIOError:
-                    await self._ready(deadline)
-                    continue
-                if not got:
-                    raise ConnectionResetError(0, "the peer closed the connection within a payload")
-                self._payload_left -= got
-                _advance(pending, got)
+                got = await self._receive_some(list(islice(pending, MAX_VECTORS)), deadline)
+                exchange.payload_left -= got
+                advance(pending, got)
         except BaseException as error:
             raise self._broken(error) from None
 
+    # --- one request and its answer ---
+
     async def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
-        if self._payload_left:
-            raise ProtocolError("the previous answer's payload was not read")
-        self._request_id = self._request_id % 0xFFFFFFFF + 1
-        body = message.pack()
-        left_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        head = pack_header(message.TYPE, self._request_id, len(body), sum(map(len, payload)), left_ms)
-        await self._send_all([memoryview(head + body), *(memoryview(part) for part in payload)], deadline)
-
-    async def _send_all(self, buffers: list[memoryview], deadline: Deadline) -> None:
-        buffers.reverse()
-        while buffers:
-            try:
-                sent = self._sock.sendmsg(buffers[: -MAX_VECTORS - 1 : -1])
-            except BlockingIOError:
-                await self._ready(deadline, to_write=True)
-                continue
-            _advance(buffers, sent)
-
-    async def _receive_fds(self, fds: "array[int]", deadline: Deadline) -> None:
-        """The first bytes of an answer, with the descriptors that came along."""
-        while True:
-            try:
-                data, ancillary, _, _ = self._sock.recvmsg(BUFFER_BYTES, socket.CMSG_LEN(MAX_FDS * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
-                break
-            except BlockingIOError:
-                await self._ready(deadline)
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        if not data:
-            raise ConnectionResetError(0, "the peer closed the connection")
-        self._buffer[: len(data)] = data
-        self._start, self._end = 0, len(data)
-
-    async def _read_frame(self, deadline: Deadline) -> tuple[Header, memoryview]:
-        await self._need(HEADER_BYTES, deadline)
-        header = unpack_header(self._buffer, self._start)
-        self._start += HEADER_BYTES
-        await self._need(header.body_bytes, deadline)
-        body = self._buffer[self._start : self._start + header.body_bytes]
-        self._start += header.body_bytes
-        return header, body
-
-    def _parse(self, header: Header, body: memoryview, answer: type[M]) -> M:
-        is_failure = header.type == Failure.TYPE and header.request_id in (0, self._request_id) and not header.payload_bytes
         try:
-            failure = Failure.unpack(body) if is_failure else None
-        except ProtocolError:
-            self.close()
-            raise
-        if failure is not None:
-            if not header.request_id:
-                self.close()  # the peer could not read us and hangs up
-            raise from_code(failure.code, failure.text)
+            await self._write(self._exchange.request(message, deadline, payload), deadline)
+        except BaseException as error:
+            raise self._broken(error) from None
+
+    async def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
+        """The answer; descriptors that come with it are appended to `fds`."""
+        incoming = self._incoming
         try:
-            if header.type != answer.TYPE or header.request_id != self._request_id:
-                raise ProtocolError(f"{self.address} answered with a message of type {header.type} where {answer.__name__} belongs")
-            reply = answer.unpack(body)
-        except ProtocolError:
-            self.close()
-            raise
-        self._payload_left = header.payload_bytes
+            while (frame := incoming.next_frame()) is None:
+                room = incoming.room()
+                incoming.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
+            reply = self._exchange.answer(frame[0], frame[1], answer)
+        except BaseException as error:
+            raise self._broken(error) from None
+        if isinstance(reply, KVStoreError):
+            raise reply
         return reply
 
-    async def _need(self, size: int, deadline: Deadline) -> None:
-        """Have `size` contiguous unread bytes in the buffer."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        if self._start + size > len(self._buffer):
-            rest = self._buffer[self._start : self._end]
-            larger = memoryview(bytearray(max(size, BUFFER_BYTES)))
-            larger[: len(rest)] = rest
-            self._buffer, self._start, self._end = larger, 0, len(rest)
-        while self._end - self._start < size:
+    # --- the socket ---
+
+    async def _receive_some(self, views: Sequence[memoryview], deadline: Deadline) -> int:
+        """At least one byte into `views`. Raises OSError, DeadlineExceeded among them."""
+        while True:
             try:
-                got = self._sock.recv_into(self._buffer[self._end :])
+                got = self._sock.recv_into(views[0]) if len(views) == 1 else self._sock.recvmsg_into(views)[0]
             except BlockingIOError:
                 await self._ready(deadline)
                 continue
             if not got:
-                raise ConnectionResetError(0, "the peer closed the connection")
-            self._end += got
+                raise self._exchange.peer_closed()
+            return got
+
+    async def _receive_fds(self, room: memoryview, fds: "array[int]", deadline: Deadline) -> int:
+        """At least one byte into `room`, and the descriptors that come with it, appended to `fds`. Raises as _receive_some."""
+        space = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
+        while True:
+            try:
+                got, ancillary, _, _ = self._sock.recvmsg_into([room], space, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._ready(deadline)
+                continue
+            take_descriptors(ancillary, fds)
+            if not got:
+                raise self._exchange.peer_closed()
+            return got
+
+    async def _write(self, pending: deque[memoryview], deadline: Deadline) -> None:
+        """Send all, and leave none of it in `pending`. Raises OSError, DeadlineExceeded among them."""
+        while pending:
+            try:
+                sent = self._sock.sendmsg(list(islice(pending, MAX_VECTORS)))
+            except BlockingIOError:
+                await self._ready(deadline, to_write=True)
+            else:
+                advance(pending, sent)
 
     async def _ready(self, deadline: Deadline, *, to_write: bool = False) -> None:
         """Wait until the socket can be read (or written). Raises DeadlineExceeded."""
@@ -271,11 +229,3 @@ def _set(ready: "asyncio.Future[None]") -> None:
 def _expire(ready: "asyncio.Future[None]", deadline: Deadline) -> None:
     if not ready.done():
         ready.set_exception(deadline.exceeded())
-
-
-def _advance(buffers: list[memoryview], size: int) -> None:
-    """Drop the first `size` bytes of a reversed vector."""
-    while buffers and size >= len(buffers[-1]):
-        size -= len(buffers.pop())
-    if size:
-        buffers[-1] = buffers[-1][size:]

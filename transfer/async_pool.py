@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvstore.protocol.errors import DeadlineExceeded
-from kvstore.protocol.messages import Hello
+from kvstore.protocol.session_messages import Hello
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_channel import AsyncChannel
 from kvstore.transfer.deadline import Deadline

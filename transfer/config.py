@@ -13,9 +13,9 @@ class TransferSettings:
     """How an engine moves bytes. See docs/transfer.md."""
 
     transports: str = setting(
-        "shm,ucx,nixl,tcp",
-        "Transports that may be used, the preferred one first; one of your own is MODULE:CLASS. UCX and NIXL are skipped where they are "
-        "not installed or neither end has RDMA, unless one is named alone.",
+        "auto",
+        "Transports to use, the preferred one first, of shm, tcp, ucx, nixl and MODULE:CLASS for one of your own. auto: shm, then nixl and "
+        "ucx where they are installed and there is an RDMA device, then tcp.",
     )
     rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
     topology: str = setting("", "JSON file that replaces the discovered topology.")

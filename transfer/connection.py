@@ -3,6 +3,7 @@
 `connection_agent.py` makes any Connection into a TransferAgent; `agent_connection.py` any TransferAgent into a Connection.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -23,6 +24,9 @@ class Connection(ABC):
 
     transport: ClassVar[str]
     """Name of the transport; both ends use the same one."""
+    stall_timeout_s: float = math.inf
+    """Set by its owner: after this long without a byte moved, `send` and `recv_into` fail with Unreachable, though their deadline is
+    further away. A transport that cannot see bytes move goes by whole parts."""
 
     @classmethod
     @abstractmethod

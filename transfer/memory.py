@@ -8,6 +8,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ class Region:
     `memory` is flat bytes. `fd` is a descriptor of the shared memory behind it (a memfd that begins at its first byte), or -1: only
     with one can peers of this host map it. The region owns neither: their owner keeps both until `close` has returned.
     `location` is "cpu:N", N a NUMA node. `read_key` and `write_key` are what a peer must show: random, so that a peer reaches only
-    what it was told of.
+    what it was told of. They are made when first asked for: most memory is never shown to peers.
     """
 
     def __init__(self, memory: memoryview, *, location: str = "cpu:0", fd: int = -1) -> None:
@@ -38,8 +39,6 @@ class Region:
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self.location = location
         self.fd = fd
-        self.read_key = secrets.randbits(63)
-        self.write_key = secrets.randbits(63)
         self._idle = threading.Condition(threading.Lock())
         self._users = 0
         self._is_closed = False
@@ -75,6 +74,15 @@ class Region:
         with self._idle:
             self._on_close.append(callback)
 
+    @cached_property
+    def read_key(self) -> int:
+        return secrets.randbits(63)
+
+    @cached_property
+    def write_key(self) -> int:
+        """Allows reading too."""
+        return secrets.randbits(63)
+
     @property
     def users(self) -> int:
         """Transfers that hold it."""
@@ -99,12 +107,14 @@ class Region:
 
 
 class RemoteRegion(NamedTuple):
-    """A peer's region, as its owner described it. `key` is its read or its write key; `descriptors` are agents' own bytes, by transport."""
+    """A peer's region, as its owner described it. `key` is its read or its write key; `descriptors` are agents' own bytes, by transport:
+    only those named reach it. `location` is where it lies at its owner, "cpu:N"."""
 
     region_id: int
     size_bytes: int
     key: int
     descriptors: dict[str, bytes]
+    location: str = "cpu:0"
 
 
 class Piece(NamedTuple):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
-from kvstore.protocol.messages import Hello, Welcome
+from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.transfer.address import Address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline

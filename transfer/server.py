@@ -12,7 +12,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.protocol.frames import pack_header
-from kvstore.protocol.messages import Failure
+from kvstore.protocol.session_messages import Failure
 from kvstore.transfer.reactor import READABLE, Reactor
 from kvstore.transfer.session import Handler, Session
 

@@ -12,13 +12,14 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
-from kvstore.protocol.messages import REPLIES, Failure, Message
+from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import REPLIES
+from kvstore.protocol.session_messages import Failure
+from kvstore.transfer.incoming import Incoming
 from kvstore.transfer.outbox import MAX_VECTORS, Outbox, advance
 from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor, Timer
 
-BUFFER_BYTES: Final = 64 << 10
-"""Small frames are read many at a time; a larger body gets a buffer of its own for as long as it is parsed."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Unsent answers of one peer beyond which its requests wait: a peer that asks and does not read cannot take the daemon's memory."""
 MAX_FRAMES_A_TURN: Final = 64
@@ -61,8 +62,7 @@ class Session:
         self._sock = sock
         self._fd = sock.fileno()
         self._handler = handler
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._start = self._end = 0
+        self._incoming = Incoming()
         self._header: Header | None = None
         self._body: bytes = b""
         self._destinations: deque[memoryview] | None = None
@@ -102,18 +102,28 @@ class Session:
         if self._destinations is not None:
             if not self._fill_destinations():
                 return
-        elif self._end < len(self._buffer):
-            got = self._sock.recv_into(self._buffer[self._end :] if self._end else self._buffer)
+        elif room := self._incoming.room():
+            got = self._sock.recv_into(room)
             if not got:
                 self.close("the peer closed the connection")
                 return
-            self._end += got
+            self._incoming.received(got)
         self._serve()
 
     def _serve(self) -> None:
+        """Serve the whole frames of what has arrived."""
         for _ in range(MAX_FRAMES_A_TURN):
-            if not self.is_open or self._paused() or not self._next_frame():
+            if not self.is_open or self._paused():
                 return
+            frame = self._incoming.next_frame()
+            if frame is None:
+                return
+            # It is taken out already: whatever the handler raises or calls, this frame is over.
+            header, body = frame
+            if header.payload_bytes:
+                self._begin_payload(header, body)
+            else:
+                self._dispatch(header, body)
         self.reactor.call_soon(self._resume)
 
     def _resume(self) -> None:
@@ -134,46 +144,6 @@ class Session:
         if self.is_open and events != self._events:
             self._events = events
             self.reactor.modify(self._fd, events)
-
-    def _next_frame(self) -> bool:
-        """Serve one frame of the buffer; False when it does not hold a whole one, or nothing is left."""
-        start = self._start
-        have = self._end - start
-        if have < HEADER_BYTES:
-            self._make_room(HEADER_BYTES)
-            return False
-        header = unpack_header(self._buffer, start)
-        size = HEADER_BYTES + header.body_bytes
-        if have < size:
-            self._make_room(size)
-            return False
-        body = self._buffer[start + HEADER_BYTES : start + size]
-        # Taken out of the buffer first: whatever the handler raises or calls, this frame is over.
-        self._start = start + size
-        if self._start == self._end:
-            self._start = self._end = 0
-        if header.payload_bytes:
-            self._begin_payload(header, body)
-        else:
-            self._dispatch(header, body)
-        return self._end > 0 or len(self._buffer) > BUFFER_BYTES
-
-    def _make_room(self, size: int) -> None:
-        """Have room for more of a frame of `size` bytes, at the buffer's start if it has to move.
-
-        A large frame's room doubles as its bytes arrive: a header alone, which costs the peer 24 bytes, does not take 40 MiB of ours.
-        """
-        rest = self._buffer[self._start : self._end]
-        size = min(size, max(2 * len(rest), BUFFER_BYTES))
-        if size > len(self._buffer) or (len(self._buffer) > BUFFER_BYTES >= size):
-            other = memoryview(bytearray(max(size, BUFFER_BYTES)))
-            other[: len(rest)] = rest
-            self._buffer = other
-        elif self._start + size > len(self._buffer):
-            self._buffer[: len(rest)] = bytes(rest)
-        else:
-            return
-        self._start, self._end = 0, len(rest)
 
     def _dispatch(self, header: Header, body: memoryview) -> None:
         if header.type in REPLIES:
@@ -215,7 +185,7 @@ class Session:
         assert self._waiting_for_room, "no request waits for room"
         assert sum(map(len, views)) == self._left_bytes, "the views do not add up to the payload"
         self._waiting_for_room = False
-        self._destinations = deque(views)
+        self._destinations = deque(filter(len, views))
         self._update_events()
         self._take_buffered()
 
@@ -232,20 +202,9 @@ class Session:
 
     def _take_buffered(self) -> None:
         """Move what came with the body; the rest comes straight from the socket."""
-        destinations = self._destinations
-        assert destinations is not None
-        have = min(self._end - self._start, self._left_bytes)
-        source = self._buffer[self._start : self._start + have]
-        self._start += have
-        self._left_bytes -= have
-        while source and destinations:
-            first = destinations[0]
-            size = min(len(first), len(source))
-            first[:size] = source[:size]
-            source = source[size:]
-            advance(destinations, size)
-        if self._start == self._end:
-            self._start = self._end = 0
+        assert self._destinations is not None
+        incoming, left_bytes = self._incoming, self._left_bytes
+        self._left_bytes -= incoming.move_into(self._destinations) if self._refusal is None else incoming.discard(left_bytes)
         if not self._left_bytes:
             self._end_payload()
 
@@ -278,7 +237,7 @@ class Session:
             self.fail(header.request_id, refusal)
         else:
             self._dispatch(header, memoryview(body))
-        if self._start != self._end:
+        if self._incoming.unread_bytes:
             # Frames behind the payload. When room came later nobody else goes on with them; otherwise this finds none.
             self.reactor.call_soon(self._resume)
 
@@ -363,7 +322,7 @@ class Session:
     def _on_writable(self) -> None:
         self._outbox.flush()
         self._update_events()
-        if self._start != self._end and not self._paused():
+        if self._incoming.unread_bytes and not self._paused():
             self.reactor.call_soon(self._resume)  # requests that waited for the peer to read
 
     # --- the end ---

@@ -13,39 +13,12 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.core import Core
 from kvstore.client.effects import Operation
 from kvstore.protocol.errors import KVStoreError, Unavailable
-from kvstore.protocol.messages import (
-    BUSY,
-    GRANTED,
-    INLINE,
-    MAPPED,
-    MISS,
-    PRESENT,
-    Blocks,
-    Cancel,
-    Commit,
-    Count,
-    Exists,
-    Flags,
-    Grants,
-    Locations,
-    Lookup,
-    MatchPrefix,
-    Message,
-    Nodes,
-    NodeTable,
-    Ok,
-    Open,
-    Opened,
-    Pin,
-    Put,
-    Read,
-    Release,
-    Remove,
-    Reserve,
-    SlabFds,
-    Welcome,
-)
+from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Commit, Open, Opened, Put, Read, Release, SlabFds
+from kvstore.protocol.session_messages import Count, Flags, Ok, Welcome
 from kvstore.transfer.address import Address, parse_address
+from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan
 
@@ -123,7 +96,7 @@ class Oracle:
         self.lease = 0
         self.lease_until_ns = 1 << 62
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
-        self.core = Core(MASTER, ClientSettings(**settings), host_id=HERE, spread=0)
+        self.core = Core(MASTER, ClientSettings(**settings), TransferSettings(), host_id=HERE, spread=0)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)
@@ -217,7 +190,8 @@ class Oracle:
                 nodes = self.nodes.values()
                 hosts = [HERE if node.local else "there" for node in nodes]
                 names = [f"n{node.node_id}" for node in nodes]
-                return NodeTable(list(self.nodes), names, hosts, [node.unix for node in nodes], [node.tcp for node in nodes])
+                unix, tcp = [node.unix for node in nodes], [node.tcp for node in nodes]
+                return NodeTable(list(self.nodes), names, hosts, unix, tcp, [0] * len(names), [b""] * len(names))
             case Lookup():
                 return self._lookup(message)
             case Exists() | Pin():
@@ -287,7 +261,7 @@ class Oracle:
             offsets.append(node.place(size))
             ids.append(len(node.puts) + 1)
             node.puts[ids[-1]] = (key, offsets[-1], size, generation)
-        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, list(node.ahead))
+        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, [b""] * len(ids), list(node.ahead))
 
     def _commit(self, node: OracleNode, message: Commit) -> Flags:
         for put_id, total in zip(message.put_ids, message.checksums, strict=True):
@@ -319,7 +293,7 @@ class Oracle:
             self.lease += 1
         count = len(statuses)
         lease = self.lease if MAPPED in statuses else 0
-        return Blocks(lease, self.lease_until_ns, bytes(statuses), sizes, sums, bytes([node.tier] * count), [1] * count, offsets)
+        return Blocks(lease, self.lease_until_ns, 10_000, bytes(statuses), sizes, sums, bytes([node.tier] * count), [1] * count, offsets)
 
     def _fds(self, channel: OracleChannel, message: Any) -> tuple[SlabFds, list[int]]:
         self.log.append(message)

@@ -11,6 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, find_control, translated
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.transfer.topology_json import parse_topology
 from tests.client.embedded import embedded
 from tests.etcd_server import free_ports
 
@@ -30,6 +31,14 @@ def test_the_status_names_the_nodes_and_their_tiers(settings: ClientSettings) ->
     assert [node.name for node in status.nodes] == ["node-0"]
     assert [tier.name for tier in status.nodes[0].tiers] == ["dram", "nvme"]
     assert status.blocks == 3
+
+
+def test_the_nodes_topologies_are_theirs(settings: ClientSettings) -> None:
+    with Control.find(settings) as control:
+        assert [found.name for found in control.topologies()] == ["node-0"]
+        assert parse_topology(control.topologies("node-0")[0].topology).host
+        with pytest.raises(InvalidArgument, match="there is no node 'x'; there are: node-0"):
+            control.topologies("x")
 
 
 def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> None:

@@ -9,7 +9,9 @@ from kvstore.client.core import Core
 from kvstore.client.locations import Location
 from kvstore.protocol.errors import Broken, InvalidArgument, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.messages import Count, Exists, Flags, Lookup, MatchPrefix, Nodes
+from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes
+from kvstore.protocol.session_messages import Count, Flags
+from kvstore.transfer.config import TransferSettings
 from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode
 
 
@@ -85,7 +87,7 @@ def test_one_key_is_not_a_batch(oracle: Oracle) -> None:
 
 
 def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle, node: OracleNode) -> None:
-    oracle.core = Core("a:1, b:1,c:1", ClientSettings(), host_id=HERE, spread=0)
+    oracle.core = Core("a:1, b:1,c:1", ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
     oracle.unreachable |= {"a:1", "b:1"}
     for _ in range(2):
         oracle.run(oracle.core.exists([b"k"], oracle.deadline()))
@@ -96,7 +98,7 @@ def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Orac
 
 
 def test_masters_of_which_none_answers_are_unavailable_with_the_first_reason(oracle: Oracle) -> None:
-    oracle.core = Core(["a:1", "b:1"], ClientSettings(), host_id=HERE, spread=0)
+    oracle.core = Core(["a:1", "b:1"], ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
     oracle.unreachable |= {"a:1", "b:1"}
     with pytest.raises(Unavailable, match="no master can be reached: cannot connect to a:1"):
         oracle.run(oracle.core.exists([b"k"], oracle.deadline()))
@@ -111,7 +113,7 @@ def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: 
 
 
 def test_a_master_that_answers_unavailable_is_not_passed_over(oracle: Oracle) -> None:
-    oracle.core = Core("a:1,b:1", ClientSettings(), host_id=HERE, spread=0)
+    oracle.core = Core("a:1,b:1", ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
 
     def no_nodes(channel: OracleChannel, message: Exists) -> Flags:
         raise Unavailable("no node is registered")

@@ -15,7 +15,8 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unavailable,
 )
-from kvstore.protocol.messages import INLINE, Blocks, Lookup, Nodes, Read, Slabs
+from kvstore.protocol.master_messages import Lookup, Nodes
+from kvstore.protocol.node_messages import INLINE, Blocks, Read, Slabs
 from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
 
 BIG = b"B" * 100_000
@@ -268,7 +269,7 @@ def test_an_interrupted_read_closes_its_channel(nodes: Pair) -> None:
 def test_an_answer_for_other_than_the_keys_asked_is_a_protocol_error(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(Blocks(0, 0, bytes([INLINE] * 2), [1, 1], [0, 0], b"\2\2", [0, 0], [0, 0]))
+    oracle.script[Read].append(Blocks(0, 0, 0, bytes([INLINE] * 2), [1, 1], [0, 0], b"\2\2", [0, 0], [0, 0]))
     with pytest.raises(ProtocolError):
         get(oracle, b"k")
     assert not oracle.loans[-1].channel.is_open

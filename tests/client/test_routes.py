@@ -4,7 +4,8 @@ import pytest
 
 from kvstore.client.routes import Masters, Nodes, Route
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import NodeTable, Welcome
+from kvstore.protocol.master_messages import NodeTable
+from kvstore.protocol.session_messages import Welcome
 from kvstore.transfer.address import Address, parse_address
 
 TCP = parse_address("there:1")
@@ -15,8 +16,9 @@ def welcome(epoch: int, host: str = "here", unix: str = "/run/x") -> Welcome:
     return Welcome(2, "n", 1, epoch, host, unix)
 
 
-def table(*rows: tuple[int, str, str, str, str]) -> NodeTable:
-    return NodeTable([row[0] for row in rows], *([row[i] for row in rows] for i in range(1, 5)))  # type: ignore[arg-type]
+def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: bytes = b"") -> NodeTable:
+    ids, names, hosts, unix, tcp = ([row[i] for row in rows] for i in range(5))
+    return NodeTable(ids, names, hosts, unix, tcp, [revision] * len(rows), [transfer] * len(rows))  # type: ignore[arg-type]
 
 
 def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
@@ -95,6 +97,20 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
     assert moved.route.primary.port == 9
     nodes.replace(table())
     assert (nodes.get(1), nodes.local_id) == (None, 0)
+
+
+def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
+    nodes = Nodes("here", 0)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
+    first = nodes.get(1)
+    assert first is not None
+    first.route.failed(Address(unix="/run/1"))
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=4, transfer=b"one rail"))
+    second = nodes.get(1)
+    assert second is not None
+    assert (second.transfer, second.revision, second is first) == (b"one rail", 4, False)
+    assert second.route is first.route
+    assert not second.route.is_local
 
 
 def test_ids_given_by_another_master_process_are_forgotten() -> None:

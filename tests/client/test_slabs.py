@@ -1,14 +1,13 @@
 """Mappings of real shared memory."""
 
-import gc
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kvstore.client.slabs import SlabCache, SlabKey, map_slab
+from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.protocol.errors import Broken, StaleHandle
+from kvstore.transfer.mapping import map_slab
 
 SIZE = 1 << 16
 
@@ -29,40 +28,6 @@ def key(slab: int, *, epoch: int = 1, node: int = 1, writable: bool = False) -> 
 
 def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
-
-
-def test_what_is_written_through_one_mapping_is_read_through_another_without_a_descriptor() -> None:
-    fd = memfd()
-    reader = read_only(fd)
-    written, read = map_slab(fd, SIZE, writable=True), map_slab(reader, SIZE, writable=False)
-    assert (is_open(fd), is_open(reader)) == (False, False)
-    written.part(100, 3)[:] = b"abc"
-    assert bytes(read.part(100, 3)) == b"abc"
-    assert read.memory.readonly
-
-
-def test_a_view_keeps_its_mapping_and_the_last_one_ends_it() -> None:
-    fd = memfd()
-    name = os.readlink(f"/proc/self/fd/{fd}")
-    slab = map_slab(fd, SIZE, writable=True)
-    slab.memory[0] = 7
-    array = np.frombuffer(slab.part(0, 10), np.uint8)
-    before = Path("/proc/self/maps").read_text().count(name)
-    del slab
-    gc.collect()
-    assert array[0] == 7
-    del array
-    gc.collect()
-    assert Path("/proc/self/maps").read_text().count(name) == before - 1
-
-
-def test_a_descriptor_that_cannot_be_mapped_is_closed_and_told() -> None:
-    fd = memfd()
-    readonly = read_only(fd)
-    with pytest.raises(Broken, match="cannot map a slab"):
-        map_slab(readonly, SIZE, writable=True)
-    assert not is_open(readonly)
-    os.close(fd)
 
 
 def test_places_beyond_the_end_are_refused() -> None:

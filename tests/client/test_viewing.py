@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
-from kvstore.protocol.messages import Read
+from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode
 
 

@@ -7,20 +7,10 @@ import pytest
 
 from kvstore.client.writing import Writing, check_parents, namespace_text
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, ProtocolError, Unavailable
-from kvstore.protocol.messages import (
-    BUSY,
-    GRANTED,
-    PRESENT,
-    Cancel,
-    Commit,
-    Flags,
-    Grants,
-    Message,
-    Open,
-    Opened,
-    Put,
-    Reserve,
-)
+from kvstore.protocol.master_messages import Cancel, Grants, Reserve
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
+from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.session_messages import Flags
 from kvstore.transfer.deadline import Deadline
 from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
 
@@ -53,7 +43,9 @@ def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline
 
 def opened(*statuses: int, slab: int = 1) -> Opened:
     count = len(statuses)
-    return Opened(bytes(statuses), [1000 + i for i in range(count)], [slab] * count, [500_000 + 100_000 * i for i in range(count)], [])
+    return Opened(
+        bytes(statuses), [1000 + i for i in range(count)], [slab] * count, [500_000 + 100_000 * i for i in range(count)], [b""] * count, []
+    )
 
 
 def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(local: OracleNode) -> None:

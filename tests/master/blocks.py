@@ -8,7 +8,8 @@ from typing import Final
 from kvstore.master.catalog import Op
 from kvstore.master.directory import Directory, Timing
 from kvstore.master.membership import Node, NodeInfo
-from kvstore.protocol.messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
+from kvstore.master.records import NO_DESCRIPTION, Description
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 
 S: Final = 1_000_000_000
 DRAM, NVME = 2, 4
@@ -78,8 +79,8 @@ class Master:
             else:
                 self.catalog[op.key] = op.value
 
-    def register(self, name: str, instance: int = 1, *tiers: Tier) -> Node:
-        node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns)
+    def register(self, name: str, instance: int = 1, *tiers: Tier, description: Description = NO_DESCRIPTION) -> Node:
+        node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns, description)
         self.commit(ops)
         return node
 

@@ -17,9 +17,11 @@ import grpc
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
-from kvstore.protocol.messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, ROLE_CLIENT, ROLE_NODE, Hello, Message, Ok
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok
 from kvstore.transfer.address import Address, parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
@@ -119,10 +121,11 @@ def refusal(*flags: str) -> tuple[int, str]:
 class NodeSide:
     """A node as a master sees it: registers, says Hello, publishes, and answers commands when told to."""
 
-    def __init__(self, places: Places, name: str = "one", instance: int = 1, dram_bytes: int = 1 << 30) -> None:
+    def __init__(self, places: Places, name: str = "one", instance: int = 1, dram_bytes: int = 1 << 30, transfer: bytes = b"") -> None:
         with places.stub() as stub:
             tier = pb.TierStatus(name="dram", capacity_bytes=dram_bytes, health="ok")
             request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
+            request.transfer = transfer
             self.registration = stub.Register(request, timeout=TIMEOUT_S)
         address = parse_address(places.listen)
         self.sock = socket.create_connection((address.host, address.port), TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 from kvstore.master.commands import Commands
 from kvstore.master.tenants import Tenants
-from kvstore.protocol.messages import Drop, Hold
+from kvstore.protocol.catalog_messages import Drop, Hold
 
 
 def test_orders_to_one_node_and_tenant_are_one_message_with_the_masters_epoch() -> None:

@@ -49,6 +49,35 @@ def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node
     assert 0 <= shown.heartbeat_age_s < TIMEOUT_S
 
 
+def topologies(places: Places, node: str = "") -> list[tuple[str, str, bytes]]:
+    with places.stub() as stub:
+        return [(each.name, each.state, each.topology) for each in stub.Topologies(pb.TopologiesRequest(node=node), timeout=TIMEOUT_S)]
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "etcd"])
+def test_topologies_are_told_as_the_nodes_last_said_them_after_a_restart_too(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    catalog = f"lmdb:{tmp_path / 'catalog'}" if kind == "lmdb" else f"{request.getfixturevalue('etcd_url')}/topologies"
+    large = bytes(200_000)
+    with master_in_thread(tmp_path / "one", catalog=catalog, node_ttl_s=60.0) as places, places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="a", instance=1, topology=b"first"), timeout=TIMEOUT_S)
+        reply = stub.Register(pb.RegisterRequest(name="b", instance=1, topology=b"other"), timeout=TIMEOUT_S)
+        assert topologies(places) == [("a", "syncing", b"first"), ("b", "syncing", b"other")]
+        beat = pb.HeartbeatRequest(node_id=reply.node_id, registration_epoch=reply.registration_epoch)
+        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        assert topologies(places, "b") == [("b", "syncing", b"other")], "a heartbeat that says nothing of it changes nothing"
+        beat.topology = large
+        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        assert topologies(places, "b") == [("b", "syncing", large)]
+        with pytest.raises(grpc.RpcError) as unknown:
+            topologies(places, "c")
+        assert unknown.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "there is no node 'c'; there are: a, b" in str(unknown.value.details())
+    with master_in_thread(tmp_path / "two", catalog=catalog) as places:
+        assert topologies(places) == [("a", "dead", b"first"), ("b", "dead", large)]
+
+
 def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide) -> None:
     with places.stub() as stub:
         with pytest.raises(grpc.RpcError) as stale:

@@ -10,7 +10,8 @@ import pytest
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.frames import HEADER, pack_header, unpack_header
-from kvstore.protocol.messages import Exists, Failure, Flags, Pin
+from kvstore.protocol.master_messages import Exists, Pin
+from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.channel import Channel
 from tests.etcd_server import EtcdServer

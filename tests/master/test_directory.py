@@ -9,23 +9,21 @@ from kvstore.master.catalog import Op
 from kvstore.master.directory import Timing
 from kvstore.master.membership import Node
 from kvstore.master.publishing import Plan
-from kvstore.master.records import BlockRecord, decode
-from kvstore.protocol.errors import Corrupt, InvalidArgument, StaleEpoch, Unavailable
-from kvstore.protocol.messages import (
-    BUSY,
+from kvstore.master.records import BlockRecord, Description, decode
+from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
     EVENT_MOVED,
-    GRANTED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
-    PRESENT,
     Drop,
-    Grants,
     Hold,
 )
+from kvstore.protocol.errors import Corrupt, InvalidArgument, StaleEpoch, Unavailable
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
 
 
@@ -163,6 +161,21 @@ def test_generations_grow_over_restarts_of_the_master_even_if_its_clock_goes_bac
     again = master.restart()
     again.register("a")
     assert reserve(again, b"new").generations[0] > 1 << 60
+
+
+def test_what_a_node_said_of_itself_outlives_the_master() -> None:
+    master = Master()
+    node = master.register("a", description=Description(b"topology", b"transfer"))
+    master.register("b")
+    assert [each.description for each in master.restart().directory.members] == [Description(b"topology", b"transfer"), Description()]
+    master.commit(master.directory.describe(node.node_id, node.epoch, topology=bytes(100_000), transfer=None))
+    again = master.restart()
+    found = again.directory.members.named("a")
+    assert found is not None
+    assert (found.description, found.state) == (Description(bytes(100_000), b"transfer"), "dead")
+    again.register("a", 2)
+    assert found.description == Description(), "its heir has said nothing"
+    assert not [key for key in again.catalog if key.startswith(b"d")]
 
 
 def test_a_reserve_that_cannot_be_met_reserves_nothing() -> None:

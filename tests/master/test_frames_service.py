@@ -7,37 +7,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Claim, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
-from kvstore.protocol.messages import (
-    BUSY,
-    GRANTED,
-    PRESENT,
-    ROLE_NODE,
-    SERVER_MASTER,
-    Cancel,
-    Claim,
-    Count,
-    Drop,
-    Exists,
-    Failure,
-    Flags,
-    Grants,
-    Hello,
-    Hold,
-    Locations,
-    Lookup,
-    MatchPrefix,
-    Message,
-    Nodes,
-    NodeTable,
-    Ok,
-    Pin,
-    Publish,
-    Read,
-    Remove,
-    Reserve,
-    Welcome,
-)
+from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
+from kvstore.protocol.node_messages import Read
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.transfer.address import host_id, parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
@@ -124,6 +99,29 @@ def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide)
 def test_the_live_nodes_are_told_to_clients(client: Channel, node: NodeSide) -> None:
     table = ask(client, Nodes(), NodeTable)
     assert (list(table.ids), table.names, table.hosts, table.unix, table.tcp) == ([1], ["one"], ["host"], ["/u"], ["t:1"])
+    assert (list(table.revisions), table.transfers) == ([0], [b""])
+
+
+def test_how_a_nodes_transfer_engine_is_reached_is_told_to_clients_and_a_change_too(places: Places, client: Channel) -> None:
+    node = NodeSide(places, transfer=b"\0engine")
+    before = ask(client, Nodes(), NodeTable)
+    assert before.transfers == [b"\0engine"]
+    with places.stub() as stub:
+        epoch = node.registration.registration_epoch
+        stub.Heartbeat(pb.HeartbeatRequest(node_id=1, registration_epoch=epoch, transfer=b"other"), timeout=TIMEOUT_S)
+    after = ask(client, Nodes(), NodeTable)
+    assert (after.transfers, after.revisions[0] > before.revisions[0]) == ([b"other"], True)
+    node.close()
+
+
+def test_a_table_takes_no_more_of_what_nodes_say_than_fits_a_message(places: Places, client: Channel) -> None:
+    count = (32 << 20) // (256 << 10) + 2
+    with places.stub() as stub:
+        for index in range(count):
+            request = pb.RegisterRequest(name=f"n{index}", instance=1, tcp="t:1", transfer=bytes(256 << 10))
+            stub.Register(request, timeout=TIMEOUT_S)
+    table = ask(client, Nodes(), NodeTable)
+    assert [len(blob) for blob in table.transfers] == [256 << 10] * (count - 2) + [0, 0]
 
 
 def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Places, client: Channel, node: NodeSide) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from kvstore.master.membership import ALIVE, DEAD, SYNCING, Membership, NodeInfo
+from kvstore.master.records import MAX_DESCRIPTION_BYTES, Description
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from tests.master.blocks import Tier
 
@@ -47,6 +48,38 @@ def test_a_second_live_process_of_a_name_is_refused_and_a_dead_ones_heir_is_not(
 def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="1 to 255"):
         members().register(NodeInfo(name, 1), (), 0)
+
+
+def test_what_a_node_says_of_itself_is_kept_and_each_change_has_a_higher_revision() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(b"topology", b"transfer"))
+    first = node.revision
+    assert (node.description, first > 0) == (Description(b"topology", b"transfer"), True)
+    nodes.register(NodeInfo("a", 1), (), 1, Description(b"topology", b"transfer"))
+    assert node.revision == first, "nothing has changed"
+    before = node.description
+    assert nodes.describe(1, node.epoch, topology=b"other", transfer=None) == (node, before)
+    assert (node.description, node.revision > first) == (Description(b"other", b"transfer"), True)
+    second = node.revision
+    nodes.describe(1, node.epoch, topology=None, transfer=b"")
+    assert (node.description, node.revision > second) == (Description(b"other", b""), True)
+    third = node.revision
+    nodes.describe(1, node.epoch, topology=b"other", transfer=b"")
+    assert node.revision == third
+    with pytest.raises(StaleEpoch):
+        nodes.describe(1, node.epoch - 1, topology=b"", transfer=None)
+
+
+def test_a_description_over_the_limit_is_refused() -> None:
+    nodes = members()
+    most, more = bytes(MAX_DESCRIPTION_BYTES), bytes(MAX_DESCRIPTION_BYTES + 1)
+    for description in (Description(more), Description(b"", more)):
+        with pytest.raises(InvalidArgument, match="at most 262144 bytes each"):
+            nodes.register(NodeInfo("a", 1), (), 0, description)
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(most, most))
+    with pytest.raises(InvalidArgument, match="not 262144 and 262145"):
+        nodes.describe(1, node.epoch, topology=None, transfer=more)
+    assert node.description == Description(most, most)
 
 
 def test_silence_for_the_ttl_is_death_and_heartbeats_prevent_it() -> None:

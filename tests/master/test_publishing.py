@@ -4,8 +4,7 @@ import pytest
 
 from kvstore.master.publishing import Plan
 from kvstore.master.records import BlockRecord, decode
-from kvstore.protocol.errors import InvalidArgument, StaleEpoch
-from kvstore.protocol.messages import (
+from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
     EVENT_MOVED,
@@ -15,6 +14,7 @@ from kvstore.protocol.messages import (
     Drop,
     Hold,
 )
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
 
 

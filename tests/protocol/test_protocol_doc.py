@@ -7,7 +7,8 @@ import pytest
 
 from kvstore.protocol import frames
 from kvstore.protocol.errors import BY_CODE, KVStoreError, grpc_status
-from kvstore.protocol.messages import MESSAGES, REPLIES, Message
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import MESSAGES, REPLIES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
@@ -47,7 +48,17 @@ def test_the_document_has_each_error_with_its_code_and_grpc_status(kind: type[KV
 
 
 @pytest.mark.parametrize(
-    "limit", ["MAX_BODY_BYTES", "MAX_PAYLOAD_BYTES", "MAX_KEY_BYTES", "MAX_VALUE_BYTES", "MAX_BATCH", "MAX_COUNT", "MAX_DEADLINE_MS"]
+    "limit",
+    [
+        "MAX_BODY_BYTES",
+        "MAX_PAYLOAD_BYTES",
+        "MAX_KEY_BYTES",
+        "MAX_VALUE_BYTES",
+        "MAX_BATCH",
+        "MAX_COUNT",
+        "MAX_BLOB_BYTES",
+        "MAX_DEADLINE_MS",
+    ],
 )
 def test_the_document_has_each_limit(limit: str) -> None:
     assert re.search(rf"\b{getattr(frames, limit)}\b", section("Limits"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ProtocolError
-from kvstore.protocol.frames import MAX_BATCH, MAX_COUNT
+from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_COUNT
 from kvstore.protocol.wire import VARIABLE, Form, Reader, Writer, pack_blob, pack_keys
 
 KEYS = st.one_of(
@@ -151,17 +151,18 @@ EVERY_KIND = Form(
         ("keys", "keys"),
         ("parents", "parents"),
         ("labels", "labels"),
+        ("blobs", "blobs"),
         ("small", "u8s"),
         ("middle", "count"),
         ("middle", "u32s"),
         ("large", "u64s"),
         ("last", "u32"),
     ),
-    ("keys", "a", "b", "c", "d", "e", "name", "tags", "parents", "labels", "small", "middle", "large", "last"),
+    ("keys", "a", "b", "c", "d", "e", "name", "tags", "parents", "labels", "blobs", "small", "middle", "large", "last"),
 )
 ROW = Row(
     a=1, b=2, c=3, d=4, e=0.5, name="n\u00e9", tags=["x", "", "yy"], keys=[b"k1", b"k2"], parents=[b"", b"p"], labels=["l", "m"],
-    small=b"\1\2", middle=[7, 8, 9], large=[1, 2, 3], last=6,
+    blobs=[b"", b"\0" * 300], small=b"\1\2", middle=[7, 8, 9], large=[1, 2, 3], last=6,
 )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_a_form_gives_its_values_in_the_order_of_the_parameters() -> None:
     data = EVERY_KIND.pack(ROW)
     assert data.startswith(struct.pack("<BHIQd", 1, 2, 3, 4, 0.5) + pack_blob("n\u00e9".encode()))
     assert EVERY_KIND.unpack(data) == [
-        [b"k1", b"k2"], 1, 2, 3, 4, 0.5, "n\u00e9", ["x", "", "yy"], [b"", b"p"], ["l", "m"],
+        [b"k1", b"k2"], 1, 2, 3, 4, 0.5, "n\u00e9", ["x", "", "yy"], [b"", b"p"], ["l", "m"], [b"", bytes(300)],
         b"\1\2", array("I", [7, 8, 9]), array("Q", [1, 2, 3]), 6,
     ]  # fmt: skip
 
@@ -188,6 +189,13 @@ def test_a_column_of_another_length_than_its_batch_is_refused(kind: str, value: 
     form = Form((("keys", "keys"), ("column", kind)), ("keys", "column"))
     with pytest.raises(ProtocolError, match="1 entries of a column for a batch of 2"):
         form.unpack(form.pack(Row(keys=[b"a", b"b"], column=value)))
+
+
+def test_a_blob_over_the_limit_is_refused() -> None:
+    form = Form((("keys", "keys"), ("blobs", "blobs")), ("keys", "blobs"))
+    assert form.unpack(form.pack(Row(keys=[b"a"], blobs=[bytes(MAX_BLOB_BYTES)])))[1] == [bytes(MAX_BLOB_BYTES)]
+    with pytest.raises(ProtocolError, match="a blob of 262145 bytes is over the limit of 262144"):
+        form.unpack(form.pack(Row(keys=[b"a"], blobs=[bytes(MAX_BLOB_BYTES + 1)])))
 
 
 def test_a_count_over_the_limit_is_refused() -> None:

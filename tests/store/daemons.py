@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,24 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 MODULES = {"master": "kvstore.master.daemon", "node": "kvstore.store.daemon"}
 
 
-def start(kind: str, *flags: str, log: Path) -> "subprocess.Popen[str]":
+def start(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     with log.open("ab") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", MODULES[kind], *flags], stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+            [*prefix, sys.executable, "-m", MODULES[kind], *flags],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            text=True,
         )
 
 
 class Daemon:
-    """One running process. `facts` is its first line of standard output."""
+    """One running process. `facts` is its first line of standard output; `prefix` goes before its command line."""
 
-    def __init__(self, kind: str, *flags: str, log: Path) -> None:
+    def __init__(self, kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> None:
         self.log = log
-        self.process = start(kind, *flags, log=log)
+        self.process = start(kind, *flags, log=log, prefix=prefix)
         self.facts = self.line()
 
     def line(self) -> dict[str, Any]:
@@ -53,8 +57,8 @@ class Daemon:
 
 
 @contextmanager
-def running(kind: str, *flags: str, log: Path) -> Iterator[Daemon]:
-    daemon = Daemon(kind, *flags, log=log)
+def running(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
+    daemon = Daemon(kind, *flags, log=log, prefix=prefix)
     try:
         yield daemon
     finally:

@@ -11,24 +11,11 @@ from typing import Any, TypeVar
 
 import xxhash
 
+from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.messages import (
-    INLINE,
-    MAPPED,
-    ROLE_CLIENT,
-    Blocks,
-    Commit,
-    Flags,
-    Hello,
-    Message,
-    Open,
-    Opened,
-    Publish,
-    Put,
-    Read,
-    Release,
-    Slabs,
-)
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Commit, Open, Opened, Put, Read, Release, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.store.answering import Answers
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
@@ -78,10 +65,10 @@ class Served:
         )
         self.answers = Answers()
         self.claims = Claims(self.store.table, self.answers, self.publisher)
-        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims)
-        self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS)
+        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims, None)
+        self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=False)
         self.service = NodeService(
-            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, instance=77
+            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, None, instance=77
         )
         self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
         self.server = Server(self.reactor, self.service, max_connections=100)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.messages import BUSY, EVENT_GONE, GRANTED, PRESENT, Claim, Grants
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline

@@ -1,12 +1,21 @@
 """Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
 
+import queue
 import signal
+import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.protocol.messages import ROLE_CLIENT, Hello
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.master_messages import Nodes, NodeTable
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.reactor import Reactor
+from tests.master.running import Places, master_in_thread
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
 from tests.store.served import Client
 
@@ -73,3 +82,49 @@ def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
             with running("node", *flags, log=tmp_path / "other.log"):
                 reply = until_nodes_are(master, "alive")
                 assert reply.nodes[0].name == "n0"
+
+
+def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
+    reactor = Reactor()
+    serving = threading.Thread(target=reactor.run)
+    with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places:
+        linked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        link = MasterLink(
+            reactor,
+            [parse_address(places.listen)],
+            Identity("n0", "1", "", "t:1", new_instance()),
+            tier_status=lambda: ([], {}),
+            on_link=lambda sock, reply: linked.put(sock),
+            timeout_s=10.0,
+            pause_s=0.01,
+            max_pause_s=0.1,
+        )
+        link.describe(topology=b"topology", transfer=b"engine")
+        serving.start()
+        link.start()
+        with linked.get(timeout=10):
+            assert described(places) == (b"topology", b"engine")
+            link.describe(transfer=b"other")
+            until(lambda: described(places) == (b"topology", b"other"))
+            link.describe(topology=b"changed")
+            until(lambda: described(places) == (b"changed", b"other"))
+        reactor.stop()
+        serving.join()
+        link.stop()
+    reactor.close()
+
+
+def described(places: Places) -> tuple[bytes, bytes]:
+    """What the master tells clients and operators of its only node."""
+    with places.stub() as stub:
+        (found,) = stub.Topologies(pb.TopologiesRequest(), timeout=10)
+    client = places.client()
+    try:
+        return found.topology, client.call(Nodes(), NodeTable, Deadline(10)).transfers[0]
+    finally:
+        client.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Each look is a round trip to the master; it must be true within 2,000."""
+    assert any(condition() for _ in range(2000))

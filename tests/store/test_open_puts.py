@@ -61,16 +61,16 @@ def test_an_expired_puts_slot_is_reclaimed_once_by_its_own_writer(puts: OpenPuts
     first, second = add(puts, "a"), add(puts, "b")
     puts.expire(now_ns=10)
     assert puts.reclaim(first.put_id, BLUE) is None
-    assert puts.reclaim(first.put_id, RED) == first.slot
+    assert puts.reclaim(first.put_id, RED) is first
     assert puts.reclaim(first.put_id, RED) is None
-    assert puts.reclaim(second.put_id, RED) == second.slot
+    assert puts.reclaim(second.put_id, RED) is second
     assert puts.reclaim_all(RED) == []
 
 
 def test_the_end_of_a_writer_gives_back_all_its_expired_slots_and_names_its_open_puts(puts: OpenPuts) -> None:
-    slots = [add(puts, name).slot for name in "ab"]
+    expired = [add(puts, name) for name in "ab"]
     puts.expire(now_ns=10)
     mine, _other = add(puts, "c", now_ns=10), add(puts, "d", owner=BLUE, now_ns=10)
     assert puts.of_owner(RED) == [mine]
-    assert puts.reclaim_all(RED) == slots
+    assert puts.reclaim_all(RED) == expired
     assert puts.reclaim_all(RED) == []

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.messages import (
+from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
     EVENT_MOVED,
@@ -17,6 +16,7 @@ from kvstore.protocol.messages import (
     PHASE_SYNC_END,
     Publish,
 )
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.store.block import DRAM, NVME, Block
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot

@@ -11,7 +11,9 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unauthorized,
 )
-from kvstore.protocol.messages import BUSY, GRANTED, PRESENT, Abort, Commit, Failure, Flags, Ok, Open, Opened, Put
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Abort, Commit, Open, Opened, Put
+from kvstore.protocol.session_messages import Failure, Flags, Ok
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 from tests.transfer.wires import frame, read_frame

@@ -11,7 +11,9 @@ from kvstore.protocol.errors import (
     TierFailed,
     Unavailable,
 )
-from kvstore.protocol.messages import BUSY, GRANTED, Abort, Commit, Flags, Ok, Open, Put
+from kvstore.protocol.message import BUSY, GRANTED
+from kvstore.protocol.node_messages import Abort, Commit, Open, Put
+from kvstore.protocol.session_messages import Flags, Ok
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 from tests.transfer.wires import frame, read_frame
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument, TierFailed
-from kvstore.protocol.messages import INLINE, MAPPED, MISS, TIER_BITS, Read
+from kvstore.protocol.message import TIER_BITS
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Read
 from kvstore.store import reads
 from kvstore.store.block import DRAM, NVME, Block
 from kvstore.store.mover import SlowRead

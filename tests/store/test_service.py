@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.protocol.catalog_messages import Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
-from kvstore.protocol.messages import (
-    ROLE_CLIENT,
-    SERVER_NODE,
-    Drop,
-    Failure,
-    Flags,
-    Hello,
-    Hold,
-    Lookup,
-    Message,
-    Ok,
-    Open,
-    Opened,
-    Publish,
-    Read,
-    Slabs,
-)
+from kvstore.protocol.master_messages import Lookup
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import Open, Opened, Read, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Flags, Hello, Ok
 from kvstore.store.block import Block
 from kvstore.store.peer import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.block import DRAM, NVME
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 

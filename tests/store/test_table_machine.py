@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvstore.protocol.messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.block import DRAM, HBM, NVME, Block
 from kvstore.store.level import is_evictable
 from kvstore.store.open_puts import Put

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.protocol.messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.block import DRAM, HBM, NVME
 from tests.store.tables import Store, value_of
 

@@ -11,7 +11,9 @@ import pytest
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, VERSION
-from kvstore.protocol.messages import ROLE_CLIENT, Exists, Failure, Hello, Put, Read
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.node_messages import Put, Read
+from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello
 from kvstore.transfer.address import Address, connect, parse_address
 from tests.system.history import value_of
 from tests.system.running import System, descriptors, until

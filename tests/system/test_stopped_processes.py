@@ -14,7 +14,8 @@ import pytest
 
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
-from kvstore.protocol.messages import ROLE_CLIENT, Commit, Flags, Hello, Open, Opened, SlabFds, Slabs
+from kvstore.protocol.node_messages import Commit, Open, Opened, SlabFds, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.transfer.address import Address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline

@@ -9,7 +9,8 @@ import pytest
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unauthorized
-from kvstore.protocol.messages import MAPPED, MISS, ROLE_CLIENT, Blocks, Hello, Read, Slabs
+from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Read, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.transfer.address import Address, parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline

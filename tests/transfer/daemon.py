@@ -8,7 +8,11 @@ from pathlib import Path
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.messages import MESSAGES, Count, Hello, Message, Nodes, Ok, Put, Release, SlabFds, Slabs, Welcome
+from kvstore.protocol.master_messages import Nodes
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.session_messages import Count, Hello, Ok, Welcome
 from kvstore.transfer.address import Address, parse_address
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Unauthorized, Unavailable
-from kvstore.protocol.messages import Hello, Nodes, Ok
+from kvstore.protocol.master_messages import Nodes
+from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.transfer.address import Address
 from kvstore.transfer.async_pool import AsyncPool
 from kvstore.transfer.deadline import Deadline

@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, pack_header
-from kvstore.protocol.messages import SERVER_NODE, Count, Exists, Failure, Flags, Hello, Message, Ok, Put, Release, SlabFds, Slabs, Welcome
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import BUFFER_BYTES, MAX_VECTORS, Channel
+from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.outbox import MAX_VECTORS
 from tests.transfer.wires import frame, read_exactly, read_frame
 
 SOON_S = 0.03
@@ -78,11 +82,11 @@ def test_a_call_sends_one_frame_with_its_deadline_and_returns_the_answer(line: L
     assert 4_900 < header.deadline_ms <= 5_001
 
 
-def test_calls_count_their_ids_and_these_wrap_without_zero(line: Line) -> None:
-    line.channel._request_id = 0xFFFFFFFE
-    for request_id in (0xFFFFFFFF, 1, 2):
+def test_calls_count_their_ids(line: Line) -> None:
+    for request_id in (1, 2, 3):
         line.peer.sendall(frame(Flags(b""), request_id))
         line.exists()
+        assert read_frame(line.peer)[0].request_id == request_id
 
 
 def test_a_deadline_far_away_is_cut_to_the_protocols_limit(line: Line) -> None:
@@ -114,14 +118,11 @@ def test_an_answer_may_come_byte_by_byte(line: Line, background: Callable[[Calla
     assert line.exists() == Flags(bytes(50))
 
 
-def test_a_large_answer_gets_room_which_goes_again(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+def test_answers_of_any_size_one_after_another_are_read_whole(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
     keys = bytes(65_536) * 16
     background(lambda: line.peer.sendall(frame(Flags(keys), 1) + frame(Flags(b""), 2)))
     assert line.exists().flags == keys
-    line.exists()
-    line.peer.sendall(frame(Flags(b""), 3))
-    line.exists()
-    assert len(line.channel._buffer) == BUFFER_BYTES
+    assert line.exists() == Flags(b"")
 
 
 def test_answers_that_end_at_the_buffers_end_are_moved_to_its_start(line: Line) -> None:
@@ -206,6 +207,15 @@ def test_a_peer_that_sends_fewer_values_than_belong_is_refused(line: Line) -> No
     line.peer.sendall(frame(Ok(), 1, b"four"))
     line.channel.call(EXISTS, Ok, Deadline(10))
     with pytest.raises(ProtocolError, match="sent 4 bytes of values where more belong"):
+        line.channel.read_into([memoryview(bytearray(5))], Deadline(10))
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_closes_within_its_values_is_unavailable(line: Line) -> None:
+    line.peer.sendall(frame(Ok(), 1, b"value")[:-1])
+    line.peer.shutdown(socket.SHUT_WR)
+    line.channel.call(EXISTS, Ok, Deadline(10))
+    with pytest.raises(Unavailable, match="the connection to unix:/the/peer broke: the peer closed the connection within a payload"):
         line.channel.read_into([memoryview(bytearray(5))], Deadline(10))
     assert not line.channel.is_open
 
@@ -341,13 +351,6 @@ def test_a_peer_that_could_not_read_us_is_quoted_and_the_channel_ends(line: Line
     assert not line.channel.is_open
 
 
-def test_an_announced_length_takes_no_memory(line: Line) -> None:
-    line.peer.sendall(pack_header(Flags.TYPE, 1, 32 << 20))
-    with pytest.raises(DeadlineExceeded):
-        line.exists(SOON_S)
-    assert len(line.channel._buffer) == BUFFER_BYTES
-
-
 @given(st.binary(min_size=1, max_size=100))
 @settings(max_examples=50, deadline=None)
 def test_no_bytes_of_a_peer_raise_anything_but_our_errors(garbage: bytes) -> None:
@@ -407,6 +410,14 @@ def test_descriptors_of_an_answer_that_cannot_be_read_do_not_leak(line: Line, sl
     assert open_descriptors() == before - 1
 
 
+def test_an_unasked_frame_before_the_descriptors_ends_the_channel(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b""), 1) + frame(Flags(b""), 1))
+    line.exists()
+    with pytest.raises(ProtocolError, match="type 5 where SlabFds belongs"):
+        line.channel.call_for_fds(Slabs([1]), Deadline(10))
+    assert not line.channel.is_open
+
+
 def test_a_typed_error_instead_of_descriptors_leaves_the_channel_usable(line: Line) -> None:
     line.peer.sendall(frame(Failure(Unauthorized.code, "not yours"), 1))
     with pytest.raises(Unauthorized):
@@ -453,6 +464,38 @@ def test_a_connection_whose_peer_spoke_unasked_is_not_given_away(line: Line) -> 
     with pytest.raises(Unavailable, match="spoke before it was asked"):
         line.channel.detach()
     assert not line.channel.is_open
+
+
+# --- between calls ---
+
+
+def test_a_channel_between_calls_is_quiet(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1))
+    line.exists()
+    assert line.channel.is_quiet()
+    line.peer.sendall(frame(Flags(b"\1"), 2))
+    assert line.exists() == Flags(b"\1")  # looking took nothing from the stream
+
+
+def test_a_peer_that_speaks_unasked_is_not_quiet(line: Line) -> None:
+    line.peer.sendall(b"x")
+    assert not line.channel.is_quiet()
+
+
+def test_what_came_together_with_an_answer_is_not_quiet(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b""), 1) + b"x")
+    line.exists()
+    assert not line.channel.is_quiet()
+
+
+def test_a_peer_that_hung_up_is_not_quiet(line: Line) -> None:
+    line.peer.close()
+    assert not line.channel.is_quiet()
+
+
+def test_a_closed_channel_is_not_quiet(line: Line) -> None:
+    line.channel.close()
+    assert not line.channel.is_quiet()
 
 
 # --- opening ---

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, Unauthorized, Unavailable
-from kvstore.protocol.messages import Hello, Nodes, Ok, Welcome
+from kvstore.protocol.master_messages import Nodes
+from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.transfer.address import Address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
-from kvstore.protocol.messages import MESSAGES, Message
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import MESSAGES
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.session import Session
 

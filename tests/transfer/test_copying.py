@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from kvstore.client.copying import PARALLEL_BYTES, Copier
+from kvstore.transfer.copying import COPY_BYTES, PARALLEL_BYTES, Copier, copy
 
 
 @pytest.fixture(params=[1, 2, 3, 0])
@@ -52,3 +52,11 @@ def test_an_error_in_another_thread_reaches_the_caller() -> None:
         copier.copy([good, bad])
     copier.close()
     copier.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, COPY_BYTES - 1, COPY_BYTES, 1 << 20])
+def test_copy(size: int) -> None:
+    source = os.urandom(size)
+    destination = bytearray(size)
+    copy(memoryview(destination), memoryview(source))
+    assert destination == source

@@ -1,0 +1,106 @@
+"""What a client reaches of nodes on other hosts by its transfer engine: one engine, made at its first use, with the nodes as its peers.
+
+A node whose engine cannot be reached (a firewall between, say) is asked for its values in messages for a while: slower, but it works.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from kvstore.client.routes import Node
+from kvstore.protocol.errors import KVStoreError, Unreachable
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.peer import Peer, PeerRegion
+
+REST_S: Final = 10.0
+"""How long a node's engine that could not be reached is left alone."""
+
+
+class SlabId(NamedTuple):
+    """`epoch` tells one process of a node from the next: slab ids begin anew."""
+
+    node_id: int
+    epoch: int
+    slab: int
+
+
+class RemoteMemory:
+    """See the module. Thread-safe; owns the engine."""
+
+    def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._engine: TransferEngine | None = None
+        self._peers: dict[int, tuple[bytes, Peer]] = {}
+        self._resting: dict[tuple[int, int], int] = {}
+        """By node and revision of its description: one that has changed is worth another try."""
+        self._slabs: dict[SlabId, PeerRegion] = {}
+
+    @property
+    def engine(self) -> TransferEngine:
+        """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = TransferEngine(settings=self._settings, serves=False)
+            return self._engine
+
+    @property
+    def is_started(self) -> bool:
+        return self._engine is not None
+
+    def is_usable(self, node: Node) -> bool:
+        """Whether the node has an engine that has not failed lately."""
+        return bool(node.transfer) and self._resting.get((node.node_id, node.revision), 0) <= self._clock_ns()
+
+    def failed(self, node: Node) -> None:
+        """Its engine could not be reached: leave it alone for a while."""
+        self._resting[node.node_id, node.revision] = self._clock_ns() + int(REST_S * 1e9)
+        self.forget(node.node_id)
+
+    def peer(self, node: Node) -> Peer:
+        """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed."""
+        known = self._peers.get(node.node_id)
+        if known is not None and known[0] == node.transfer:
+            return known[1]
+        try:
+            peer = self.engine.connect(node.transfer)
+        except Unreachable:
+            raise
+        except KVStoreError as error:
+            raise Unreachable(f"the transfer engine of node {node.name} cannot be used: {error}") from None
+        if known is not None and known[1] is not peer:
+            self.engine.disconnect(known[1])
+        self._peers[node.node_id] = node.transfer, peer
+        return peer
+
+    def missing(self, slabs: Sequence[SlabId]) -> list[SlabId]:
+        """Which of these slabs the node has still to show, each once."""
+        return list(dict.fromkeys(slab for slab in slabs if slab not in self._slabs))
+
+    def slab(self, slab: SlabId) -> PeerRegion | None:
+        return self._slabs.get(slab)
+
+    def add(self, slab: SlabId, region: PeerRegion) -> None:
+        """The node has shown a slab. Those of its earlier processes are forgotten."""
+        with self._lock:
+            for old in [old for old in self._slabs if old.node_id == slab.node_id and old.epoch != slab.epoch]:
+                del self._slabs[old]
+            self._slabs[slab] = region
+
+    def forget(self, node_id: int) -> None:
+        """The slabs of a node are to be shown anew."""
+        with self._lock:
+            for old in [old for old in self._slabs if old.node_id == node_id]:
+                del self._slabs[old]
+
+    def close(self) -> None:
+        """Close the engine. A second close is a no-op."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            self._peers.clear()
+            self._slabs.clear()
+        if engine is not None:
+            engine.close()

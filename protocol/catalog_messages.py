@@ -1,0 +1,102 @@
+"""What nodes and masters tell each other, so that the catalog has what the nodes hold. Either side may ask."""
+
+from dataclasses import dataclass
+
+from kvstore.protocol.message import Ints, Message
+
+EVENT_COMMIT, EVENT_GONE, EVENT_MOVED = 1, 2, 3
+PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
+
+
+@dataclass(slots=True)
+class Publish(Message):
+    """A node tells the master what happened to its blocks, in order. Answer: Ok, once the catalog has it.
+
+    `epoch` is the registration's; `phase` marks a full inventory (SYNC_BEGIN, SYNC ..., SYNC_END: what was not named is gone).
+    Columns by event: kind, key, index into `tenants` and `namespaces`, size, checksum, generation, tier mask, parent ("" none).
+    """
+
+    TYPE = 30
+    FORM = (
+        ("epoch", "u64"),
+        ("phase", "u8"),
+        ("tenants", "texts"),
+        ("namespaces", "texts"),
+        ("keys", "keys"),
+        ("kinds", "u8s"),
+        ("tenant_indexes", "u32s"),
+        ("namespace_indexes", "u32s"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("generations", "u64s"),
+        ("tiers", "u8s"),
+        ("parents", "parents"),
+    )
+    epoch: int
+    phase: int
+    tenants: list[str]
+    namespaces: list[str]
+    keys: list[bytes]
+    kinds: bytes
+    tenant_indexes: Ints
+    namespace_indexes: Ints
+    sizes: Ints
+    checksums: Ints
+    generations: Ints
+    tiers: bytes
+    parents: list[bytes]
+
+
+@dataclass(slots=True)
+class Drop(Message):
+    """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it was there and is gone).
+
+    A block whose generation is above the one named is newer than the command and stays. `epoch` is the master's.
+    """
+
+    TYPE = 31
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("force", "u8"), ("keys", "keys"), ("generations", "u64s"))
+    epoch: int
+    tenant: str
+    keys: list[bytes]
+    generations: Ints
+    force: int = 0
+
+
+@dataclass(slots=True)
+class Hold(Message):
+    """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: it is there)."""
+
+    TYPE = 32
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("pinned", "u8"), ("keys", "keys"))
+    epoch: int
+    tenant: str
+    keys: list[bytes]
+    pinned: int = 1
+
+
+@dataclass(slots=True)
+class Claim(Message):
+    """Node to master: these values of `tenant` are in its DRAM, not visible yet: may they become so? Reserve and Publish in one.
+
+    `epoch` is the registration's. Answer: Grants, once the catalog has those that are GRANTED: they are visible at the master from then
+    on, under the generation named; the node forgets the others.
+    """
+
+    TYPE = 33
+    FORM = (
+        ("epoch", "u64"),
+        ("tenant", "text"),
+        ("namespace", "text"),
+        ("keys", "keys"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("parents", "parents"),
+    )
+    epoch: int
+    tenant: str
+    namespace: str
+    keys: list[bytes]
+    sizes: Ints
+    checksums: Ints
+    parents: list[bytes]

@@ -1,0 +1,147 @@
+"""What clients ask a master: where blocks are, who may write them, and who the nodes are.
+
+Keys belong to the tenant that the connection said in its Hello.
+"""
+
+from dataclasses import dataclass
+
+from kvstore.protocol.message import Ints, Message
+
+
+@dataclass(slots=True)
+class Lookup(Message):
+    """Where are these keys? `avoid` is a node the asker could not reach (0: none). Answer: Locations."""
+
+    TYPE = 10
+    FORM = (("avoid", "u32"), ("keys", "keys"))
+    keys: list[bytes]
+    avoid: int = 0
+
+
+@dataclass(slots=True)
+class Locations(Message):
+    """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a replica."""
+
+    TYPE = 11
+    FORM = (
+        ("replicas", "count"),
+        ("replicas", "u8s"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("generations", "u64s"),
+        ("nodes", "count"),
+        ("nodes", "u32s"),
+        ("tiers", "u8s"),
+    )
+    replicas: bytes
+    sizes: Ints
+    checksums: Ints
+    generations: Ints
+    nodes: Ints
+    tiers: bytes
+
+
+@dataclass(slots=True)
+class Exists(Message):
+    """Which of these keys can be read now? Answer: Flags. Not an access: it keeps no block alive."""
+
+    TYPE = 12
+    FORM = (("keys", "keys"),)
+    keys: list[bytes]
+
+
+@dataclass(slots=True)
+class MatchPrefix(Message):
+    """How many of these keys, from the first on without a gap, can be read now? Answer: Count. Not an access."""
+
+    TYPE = 13
+    FORM = (("keys", "keys"),)
+    keys: list[bytes]
+
+
+@dataclass(slots=True)
+class Reserve(Message):
+    """Who may write these keys, and where? `local_node` is preferred (0: none); `avoid` is never granted. Answer: Grants."""
+
+    TYPE = 14
+    FORM = (("local_node", "u32"), ("avoid", "u32"), ("keys", "keys"), ("sizes", "u64s"))
+    keys: list[bytes]
+    sizes: Ints
+    local_node: int = 0
+    avoid: int = 0
+
+
+@dataclass(slots=True)
+class Grants(Message):
+    """For each key GRANTED, PRESENT or BUSY; the node to write to and the block's generation (0 unless granted)."""
+
+    TYPE = 15
+    FORM = (("statuses", "count"), ("statuses", "u8s"), ("nodes", "u32s"), ("generations", "u64s"))
+    statuses: bytes
+    nodes: Ints
+    generations: Ints
+
+
+@dataclass(slots=True)
+class Cancel(Message):
+    """These reserved keys will not be written after all. Answer: Ok. Generations guard against cancelling another's reservation."""
+
+    TYPE = 16
+    FORM = (("keys", "keys"), ("generations", "u64s"))
+    keys: list[bytes]
+    generations: Ints
+
+
+@dataclass(slots=True)
+class Remove(Message):
+    """Delete these keys from every node. Leased and pinned blocks stay unless `force`. Answer: Flags (1: it was there and is gone)."""
+
+    TYPE = 17
+    FORM = (("force", "u8"), ("keys", "keys"))
+    keys: list[bytes]
+    force: int = 0
+
+
+@dataclass(slots=True)
+class Pin(Message):
+    """Keep these blocks (`pinned` 1) from eviction, or let them go (0). Answer: Flags (1: it is there)."""
+
+    TYPE = 18
+    FORM = (("pinned", "u8"), ("keys", "keys"))
+    keys: list[bytes]
+    pinned: int = 1
+
+
+@dataclass(slots=True)
+class Nodes(Message):
+    """Who are the nodes? Answer: NodeTable."""
+
+    TYPE = 19
+
+
+@dataclass(slots=True)
+class NodeTable(Message):
+    """The live nodes: id, name, boot id of their host, Unix socket path (or ""), TCP address `host:port`, and how their transfer engines
+    are reached.
+
+    That is the engine's own bytes. It may change while a node lives, when a link goes down or comes up; the revision rises then.
+    """
+
+    TYPE = 20
+    FORM = (
+        ("ids", "count"),
+        ("ids", "u32s"),
+        ("names", "labels"),
+        ("hosts", "labels"),
+        ("unix", "labels"),
+        ("tcp", "labels"),
+        ("revisions", "u64s"),
+        ("transfers", "blobs"),
+    )
+    ids: Ints
+    names: list[str]
+    hosts: list[str]
+    unix: list[str]
+    tcp: list[str]
+    revisions: Ints
+    transfers: list[bytes]

@@ -1,0 +1,39 @@
+"""What every message of the hot path is: a type number and a form (fields in wire order), from which its codec is made.
+
+A batch that is too large for one message is cut by the sender. Control (registration, heartbeats, status, listing) is gRPC:
+control.proto. docs/protocol.md is the byte-for-byte description.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Self
+
+from kvstore.protocol.wire import Form
+
+Ints = Sequence[int]
+
+GRANTED, PRESENT, BUSY = 0, 1, 2
+"""Answers to Reserve and Open: write it; it is already there; another writer holds it, ask again."""
+
+TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
+"""Bits of a tier mask: where a node has copies of a block."""
+
+
+class Message:
+    """A body with fields in the order of FORM, whose kinds `wire.Form` explains."""
+
+    __slots__ = ()
+    TYPE: ClassVar[int]
+    FORM: ClassVar[tuple[tuple[str, str], ...]] = ()
+    _form: ClassVar[Form]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._form = Form(cls.FORM, tuple(cls.__annotations__))
+
+    def pack(self) -> bytes:
+        return self._form.pack(self)
+
+    @classmethod
+    def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
+        """Raises ProtocolError unless `body` has exactly this message's form."""
+        return cls(*cls._form.unpack(body))

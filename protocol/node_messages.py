@@ -1,0 +1,193 @@
+"""What clients ask a node: to write, to read, and to share its memory.
+
+Keys belong to the tenant that the connection said in its Hello.
+"""
+
+from dataclasses import dataclass
+
+from kvstore.protocol.message import Ints, Message
+
+MISS, INLINE, MAPPED = 0, 1, 2
+"""Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map."""
+
+
+@dataclass(slots=True)
+class Put(Message):
+    """Write these blocks; the values follow as payload, in order. A generation of 0: not reserved, the node claims it at the master.
+
+    Answer: Flags, after publication: 1 stored, 0 already there, 2 no room beside the rest of the batch, or being written: ask again.
+    """
+
+    TYPE = 40
+    FORM = (
+        ("namespace", "text"),
+        ("keys", "keys"),
+        ("sizes", "u64s"),
+        ("generations", "u64s"),
+        ("checksums", "u64s"),
+        ("parents", "parents"),
+    )
+    namespace: str
+    keys: list[bytes]
+    sizes: Ints
+    generations: Ints
+    checksums: Ints
+    parents: list[bytes]
+
+
+@dataclass(slots=True)
+class Open(Message):
+    """Give slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the transfer engine.
+
+    Answer: Opened.
+    """
+
+    TYPE = 41
+    FORM = (("engine", "u8"), ("namespace", "text"), ("keys", "keys"), ("sizes", "u64s"), ("generations", "u64s"), ("parents", "parents"))
+    namespace: str
+    keys: list[bytes]
+    sizes: Ints
+    generations: Ints
+    parents: list[bytes]
+    engine: int = 0
+
+
+@dataclass(slots=True)
+class Opened(Message):
+    """For each key GRANTED, PRESENT or BUSY, the put's id and its place: the slab and offset, or for a writer by the transfer engine the
+    region (as its node's engine exports it), else b""; then slabs that later puts will use, to be mapped ahead."""
+
+    TYPE = 42
+    FORM = (
+        ("statuses", "count"),
+        ("statuses", "u8s"),
+        ("put_ids", "u64s"),
+        ("slabs", "u32s"),
+        ("offsets", "u64s"),
+        ("regions", "blobs"),
+        ("ahead", "count"),
+        ("ahead", "u32s"),
+    )
+    statuses: bytes
+    put_ids: Ints
+    slabs: Ints
+    offsets: Ints
+    regions: list[bytes]
+    ahead: Ints
+
+
+@dataclass(slots=True)
+class Commit(Message):
+    """These puts are written; checksums are xxh3_64 of their values.
+
+    Answer: Flags, after publication: 1 stored, 2 the put had expired: ask again.
+    """
+
+    TYPE = 43
+    FORM = (("put_ids", "count"), ("put_ids", "u64s"), ("checksums", "u64s"))
+    put_ids: Ints
+    checksums: Ints
+
+
+@dataclass(slots=True)
+class Abort(Message):
+    """Forget these puts and free their slots. Answer: Ok; unknown ids are ignored."""
+
+    TYPE = 44
+    FORM = (("put_ids", "count"), ("put_ids", "u64s"))
+    put_ids: Ints
+
+
+@dataclass(slots=True)
+class Read(Message):
+    """Give these blocks. A generation of 0 takes any. Answer: Blocks.
+
+    Values in mappable memory and larger than `inline_bytes` come MAPPED, under a lease of `lease_ms`, if the connection can map
+    (a Unix socket) or the reader fetches them by the transfer engine (`engine` 1); all others come INLINE.
+    """
+
+    TYPE = 45
+    FORM = (("inline_bytes", "u64"), ("lease_ms", "u32"), ("engine", "u8"), ("keys", "keys"), ("generations", "u64s"))
+    keys: list[bytes]
+    generations: Ints
+    inline_bytes: int
+    lease_ms: int
+    engine: int = 0
+
+
+@dataclass(slots=True)
+class Blocks(Message):
+    """For each key MISS, INLINE or MAPPED, size, checksum, tier bit, and the place of a mapped one.
+
+    Inline values follow as payload, in order. `lease` covers all mapped ones (0: none) until `lease_until_ns` on the host's
+    CLOCK_MONOTONIC, or Release; `lease_ms` is the same as a length of time, for readers with another clock.
+    """
+
+    TYPE = 46
+    FORM = (
+        ("lease", "u64"),
+        ("lease_until_ns", "u64"),
+        ("lease_ms", "u32"),
+        ("statuses", "count"),
+        ("statuses", "u8s"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("tiers", "u8s"),
+        ("slabs", "u32s"),
+        ("offsets", "u64s"),
+    )
+    lease: int
+    lease_until_ns: int
+    lease_ms: int
+    statuses: bytes
+    sizes: Ints
+    checksums: Ints
+    tiers: bytes
+    slabs: Ints
+    offsets: Ints
+
+
+@dataclass(slots=True)
+class Release(Message):
+    """These leases are over. No answer; request id 0."""
+
+    TYPE = 47
+    FORM = (("leases", "count"), ("leases", "u64s"))
+    leases: Ints
+
+
+@dataclass(slots=True)
+class Slabs(Message):
+    """Send descriptors of these slabs (at most 64), read-only or writable. Unix sockets only. Answer: SlabFds."""
+
+    TYPE = 48
+    FORM = (("writable", "u8"), ("slabs", "count"), ("slabs", "u32s"))
+    slabs: Ints
+    writable: int = 0
+
+
+@dataclass(slots=True)
+class SlabFds(Message):
+    """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS."""
+
+    TYPE = 49
+    FORM = (("sizes", "count"), ("sizes", "u64s"))
+    sizes: Ints
+
+
+@dataclass(slots=True)
+class Regions(Message):
+    """Show these slabs (at most 64) to my transfer engine, for reading. Answer: RegionList."""
+
+    TYPE = 50
+    FORM = (("slabs", "count"), ("slabs", "u32s"))
+    slabs: Ints
+
+
+@dataclass(slots=True)
+class RegionList(Message):
+    """The slabs as the node's transfer engine exports them, in order, b"" for one that is gone."""
+
+    TYPE = 51
+    FORM = (("regions", "count"), ("regions", "blobs"))
+    regions: list[bytes]

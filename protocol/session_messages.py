@@ -1,0 +1,88 @@
+"""Messages of every connection: who is there, and the answers that several kinds of request share."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.message import Message
+
+ROLE_CLIENT: Final = 1
+ROLE_NODE: Final = 2
+
+SERVER_MASTER: Final = 1
+SERVER_NODE: Final = 2
+
+
+@dataclass(slots=True)
+class Hello(Message):
+    """First message of every connection: who asks. `epoch` is a node's registration epoch.
+
+    It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
+    Hello again on the same connection once it is.
+    """
+
+    TYPE = 1
+    FORM = (("role", "u8"), ("tenant", "text"), ("token", "text"), ("name", "text"), ("epoch", "u64"))
+    role: int
+    tenant: str = ""
+    token: str = ""
+    name: str = ""
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class Welcome(Message):
+    """Answer to Hello: who answers, and where else it can be reached.
+
+    `unix` is a socket path usable by processes of the host whose boot id is `host_id`; `control` is a master's gRPC address.
+    """
+
+    TYPE = 2
+    FORM = (
+        ("server", "u8"),
+        ("name", "text"),
+        ("node_id", "u32"),
+        ("epoch", "u64"),
+        ("host_id", "text"),
+        ("unix", "text"),
+        ("control", "text"),
+    )
+    server: int
+    name: str
+    node_id: int = 0
+    epoch: int = 0
+    host_id: str = ""
+    unix: str = ""
+    control: str = ""
+
+
+@dataclass(slots=True)
+class Failure(Message):
+    """The request failed with one typed error; nothing of it took effect unless its documentation says so."""
+
+    TYPE = 3
+    FORM = (("code", "u32"), ("text", "text"))
+    code: int
+    text: str
+
+
+@dataclass(slots=True)
+class Ok(Message):
+    """Done, with nothing more to say."""
+
+    TYPE = 4
+
+
+@dataclass(slots=True)
+class Flags(Message):
+    """One byte a key (or put) of the request, 1 for yes."""
+
+    TYPE = 5
+    FORM = (("flags", "count"), ("flags", "u8s"))
+    flags: bytes
+
+
+@dataclass(slots=True)
+class Count(Message):
+    TYPE = 6
+    FORM = (("value", "u64"),)
+    value: int

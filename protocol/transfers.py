@@ -1,0 +1,98 @@
+"""Messages between transfer agents over a Connection: what one side asks of the other's registered memory.
+
+Frames as on the hot path (frames.py), each sent as parts: the header, the body if it is not empty, then the payload in parts as long as
+the request's pieces. Answers are Ok, Joined or Failure, in the order of the requests. docs/transfer.md is the byte-for-byte description.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.message import Ints, Message
+
+ROLE_AGENT: Final = 3
+"""An agent's role in Hello, on the Unix socket of shared memory."""
+SERVER_AGENT: Final = 3
+"""What it says in Welcome."""
+MAX_PIECES: Final = 65_536
+"""Pieces of one request; agents cut larger ones."""
+MAX_PIECE_BYTES: Final = 1 << 30
+"""One piece; agents cut larger ones."""
+MAX_TRANSFER_BODY_BYTES: Final = 4 << 20
+"""Room for the columns of MAX_PIECES pieces."""
+MAX_NOTICE_BYTES: Final = 64 << 10
+
+
+@dataclass(slots=True)
+class Join(Message):
+    """First message of a connection: the agent's name, and a number that names this connection among the agent's. Answer: Joined."""
+
+    TYPE = 60
+    FORM = (("name", "text"), ("connection", "u64"))
+    name: str
+    connection: int
+
+
+@dataclass(slots=True)
+class Joined(Message):
+    """The name of the agent that answers."""
+
+    TYPE = 61
+    FORM = (("name", "text"),)
+    name: str
+
+
+@dataclass(slots=True)
+class Fetch(Message):
+    """Send these pieces of your regions. `keys` are the regions' read or write keys. Answer: Ok, with the pieces as payload."""
+
+    TYPE = 62
+    FORM = (("regions", "count"), ("regions", "u64s"), ("keys", "u64s"), ("offsets", "u64s"), ("sizes", "u64s"))
+    regions: Ints
+    keys: Ints
+    offsets: Ints
+    sizes: Ints
+
+
+@dataclass(slots=True)
+class Store(Message):
+    """Write the payload to these pieces of your regions. `keys` are the regions' write keys. Answer: Ok, once it is all written.
+
+    After a Failure some of it may have been written.
+    """
+
+    TYPE = 63
+    FORM = Fetch.FORM
+    regions: Ints
+    keys: Ints
+    offsets: Ints
+    sizes: Ints
+
+
+@dataclass(slots=True)
+class Fence(Message):
+    """Close these connections of mine; nothing more that came by them is to be written. Answer: Ok, once that holds."""
+
+    TYPE = 64
+    FORM = (("connections", "count"), ("connections", "u64s"))
+    connections: Ints
+
+
+@dataclass(slots=True)
+class Notice(Message):
+    """Tell your user. Answer: Ok."""
+
+    TYPE = 65
+    FORM = (("message", "count"), ("message", "u8s"))
+    message: bytes
+
+
+@dataclass(slots=True)
+class Attach(Message):
+    """Send a descriptor of the shared memory behind this region, read-only or writable; region 0 is the table of live regions, which
+    needs no key. Unix sockets only. Answer: SlabFds, of one."""
+
+    TYPE = 66
+    FORM = (("region", "u64"), ("key", "u64"), ("writable", "u8"))
+    region: int
+    key: int
+    writable: int = 0

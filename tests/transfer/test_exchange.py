@@ -1,0 +1,148 @@
+"""Promises of exchange.py: what a request looks like, and which frames answer it."""
+
+import array
+import os
+import socket
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, unpack_header
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import Release, SlabFds
+from kvstore.protocol.session_messages import Count, Failure, Flags
+from kvstore.transfer.address import Address
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.exchange import MAX_REQUEST_ID, Exchange, notice, take_descriptors
+
+EXISTS = Exists([b"key"])
+
+
+@pytest.fixture
+def exchange() -> Exchange:
+    """One that has asked its first request, of id 1."""
+    exchange = Exchange(Address(unix="/the/peer"))
+    exchange.request(EXISTS, Deadline(10))
+    return exchange
+
+
+def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[Header, memoryview]:
+    body = message.pack()
+    return Header(message.TYPE, request_id, 0, len(body), payload_bytes), memoryview(body)
+
+
+def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None:
+    data = b"".join(Exchange(Address(unix="/the/peer")).request(EXISTS, Deadline(5), [b"four", memoryview(b"five5")]))
+    header = unpack_header(data)
+    assert (header.type, header.request_id, header.payload_bytes) == (Exists.TYPE, 1, 9)
+    assert 4_900 < header.deadline_ms <= 5_001
+    assert header.body_bytes == len(data) - HEADER_BYTES - 9
+    assert Exists.unpack(data[HEADER_BYTES:-9]) == EXISTS
+    assert data.endswith(b"fourfive5")
+
+
+def test_a_deadline_far_away_is_cut_to_the_protocols_limit(exchange: Exchange) -> None:
+    assert unpack_header(exchange.request(EXISTS, Deadline(1e6))[0]).deadline_ms == MAX_DEADLINE_MS
+
+
+def test_ids_wrap_without_zero(exchange: Exchange) -> None:
+    exchange._request_id = MAX_REQUEST_ID - 1
+    ids = [unpack_header(exchange.request(EXISTS, Deadline(10))[0]).request_id for _ in range(3)]
+    assert ids == [MAX_REQUEST_ID, 1, 2]
+
+
+def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(exchange: Exchange) -> None:
+    with pytest.raises(DeadlineExceeded):
+        exchange.request(EXISTS, Deadline(0))
+    request_id = unpack_header(exchange.request(EXISTS, Deadline(10))[0]).request_id
+    assert exchange.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
+
+
+def test_the_answer_is_the_message_of_the_request(exchange: Exchange) -> None:
+    assert exchange.answer(*arrived(Flags(b"\1\0")), Flags) == Flags(b"\1\0")
+    assert exchange.payload_left == 0
+
+
+def test_the_peers_typed_error_is_the_answer_too(exchange: Exchange) -> None:
+    error = exchange.answer(*arrived(Failure(Full.code, "no room")), Flags)
+    assert isinstance(error, Full)
+    assert str(error) == "no room"
+    exchange.request(EXISTS, Deadline(10))
+    assert exchange.answer(*arrived(Flags(b""), 2), Flags) == Flags(b"")
+
+
+def test_the_error_of_a_peer_that_hangs_up_is_raised(exchange: Exchange) -> None:
+    with pytest.raises(Full, match="too many"):
+        exchange.answer(*arrived(Failure(Full.code, "too many"), 0), Flags)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (arrived(Count(1)), "unix:/the/peer answered with a message of type 6 where Flags belongs"),
+        (arrived(Flags(b"\1"), 2), "type 5 where Flags belongs"),
+        (arrived(Flags(b"\1"), 0), "type 5 where Flags belongs"),
+        (arrived(Failure(Full.code, "another's"), 9), "type 3 where Flags belongs"),
+        (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 where Flags belongs"),
+        ((Header(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "ends where"),
+        ((Header(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
+    ],
+)
+def test_any_other_frame_is_a_protocol_error(exchange: Exchange, frame: tuple[Header, memoryview], why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        exchange.answer(*frame, Flags)
+
+
+def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(exchange: Exchange) -> None:
+    exchange.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
+    assert exchange.payload_left == 5
+    with pytest.raises(ProtocolError, match="payload was not read"):
+        exchange.request(EXISTS, Deadline(10))
+    exchange.payload_left -= 5
+    exchange.request(EXISTS, Deadline(10))
+
+
+def test_views_for_values_are_kept_in_order_without_empty_ones(exchange: Exchange) -> None:
+    exchange.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
+    views = exchange.destinations([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"cde")])
+    assert [bytes(view) for view in views] == [b"ab", b"cde"]
+
+
+def test_more_views_than_the_peer_sent_values_are_refused(exchange: Exchange) -> None:
+    exchange.answer(*arrived(Flags(b""), payload_bytes=4), Flags)
+    with pytest.raises(ProtocolError, match="unix:/the/peer sent 4 bytes of values where more belong"):
+        exchange.destinations([memoryview(bytearray(5))])
+
+
+def test_the_error_of_a_closed_stream_says_whether_values_were_missing(exchange: Exchange) -> None:
+    assert exchange.peer_closed().strerror == "the peer closed the connection"
+    exchange.payload_left = 3
+    assert exchange.peer_closed().strerror == "the peer closed the connection within a payload"
+
+
+def test_a_descriptor_belongs_to_each_slab_that_is_there(exchange: Exchange) -> None:
+    assert exchange.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
+    wrong = exchange.wrong_descriptors(SlabFds([4096, 0]), 2)
+    assert str(wrong) == "unix:/the/peer sent 2 descriptors for slabs of [4096, 0] bytes"
+
+
+def test_a_notice_has_no_id_and_no_deadline() -> None:
+    data = b"".join(notice(Release([3])))
+    header = unpack_header(data)
+    assert (header.type, header.request_id, header.deadline_ms, header.payload_bytes) == (Release.TYPE, 0, 0, 0)
+    assert Release.unpack(data[HEADER_BYTES:]).pack() == Release([3]).pack()
+
+
+def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:
+    fds = array.array("i")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(theirs, [b"x"], [ours.fileno(), theirs.fileno()])
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_LEN(2 * fds.itemsize))
+        take_descriptors(ancillary, fds)
+    assert len(fds) == 2
+    for fd in fds:
+        os.close(fd)
+    take_descriptors([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [7]).tobytes() + b"\1\2")], fds)
+    assert fds[2:].tolist() == [7]

@@ -1,0 +1,360 @@
+"""The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
+
+It knows memory, peers and transports; copies.py checks what callers ask for, mover.py cuts, sends, and tries failed slices elsewhere,
+agents (agent.py) move the bytes.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
+from kvstore.transfer.address import host_id
+from kvstore.transfer.agent import Direction, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.copies import Copy, flat, piece_of
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
+from kvstore.transfer.discovery import Discovery
+from kvstore.transfer.exports import Exports
+from kvstore.transfer.mapping import allocate
+from kvstore.transfer.memory import Piece, Region, RemoteRegion
+from kvstore.transfer.mover import Mover
+from kvstore.transfer.peer import Peer, PeerRegion, Route, unload
+from kvstore.transfer.rails import Rails
+from kvstore.transfer.slices import cut
+from kvstore.transfer.target import Target
+from kvstore.transfer.topology import Topology
+from kvstore.transfer.transfers import Priority, Slice, Transfer
+from kvstore.transfer.transports import Maker, first_of_each
+
+MAX_DEADLINE_S: Final = 86_400.0
+MAX_NAME: Final = 255
+"""Characters; what peers accept."""
+log = logging.getLogger("kvstore.transfer")
+
+
+class TransferEngine:
+    """See the module. Thread-safe. A context manager that closes it.
+
+    `name` is told to peers; it must be unique among them, and is made up if none is given. An engine that does not `serve` reads and
+    writes peers' memory but shows none of its own.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        settings: TransferSettings | None = None,
+        *,
+        topology: Topology | None = None,
+        serves: bool = True,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Raises InvalidArgument for a name of more than MAX_NAME characters, and ConfigError: a transport or rail that the settings
+        name is not there, or an address is in use."""
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        if len(self.name) > MAX_NAME:
+            raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
+        self.settings = settings or TransferSettings()
+        self.topology = topology or Discovery.configured(self.settings).look()
+        self._mover = Mover(self.settings, clock_ns)
+        self._lock = self._mover.lock
+        self._exports = Exports()
+        self._target = Target(self.name, self._exports, self.settings)
+        self._serves = serves
+        self._rails = Rails(Maker(self.name, self.settings, self._exports, self._target, listens=serves))
+        self._peers: dict[str, Peer] = {}
+        self._random = random.Random(secrets.randbits(64))
+        self._changing = threading.Lock()
+        """Held while peers, agents or the routes between them change; never while bytes move."""
+        try:
+            self._rails.open(self.topology)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def agents(self) -> list[TransferAgent]:
+        """One for each transport and rail, those of preferred transports first."""
+        return self._rails.agents
+
+    # --- memory ---
+
+    def allocate(self, size_bytes: int, *, location: str = "cpu:0") -> Region:
+        """A region of fresh, zeroed shared memory, which peers of this host can map. It lasts until it is closed and no view is left.
+
+        Raises InvalidArgument (no such size) or Full (the system has no memory left).
+        """
+        return allocate(size_bytes, location=location)
+
+    def register(self, buffer: Any, *, location: str = "cpu:0", fd: int = -1) -> Region:
+        """A region over the caller's C-contiguous buffer, which must stay until `Region.close` has returned.
+
+        `fd` is the descriptor of the shared memory that begins with the buffer, if there is one. Raises InvalidArgument.
+        """
+        return Region(flat(buffer), location=location, fd=fd)
+
+    def export(self, region: Region, *, writable: bool = False) -> bytes:
+        """Show a region to peers until it is closed. The result lets whoever has it read the region, and write it if `writable`."""
+        if not self._serves:
+            raise InvalidArgument("this engine serves no peers: make it with serves=True")
+        descriptors = {}
+        for transport, agent in first_of_each(self.agents).items():
+            descriptor = agent.export(region)
+            if descriptor is not None:
+                descriptors[transport] = descriptor
+        key = region.write_key if writable else region.read_key
+        return pack_region(RemoteRegion(region.region_id, region.size_bytes, key, descriptors, region.location))
+
+    # --- peers ---
+
+    def describe(self) -> bytes:
+        """How peers reach this engine, for their `connect`. It changes with the links (`refresh`)."""
+        agents = [AgentInfo(agent.transport, agent.rail, agent.metadata()) for agent in self.agents if self._serves]
+        matrix = {place: (rails.preferred, rails.available) for place, rails in self.topology.matrix.items()}
+        return pack_engine(EngineInfo(self.name, host_id(), tuple(agents), matrix))
+
+    def connect(self, description: bytes) -> Peer:
+        """The peer that described itself so. Does no I/O; a peer that is known already gets its new description.
+
+        Raises ProtocolError, or Unreachable when no transport is common to both.
+        """
+        info = unpack_engine(description)
+        with self._changing:
+            if self._mover.is_closed:
+                raise Closed("the engine is closed")
+            peer = self._peers.get(info.name)
+            if peer is not None and peer.info == info:
+                return peer
+            routes = self._rails.routes(info, peer)
+            if not routes:
+                ours = sorted({agent.transport for agent in self.agents})
+                theirs = sorted({agent.transport for agent in info.agents})
+                raise Unreachable(f"no way to {info.name}: this side has {', '.join(ours)}, that side {', '.join(theirs) or 'nothing'}")
+            if peer is None:
+                peer = Peer(info, self.settings, self._random, self._near_rails, owner=self)
+            with self._lock:
+                gone = peer.set_routes(info, routes)
+                self._peers[info.name] = peer
+        unload(gone)
+        return peer
+
+    def _near_rails(self, location: str) -> Collection[str]:
+        return self.topology.preferred(location).preferred
+
+    def import_region(self, peer: Peer, description: bytes) -> PeerRegion:
+        """A peer's region, as its `export` described it. Raises ProtocolError."""
+        return PeerRegion(peer, unpack_region(description))
+
+    def disconnect(self, peer: Peer) -> None:
+        """Forget a peer: transfers under way to it fail with Unreachable, its connections are closed. A second time is a no-op."""
+        with self._changing:
+            if self._peers.get(peer.name) is not peer:
+                return
+            with self._lock:
+                del self._peers[peer.name]
+        self._mover.end(peer, Unreachable(f"{peer.name} was disconnected"))
+        unload(list(peer.routes.values()))
+
+    def refresh(self, topology: Topology) -> bool:
+        """The links have changed: use new rails, leave those that are gone. True if `describe` says something else now.
+
+        What is under way on a rail that is gone is tried elsewhere. A new rail that cannot be used is logged, and tried again with the
+        next change.
+        """
+        with self._changing:
+            if self._mover.is_closed:
+                return False
+            gone, has_fresh = self._rails.change(topology)
+            if not gone and not has_fresh and topology.matrix == self.topology.matrix:
+                return False
+            self.topology = topology
+            unused = [route for peer in self.peers() for route in self._reroute(peer, gone)]
+        unload([route for route in unused if route.agent not in gone])
+        for agent in gone:
+            agent.close()
+        return True
+
+    def _reroute(self, peer: Peer, gone: Sequence[TransferAgent]) -> list[Route]:
+        """Our agents have changed; returns the routes that are no longer used."""
+        try:
+            routes = self._rails.routes(peer.info, peer)
+        except KVStoreError as error:
+            log.warning("a new way to %s cannot be used: %s", peer.name, error)
+            routes = {path: route for path, route in peer.routes.items() if route.agent not in gone}
+        with self._lock:
+            return peer.set_routes(peer.info, routes)
+
+    # --- moving ---
+
+    def submit(
+        self,
+        batch: Sequence[Copy],
+        *,
+        deadline_s: float | None = None,
+        priority: Priority = Priority.FOREGROUND,
+        on_done: Callable[[Transfer], None] | None = None,
+    ) -> Transfer:
+        """Begin a batch of copies and return at once. They may be made in any order, so they must not overlap.
+
+        `on_done` is called once with the transfer when it is over, in some thread: it must be short and must not block.
+        Raises InvalidArgument (nothing is begun): a length or place outside its region, none or both ends a peer's, a read-only
+        destination; Closed.
+        """
+        return self._begin(batch, deadline_s, priority, on_done, waits=False)
+
+    def transfer(self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
+        """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
+        transfer = self._begin(batch, deadline_s, priority, None, waits=True)
+        try:
+            transfer.wait()
+        except BaseException:
+            transfer.cancel()  # interrupted: nobody waits for it any more
+            raise
+
+    async def transfer_async(
+        self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND
+    ) -> None:
+        """As `transfer`, for a task. When the task is cancelled, the transfer is, and the task goes on once no byte of it moves."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        transfer = self.submit(batch, deadline_s=deadline_s, priority=priority, on_done=lambda _: _wake(loop, over))
+        timer = loop.call_at(loop.time() + (transfer.deadline.at_ns - time.monotonic_ns()) / 1e9, transfer.expire)
+        cancellation: asyncio.CancelledError | None = None
+        while not over.done():
+            try:
+                await asyncio.shield(over)
+            except asyncio.CancelledError as error:
+                cancellation = error
+                transfer.cancel()
+        timer.cancel()
+        if cancellation is not None:
+            raise cancellation
+        if transfer.error is not None:
+            raise transfer.error
+
+    def _begin(
+        self,
+        batch: Sequence[Copy],
+        deadline_s: float | None,
+        priority: Priority,
+        on_done: Callable[[Transfer], None] | None,
+        *,
+        waits: bool,
+    ) -> Transfer:
+        deadline = self._deadline(deadline_s)
+        groups: dict[tuple[Peer, Direction], list[Piece]] = {}
+        held: dict[int, Region] = {}
+        for copy in batch:
+            peer, direction, piece = piece_of(copy)
+            groups.setdefault((peer, direction), []).append(piece)
+            held[id(piece.local)] = piece.local
+        if any(peer.owner is not self for peer, _ in groups):
+            raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
+        regions = _hold(list(held.values()))
+        transfer = Transfer(deadline, priority, regions, self._mover.abort, self._mover.help, on_done)
+        parts: dict[Peer, list[Slice]] = {}
+        for (peer, direction), pieces in groups.items():
+            for cut_pieces in cut(pieces, self._slice_bytes(peer)):
+                size = sum([piece.size_bytes for piece in cut_pieces])
+                parts.setdefault(peer, []).append(Slice(transfer, peer, direction, cut_pieces, size))
+        transfer.size_bytes = sum(part.size_bytes for slices in parts.values() for part in slices)
+        transfer.slices_left = sum(map(len, parts.values()))
+        try:
+            self._mover.begin(parts, transfer if waits else None)
+        except KVStoreError:
+            for region in regions:
+                region.release()
+            raise
+        if not parts:
+            transfer.complete()
+        return transfer
+
+    def _slice_bytes(self, peer: Peer) -> int:
+        is_shared = any(path.transport == "shm" for path in peer.routes)
+        return int(self.settings.shm_slice_bytes if is_shared else self.settings.slice_bytes)
+
+    # --- notifications, figures, the end ---
+
+    def notify(self, peer: Peer, message: bytes, *, deadline_s: float | None = None) -> None:
+        """Have `message` (at most 64 KiB) told by the peer's `notifications`, after all our transfers to it that are over by now.
+
+        Raises Unreachable when no path works, DeadlineExceeded, InvalidArgument.
+        """
+        deadline = self._deadline(deadline_s)
+        with self._lock:
+            routes = sorted(peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].resting_until_ns))
+        if not peer.is_connected:
+            raise Unreachable(f"{peer.name} was disconnected")
+        failure: KVStoreError = Unreachable(f"there is no way to {peer.name}")
+        for _, route in routes:
+            try:
+                route.agent.notify(route.remote, message, deadline)
+                return
+            except (Unreachable, Closed) as error:  # Closed: its rail has just gone
+                failure = error
+        raise failure
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        """(name of the engine, message) of what peers have sent since the last call, in order for each peer."""
+        found = self._target.notices()
+        for agent in self.agents:
+            found += agent.notifications()
+        return found
+
+    def peers(self) -> list[Peer]:
+        with self._lock:
+            return list(self._peers.values())
+
+    def _deadline(self, deadline_s: float | None) -> Deadline:
+        if deadline_s is None:
+            deadline_s = self.settings.deadline_s
+        if not abs(deadline_s) <= MAX_DEADLINE_S:  # nor is NaN
+            raise InvalidArgument(f"a deadline is at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
+        return Deadline(deadline_s)
+
+    def close(self) -> None:
+        """End every transfer with Closed, and let go of connections, threads and mappings. A second close is a no-op."""
+        with self._changing, self._lock:
+            if self._mover.is_closed:
+                return
+            self._mover.is_closed = True
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            self._mover.end(peer, Closed("the engine is closed"))
+        self._rails.close()
+        self._target.close()
+
+    def __enter__(self) -> "TransferEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _hold(regions: list[Region]) -> list[Region]:
+    """Hold all or none. Raises Closed."""
+    for number, region in enumerate(regions):
+        try:
+            region.hold()
+        except Closed:
+            for held in regions[:number]:
+                held.release()
+            raise
+    return regions
+
+
+def _wake(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:
+    loop.call_soon_threadsafe(_set, over)
+
+
+def _set(over: "asyncio.Future[None]") -> None:
+    if not over.done():
+        over.set_result(None)

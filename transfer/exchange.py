@@ -1,0 +1,91 @@
+"""What a connection asks and how it is answered: one request at a time, as bytes, without a socket.
+
+channel.py and async_channel.py move the bytes; `incoming.py` cuts them into frames.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
+from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.session_messages import Failure
+from kvstore.transfer.address import Address
+from kvstore.transfer.deadline import Deadline
+
+M = TypeVar("M", bound=Message)
+MAX_REQUEST_ID = 0xFFFFFFFF
+
+
+class Exchange:
+    """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
+
+    __slots__ = ("_address", "_request_id", "payload_left")
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._request_id = 0
+        self.payload_left = 0
+        """Bytes of the last answer's payload that have not been read; whoever reads some counts them off."""
+
+    def request(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> deque[memoryview]:
+        """The next request, as the buffers to send in order.
+
+        Raises ProtocolError: values of the previous answer lie in the way. DeadlineExceeded: it is over, and nothing needs to be sent.
+        """
+        if self.payload_left:
+            raise ProtocolError("the previous answer's payload was not read")
+        self._request_id = self._request_id % MAX_REQUEST_ID + 1
+        body = message.pack()
+        payload_bytes = sum(map(len, payload)) if payload else 0
+        deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
+        head = memoryview(pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms) + body)
+        return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
+
+    def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
+        """What this frame answers to the request: the message, or the peer's typed error.
+
+        Raises ProtocolError for any other frame, and the error of a peer that could not read us and hangs up.
+        """
+        if header.type == kind.TYPE and header.request_id == self._request_id:
+            reply = kind.unpack(body)
+            self.payload_left = header.payload_bytes
+            return reply
+        if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
+            raise ProtocolError(f"{self._address} answered with a message of type {header.type} where {kind.__name__} belongs")
+        failure = Failure.unpack(body)
+        error = from_code(failure.code, failure.text)
+        if not header.request_id:
+            raise error
+        return error
+
+    def destinations(self, views: Sequence[memoryview]) -> deque[memoryview]:
+        """The views to be filled with the answer's payload, or its next part. Raises ProtocolError: the payload has fewer bytes."""
+        if sum(map(len, views)) > self.payload_left:
+            raise ProtocolError(f"{self._address} sent {self.payload_left} bytes of values where more belong")
+        return deque(filter(len, views))
+
+    def peer_closed(self) -> ConnectionResetError:
+        """The error of a stream that ends here."""
+        return ConnectionResetError(0, "the peer closed the connection" + (" within a payload" if self.payload_left else ""))
+
+    def wrong_descriptors(self, slabs: SlabFds, count: int) -> ProtocolError | None:
+        """The error of an answer with which `count` descriptors came, unless that is one for each slab that is there."""
+        if count == sum(map(bool, slabs.sizes)):
+            return None
+        return ProtocolError(f"{self._address} sent {count} descriptors for slabs of {list(slabs.sizes)} bytes")
+
+
+def notice(message: Message) -> deque[memoryview]:
+    """A message that has no answer, as the buffers to send."""
+    body = message.pack()
+    return deque((memoryview(pack_header(message.TYPE, 0, len(body)) + body),))
+
+
+def take_descriptors(ancillary: Iterable[tuple[int, int, bytes]], fds: "array[int]") -> None:
+    """Append what came by SCM_RIGHTS, whole or cut: the kernel gives no other kind unasked."""
+    for _, _, content in ancillary:
+        fds.frombytes(content[: len(content) - len(content) % fds.itemsize])

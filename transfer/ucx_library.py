@@ -1,0 +1,119 @@
+"""Loads the UCX library through ucxx, when it is first needed, and says which one was loaded.
+
+The wheel `libucx-cu12` is built without verbs: it reaches RDMA devices only as Ethernet. A system UCX that has verbs is therefore
+preferred when ucxx can work with it.
+"""
+
+import ctypes
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kvstore.protocol.errors import ConfigError
+
+LIBRARY_DIRECTORIES: Final = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/opt/ucx/lib",
+)
+"""Where a system UCX is looked for, after LD_LIBRARY_PATH."""
+PREFER_SYSTEM: Final = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
+"""The variable by which the wheel is told to leave the choice to the system. Set by the operator, it decides. Source: libucx/load.py."""
+MIN_VERSION: Final = (1, 19)
+"""ucxx 0.52 refuses an older UCX."""
+LIBRARIES: Final = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
+"""In the order in which they need one another; those of the package `-dev` have no number and are often missing."""
+PROBE_TIMEOUT_S: Final = 10.0
+_PROBE: Final = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+numbers = [ctypes.c_uint() for _ in range(3)]
+library.ucp_get_version(*map(ctypes.byref, numbers))
+print(*[number.value for number in numbers])
+"""
+
+
+class LoadedUcx(NamedTuple):
+    """The UCX of this process."""
+
+    version: str
+    path: str
+    """Of libucp."""
+    has_verbs: bool
+    """Whether its module for InfiniBand and RoCE is installed."""
+
+
+@functools.cache
+def bindings() -> Any:
+    """The module with ucxx's classes. Raises ConfigError: ucxx is missing or does not load. A missing one is looked for again."""
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # ucxx sets one that UCX then complains of, on every start
+    _prefer_system_library()
+    try:
+        importlib.import_module("ucxx")
+        return importlib.import_module("ucxx._lib.libucxx")
+    except ImportError as error:
+        raise ConfigError(f"the transport ucx needs ucxx: pip install 'kvstore[ucx]' ({error})") from None
+
+
+def array_class() -> Any:
+    """ucxx's wrapper of memory to be sent or filled. Raises ConfigError as `bindings`."""
+    bindings()
+    return importlib.import_module("ucxx._lib.arr").Array
+
+
+def loaded() -> LoadedUcx:
+    """Which UCX ucxx has loaded. Raises ConfigError as `bindings`."""
+    version = ".".join(map(str, bindings().get_ucx_version()))
+    path = next((line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libucp.so" in line), "")
+    return LoadedUcx(version, path, has_verbs(Path(path).parent))
+
+
+def has_verbs(directory: Path) -> bool:
+    """Whether the UCX in this directory can use RDMA devices."""
+    return any((directory / "ucx").glob("libuct_ib*.so*"))
+
+
+def system_library(directories: Sequence[str] | None = None) -> Path | None:
+    """The directory of the first system UCX that has verbs and that ucxx can work with; None if there is none."""
+    if directories is None:
+        directories = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *LIBRARY_DIRECTORIES]
+    for directory in map(Path, directories):
+        if (directory / "libucp.so.0").exists() and has_verbs(directory) and version_of(directory) >= MIN_VERSION:
+            return directory
+    return None
+
+
+def version_of(directory: Path) -> tuple[int, ...]:
+    """Of the UCX in this directory; () if it does not load. Asks another process, for a loaded library cannot be taken back."""
+    command = [sys.executable, "-c", _PROBE, str(directory / "libucp.so.0")]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=True)
+        return tuple(map(int, answer.stdout.split()))
+    except (subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def _prefer_system_library() -> None:
+    if PREFER_SYSTEM in os.environ:
+        return
+    directory = system_library()
+    if directory is None:
+        return
+    # Libraries of these sonames are then there already when ucxx asks for them, and the wheel is told not to load its own.
+    for name in LIBRARIES:
+        if (directory / name).exists():
+            ctypes.CDLL(str(directory / name))
+    try:
+        loader = importlib.import_module("libucx.load")
+    except ImportError:
+        return
+    loader.UCX_LIBRARIES = list(LIBRARIES)  # type: ignore[attr-defined]
+    os.environ[PREFER_SYSTEM] = "true"
