@@ -209,7 +209,7 @@ class Reading(Generic[R]):
         """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
         core, node_id = self._core, node.node_id
         by_engine = self._goes_by_engine(node, wanted)
-        asked_ns = self._clock_ns()
+        asked_ns = self._clock_ns() if by_engine else 0
         message = Read(
             [self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms, int(by_engine)
         )

@@ -1,5 +1,6 @@
 """The cluster's status for human eyes: rich tables and bars. Pure: from a StatusReply to something that rich prints."""
 
+from collections import Counter
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -39,14 +40,24 @@ def status_lines(status: pb.StatusReply) -> RenderableType:
     table.add_row("catalog", Text.assemble(status.catalog, " ", (health, "green" if health == "ok" else "red")))
     table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
     table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
+    table.add_row("transfer", _transfer_line(status))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
     return table
+
+
+def _transfer_line(status: pb.StatusReply) -> str:
+    """How values move: by which transports the nodes' engines are reached from other hosts, and what they moved."""
+    reach = Counter(transport.split()[0] for node in status.nodes for transport in dict.fromkeys(node.transports))
+    ways = ", ".join(f"{name} on {count} rail{'s' * (count > 1)}" for name, count in sorted(reach.items()))
+    moved = sum(node.counters.get("engine_bytes", 0) for node in status.nodes)
+    peers = sum(node.counters.get("engine_connections", 0) for node in status.nodes)
+    return f"shared memory within a host; between hosts {ways or 'by message'}: {format_size(moved)} moved, {peers} connections"
 
 
 def nodes_table(status: pb.StatusReply) -> RenderableType:
     """One row a node, by name."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("node", "id", "state", "address", "blocks", "tiers", "heartbeat"):
+    for name in ("node", "id", "state", "address", "transfer", "blocks", "tiers", "heartbeat"):
         table.add_column(name, justify="right" if name in ("id", "blocks", "heartbeat") else "left")
     for node in _by_name(status):
         tiers = ", ".join(f"{tier.name} {format_size(tier.capacity_bytes)}" for tier in node.tiers)
@@ -55,6 +66,7 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
             str(node.node_id),
             Text(node.state, style=_STATE_STYLES.get(node.state, "red")),
             node.tcp or node.unix,
+            ", ".join(node.transports) or "-",
             f"{node.blocks:,}",
             tiers,
             f"{node.heartbeat_age_s:.1f} s ago",

@@ -6,6 +6,7 @@ gRPC's threads hold no state: each call is carried into the loop's thread and it
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -17,7 +18,8 @@ from kvstore.master.membership import Node, NodeInfo
 from kvstore.master.records import Description
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, grpc_status
+from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, ProtocolError, grpc_status
+from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.reactor import Reactor
 
 T = TypeVar("T")
@@ -160,4 +162,15 @@ def node_status(node: Node, blocks: int, now_ns: int) -> pb.NodeStatus:
         blocks=blocks,
         tiers=tiers,
         counters=dict(node.counters),
+        transports=transports(node.description.transfer),
     )
+
+
+@lru_cache(maxsize=1024)
+def transports(transfer: bytes) -> tuple[str, ...]:
+    """The transports and rails of a node's engine, from its own description; nothing for one that has none, or one we cannot read."""
+    try:
+        agents = unpack_engine(transfer).agents if transfer else ()
+    except ProtocolError:
+        return ()
+    return tuple(f"{agent.transport} {agent.rail.device}".rstrip() for agent in agents)

@@ -107,7 +107,7 @@ class HeartbeatReply(_message.Message):
     def __init__(self, master_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version")
+    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class NodeStatus(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     name: str
     host_id: str
@@ -139,7 +140,8 @@ class NodeStatus(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
     counters: _containers.ScalarMap[str, int]
     version: str
-    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

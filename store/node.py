@@ -339,6 +339,8 @@ class Node:
             "leases": len(self._leases),
             "waiting": len(self._waiting),
             "connections": len(self._server.sessions) if self._server is not None else 0,
+            "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
+            "engine_connections": self._engine.served_connections if self._engine is not None else 0,
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
         }

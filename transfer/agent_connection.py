@@ -23,7 +23,7 @@ from typing import ClassVar, Final, Self
 
 from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
-from kvstore.transfer.agent_hub import FollowUp, RingMemory, SharedHub
+from kvstore.transfer.agent_hub import SEND_TIMEOUT_S, FollowUp, RingMemory, SharedHub
 from kvstore.transfer.agent_messages import (
     LISTENER,
     Kind,
@@ -63,6 +63,7 @@ class AgentConnection(Connection):
     def __init__(self, shared: SharedHub, remote: Remote) -> None:
         """For `connect` and the listener. The peer is not known yet."""
         self._shared, self._hub, self.agent, self._remote = shared, shared.hub, shared.hub.agent, remote
+        shared.enter(self)
         self._ring, self._staging = RingMemory(self.ring_bytes), RingMemory(2 * self.chunk_bytes)
         self.peer: Offer | None = None
         """What it said of itself; None until it is met."""
@@ -82,7 +83,6 @@ class AgentConnection(Connection):
         """The peer writes into the ring no more."""
         self._has_said_bye = self._has_left = self._is_freed = False
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        shared.enter(self)
         self.number = self._hub.attach(self._receive)
 
     @classmethod
@@ -107,9 +107,10 @@ class AgentConnection(Connection):
         with self._sending, self._ending_on_error():
             try:
                 while views:
-                    self._write(views, deadline)
-                    if len(self._writes) > 1:
+                    # The peer gives no room for what it has not been told of.
+                    while len(self._writes) > (self._allowed > self._sent):
                         self._announce(deadline)
+                    self._write(views, deadline)
                 while self._writes:
                     self._announce(deadline)
             finally:
@@ -136,9 +137,8 @@ class AgentConnection(Connection):
         return self._error is None
 
     def _greet(self, deadline: Deadline) -> None:
-        hello = self._offer(Kind.HELLO, LISTENER, self.agent.metadata())
         try:
-            self.agent.notify(self._remote, hello, deadline)
+            self.agent.notify(self._remote, self._offer(Kind.HELLO, LISTENER, self.agent.metadata()), deadline)
         except KVStoreError as error:
             self._has_peer_left = True  # it was not told of the ring
             self._fault = error
@@ -146,10 +146,14 @@ class AgentConnection(Connection):
         self._await(lambda: self.peer is not None, deadline)
 
     def accept(self, peer: Offer) -> None:
-        """For the listener: tell the peer that it is connected."""
+        """For the listener: tell the peer that it is connected. Raises ConfigError, Unreachable."""
         with self._hub.changed:
             self._meet(peer)
-        self._hub.tell(self._remote, self._offer(Kind.WELCOME, peer.sender, b""))
+        try:
+            self.agent.notify(self._remote, self._offer(Kind.WELCOME, peer.sender, b""), Deadline(SEND_TIMEOUT_S))
+        except KVStoreError:
+            self._has_peer_left = True  # it was not told of the ring
+            raise
 
     def _meet(self, peer: Offer) -> None:
         self.peer = peer

@@ -5,6 +5,7 @@ chooses the lane of each request and the thread that runs it: the caller's own i
 """
 
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -27,6 +28,7 @@ MAGIC: Final = b"kvagent1 "
 """Metadata: this, the transport's name, a space, and the listener's metadata."""
 MAX_REQUEST_BYTES: Final = 4 << 30
 MAX_METADATA_BYTES: Final = 64 << 10
+log = logging.getLogger("kvstore.transfer")
 
 
 class _Peer:
@@ -59,17 +61,15 @@ class ConnectionAgent(TransferAgent):
         self._settings = settings
         self._connection_class = connection_class
         self._exports = exports or Exports()
+        self._listener = connection_class.listen(rail) if listens else None
         self._owns_target = target is None
         self._target = target or Target(name, self._exports, settings)
-        self._listener_metadata = b""
-        if listens:
-            listener = connection_class.listen(rail)
-            self._listener_metadata = listener.metadata()
-            self._target.attach(listener)
+        if self._listener is not None:
+            self._target.attach(self._listener)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pool: EndpointPool[Lane, Link] = EndpointPool(max_endpoints=settings.max_endpoints, idle_ttl_s=settings.idle_ttl_s)
-        self._peers: list[_Peer] = []
+        self._peers: set[_Peer] = set()
         self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
         # Another process of the same name must not fence, or be taken for, connections of this one.
         self._numbers = itertools.count(secrets.randbits(62))
@@ -80,7 +80,8 @@ class ConnectionAgent(TransferAgent):
     # --- who is reached how ---
 
     def metadata(self) -> bytes:
-        return MAGIC + self.transport.encode() + b" " + self._listener_metadata
+        listener = b"" if self._listener is None else self._listener.metadata()
+        return MAGIC + self.transport.encode() + b" " + listener
 
     def load_remote(self, metadata: bytes) -> Remote:
         head = MAGIC + self.transport.encode() + b" "
@@ -89,7 +90,7 @@ class ConnectionAgent(TransferAgent):
         streams = self._settings.tcp_streams
         peer = _Peer(metadata[len(head) :], [Lane(self._lock, self._settings.window_slices) for _ in range(streams)])
         with self._lock:
-            self._peers.append(peer)
+            self._peers.add(peer)
         return peer
 
     def unload_remote(self, remote: Remote) -> None:
@@ -105,8 +106,8 @@ class ConnectionAgent(TransferAgent):
                 idle = self._pool.drop(lane)
                 if idle is not None:
                     idle.connection.close()
-                if lane.link is not None:
-                    lane.link.connection.close()
+                if lane.connection is not None:
+                    lane.connection.close()
             self._changed.notify_all()
         for request in queued:
             request.finish(Unreachable("the peer was unloaded"))
@@ -121,8 +122,12 @@ class ConnectionAgent(TransferAgent):
         request = NoticeRequest(Direction.WRITE, remote, (), deadline, caller_runs=True)
         request.message = message
         self.submit(request)
-        self.run(request)
-        request.wait(deadline)
+        try:
+            self.run(request)
+            request.wait(deadline)
+        except BaseException:
+            self.cancel(request)
+            raise
 
     def notifications(self) -> list[tuple[str, bytes]]:
         return self._target.notices()
@@ -182,11 +187,12 @@ class ConnectionAgent(TransferAgent):
                 return
             request.is_cancelled = True
             was_queued = lane.take_back(request)
-            link = lane.link if request in lane.sent else None
+            connection = lane.connection if request in lane.sent else None
+            self._changed.notify_all()  # nobody may want a connection for this lane any more
         if was_queued:
             request.finish(cancelled())
-        elif link is not None:
-            link.connection.close()  # half a slice is on its way: only the connection's end stops it
+        elif connection is not None:
+            connection.close()  # half a slice is on its way: only the connection's end stops it
 
     # --- running lanes ---
 
@@ -204,7 +210,7 @@ class ConnectionAgent(TransferAgent):
                     lane.is_running = False
                     self._give_back(lane)
                     return
-                deadline = (lane.sent or lane.queue)[0].deadline
+                first = (lane.sent or lane.queue)[0]
                 is_leaving = lane.link is not None and self._pool.is_leaving(lane.link)
                 if is_leaving and not lane.sent:  # another lane waits for its place
                     self._give_back(lane)
@@ -213,9 +219,12 @@ class ConnectionAgent(TransferAgent):
                 self._start(lane)
                 return
             try:
-                lane.step(lane.link or self._connect(lane, deadline), asks=not is_leaving)
+                lane.step(lane.link or self._connect(lane, first), asks=not is_leaving)
             except KVStoreError as error:
                 self._broke(lane, error)
+            except Exception as error:  # of a plug-in at fault: this side must still say how its requests ended
+                log.exception("a connection over %s failed", self.transport)
+                self._broke(lane, Unreachable(f"{self.transport} failed: {error!r}"))
             except BaseException:  # interrupted: the stream may be anywhere
                 self._broke(lane, Closed("the thread that ran this connection was interrupted"))
                 self._start(lane)
@@ -237,7 +246,7 @@ class ConnectionAgent(TransferAgent):
 
     def _give_back(self, lane: Lane, *, broken: bool = False) -> None:
         """The lane holds its connection no longer. Called with the lock held."""
-        link, lane.link = lane.link, None
+        link, lane.link, lane.connection = lane.link, None, None
         if link is None:
             return
         broken = broken or not link.connection.is_open
@@ -254,20 +263,19 @@ class ConnectionAgent(TransferAgent):
                     link.connection.close()
                 self._changed.notify_all()
 
-    def _connect(self, lane: Lane, deadline: Deadline) -> Link:
-        """Have a connection for the lane, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed, or a refusal."""
+    def _connect(self, lane: Lane, first: Request) -> Link:
+        """Have a connection for the lane and its first request, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed,
+        or a refusal."""
         with self._lock:
-            link = self._take(lane, deadline)
+            link = self._take(lane, first.deadline)
             if link is not None:
-                lane.link, lane.is_proven = link, False
+                lane.link, lane.connection, lane.is_proven = link, link.connection, False
                 return link
-            peer = next((peer for peer in self._peers if lane in peer.lanes), None)
         try:
-            if peer is None:
-                raise Unreachable("the peer was unloaded")
-            link = self._open(peer, deadline)
+            link = self._open(lane, first)
         except BaseException:
             with self._lock:
+                lane.connection = None
                 self._pool.failed(lane)
                 self._changed.notify_all()
             raise
@@ -292,19 +300,26 @@ class ConnectionAgent(TransferAgent):
                 return None
             try:
                 self._changed.wait(deadline.left_s())
+                if not lane.queue:
+                    raise Closed("the requests that needed a connection are over")
             except BaseException:
                 self._pool.withdraw(lane)
                 self._changed.notify_all()
                 raise
 
-    def _open(self, peer: _Peer, deadline: Deadline) -> Link:
+    def _open(self, lane: Lane, first: Request) -> Link:
         """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
+        peer, deadline = _as_peer(first.remote), first.deadline
         attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         connection: Connection | None = None
         try:
             connection = self._connection_class.connect(peer.metadata, self.rail, attempt)
             connection.stall_timeout_s = self._settings.stall_timeout_s
             link = Link(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
+            with self._lock:
+                if self._closed or not peer.is_loaded:
+                    raise Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
+                lane.connection = connection
             link.join(self.name, attempt)
         except BaseException as error:
             if connection is not None:
@@ -322,6 +337,7 @@ class ConnectionAgent(TransferAgent):
             return self._pool.open_count
 
     def close(self) -> None:
+        """As TransferAgent. Waits for an attempt to connect to end, `connect_timeout_s` at most."""
         with self._lock:
             if self._closed:
                 return
@@ -331,8 +347,8 @@ class ConnectionAgent(TransferAgent):
             for lane in lanes:
                 if not lane.is_running:
                     self._clear(lane)
-                elif lane.link is not None:
-                    lane.link.connection.close()
+                elif lane.connection is not None:
+                    lane.connection.close()
             for link in self._pool.close():
                 link.connection.close()
             self._changed.notify_all()
@@ -342,6 +358,8 @@ class ConnectionAgent(TransferAgent):
         self._runners.shutdown(wait=True)
         if self._sweeper is not None:
             self._sweeper.join()
+        if self._listener is not None:
+            self._listener.close()
         if self._owns_target:
             self._target.close()
 

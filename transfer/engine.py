@@ -309,6 +309,16 @@ class TransferEngine:
             found += agent.notifications()
         return found
 
+    @property
+    def served_bytes(self) -> int:
+        """What peers have read from and written to this engine's memory by connections; what they map they copy unseen."""
+        return self._target.served_bytes
+
+    @property
+    def served_connections(self) -> int:
+        """Peers' connections now."""
+        return self._target.connections
+
     def peers(self) -> list[Peer]:
         with self._lock:
             return list(self._peers.values())

@@ -15,7 +15,8 @@ class Exports:
 
     def add(self, region: Region) -> None:
         """Peers that show its keys may reach it until it is closed. A second time is a no-op."""
-        if self._regions.setdefault(region.region_id, region) is region:
+        if region.region_id not in self._regions:
+            self._regions[region.region_id] = region
             region.on_close(self._forget)
 
     def _forget(self, region: Region) -> None:

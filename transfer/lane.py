@@ -7,6 +7,8 @@ knows the messages; which lane a request takes and which thread runs it is conne
 import threading
 import time
 from collections import deque
+from itertools import islice
+from typing import Final
 
 from kvstore.protocol.errors import (
     Cancelled,
@@ -18,7 +20,7 @@ from kvstore.protocol.errors import (
     Unreachable,
     from_code,
 )
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
@@ -26,30 +28,35 @@ from kvstore.transfer.agent import Direction, Request
 from kvstore.transfer.connection import Connection
 from kvstore.transfer.deadline import Deadline
 
+MAX_AHEAD_PIECES: Final = 2048
+"""Of requests to read, behind the first: 64 KiB, for which a peer's socket has room while the peer sends and does not receive."""
+LAST_ID: Final = 0xFFFFFFFF
+
 
 class Link:
-    """A connection that has joined a peer's target: what is kept in the endpoint pool."""
+    """A connection that has joined a peer's target: what is kept in the endpoint pool. Answers come in the order of the requests."""
 
-    __slots__ = ("connection", "head", "number", "request_id")
+    __slots__ = ("answer_id", "connection", "head", "number", "request_id")
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
         self.number = number
         self.request_id = 0
+        self.answer_id = 0
         self.head = memoryview(bytearray(HEADER_BYTES))
 
     def join(self, name: str, deadline: Deadline) -> None:
         """Introduce ourselves. Raises the peer's refusal, Unreachable, DeadlineExceeded or ProtocolError."""
-        Joined.unpack(self.ask(Join(name, self.number), Joined, deadline))
+        self.ask(Join(name, self.number), Joined, deadline)
 
-    def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> memoryview:
-        """Send a message without payload and return the body of its answer. Raises the peer's typed error (the connection lives on)
-        or what broke the connection."""
+    def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> None:
+        """Send a message without payload and take its answer, when no other is awaited. Raises the peer's typed error (the connection
+        lives on) or what broke the connection."""
         self.send(message, deadline)
-        return self.receive(answer, deadline)[0]
+        self.receive(answer, deadline)
 
     def send(self, message: Message, deadline: Deadline, payload: "list[memoryview] | None" = None, payload_bytes: int = 0) -> None:
-        self.request_id = self.request_id % 0xFFFFFFFF + 1
+        self.request_id = self.request_id % LAST_ID + 1
         body = message.pack()
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
         head = pack_header(message.TYPE, self.request_id, len(body), payload_bytes, deadline_ms)
@@ -58,8 +65,9 @@ class Link:
             parts += payload
         self.connection.send(parts, deadline)
 
-    def receive(self, answer: type[Message], deadline: Deadline, *, behind: int = 0) -> tuple[memoryview, int]:
-        """The body of the answer to the request sent `behind` others ago, and the size of its payload. Raises as `ask`."""
+    def receive(self, answer: type[Message], deadline: Deadline, *, payload_bytes: int = 0) -> None:
+        """Take the answer to the oldest request not answered yet, up to its payload, of this size. Raises as `ask`."""
+        self.answer_id = self.answer_id % LAST_ID + 1
         self.connection.recv_into([self.head], deadline)
         try:
             header = unpack_header(self.head)
@@ -68,17 +76,24 @@ class Link:
             body = memoryview(bytearray(header.body_bytes))
             if header.body_bytes:
                 self.connection.recv_into([body], deadline)
-            if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.request_id - behind):
-                failure = Failure.unpack(body)
-                if not header.request_id:
-                    self.connection.close()  # the peer could not read us, or refuses us, and hangs up
-                raise from_code(failure.code, failure.text)
-            if header.type != answer.TYPE or header.request_id != self.request_id - behind:
+            if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.answer_id):
+                raise self._failure(header, Failure.unpack(body))
+            if header.type != answer.TYPE or header.request_id != self.answer_id:
                 raise ProtocolError(f"the peer answered with a message of type {header.type} where {answer.__name__} belongs")
+            answer.unpack(body)
+            if header.payload_bytes != payload_bytes:
+                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were asked for")
         except ProtocolError:
             self.connection.close()
             raise
-        return body, header.payload_bytes
+
+    def _failure(self, header: Header, message: Failure) -> KVStoreError:
+        if not header.request_id:
+            self.connection.close()  # the peer could not read us, or refuses us, and hangs up
+        error = from_code(message.code, message.text)
+        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # would be taken for a reason of this side's, and tried again
+            return ProtocolError(f"the peer answered what only this side can know: {error!r}")
+        return error
 
 
 class NoticeRequest(Request):
@@ -101,6 +116,8 @@ class Lane:
         self.queued_bytes = 0
         self.is_running = False
         self.link: Link | None = None
+        self.connection: Connection | None = None
+        """The link's, or one that is about to be it: to be closed when nobody wants it any more."""
         self.is_proven = False
         """The connection has answered since it was taken; one that was open before may have died unnoticed."""
         self._step_ns = 0
@@ -136,10 +153,17 @@ class Lane:
         if not self.queue:
             return None
         head = self.queue[0]
-        if self.sent and (head.direction is not self.sent[0].direction or head.fences or isinstance(head, NoticeRequest)):
+        if self.sent and (head.fences or isinstance(head, NoticeRequest) or not self._may_follow(head)):
             return None
         self.sent.append(head)
         return self.queue.popleft()
+
+    def _may_follow(self, request: Request) -> bool:
+        """Whether this side can ask for it while the peer is busy answering: both would wait if it did not fit the sockets."""
+        if request.direction is not self.sent[0].direction:
+            return False
+        ahead = sum(len(other.pieces) for other in islice(self.sent, 1, None)) + len(request.pieces)
+        return request.direction is Direction.WRITE or ahead <= MAX_AHEAD_PIECES
 
     def _ask(self, link: Link, request: Request) -> None:
         deadline = request.deadline
@@ -164,12 +188,9 @@ class Lane:
         """Take the answer to the oldest request. A typed error of the peer's ends that request alone."""
         error: KVStoreError | None = None
         try:
-            _, payload_bytes = link.receive(Ok, request.deadline, behind=len(self.sent) - 1)
-            expected = request.size_bytes if request.direction is Direction.READ and not isinstance(request, NoticeRequest) else 0
-            if payload_bytes != expected:
-                link.connection.close()
-                raise ProtocolError(f"the peer sent {payload_bytes} bytes where {expected} were asked for")
-            if expected:
+            payload_bytes = request.size_bytes if request.direction is Direction.READ else 0
+            link.receive(Ok, request.deadline, payload_bytes=payload_bytes)
+            if payload_bytes:
                 link.connection.recv_into(local_views(request), request.deadline)
         except KVStoreError as failure:
             if not link.connection.is_open:

@@ -91,6 +91,7 @@ class Target:
         """Serve whoever comes by this listener until it or the target is closed; the target closes it too. Raises Closed."""
         with self._lock:
             if self._closing.is_set():
+                listener.close()
                 raise Closed("the transfer engine is closed")
             if not self._threads:
                 self._spawn(self._dispatch, "kvstore-parked")

@@ -24,6 +24,8 @@ MAX_VECTORS: Final = 1024
 BACKLOG: Final = 256
 KEEPALIVE_S: Final = 60
 LOOPBACK: Final = "127.0.0.1"
+SLACK: Final = 1.0625
+"""Time limits are met to a sixteenth: each setting of the kernel's costs a call."""
 _TIMEVAL: Final = struct.Struct("@ll")
 _RESET: Final = struct.pack("@ii", 1, 0)
 """SO_LINGER: what is not sent yet is thrown away by close."""
@@ -108,19 +110,20 @@ class TcpConnection(Connection):
                 moved = step(views)
             except BlockingIOError:  # nothing moved for as long as the kernel was told to wait, which may be an earlier step's limit
                 waited_s, self._armed_s[option] = self._armed_s[option], 0.0
+                deadline.left_s()
                 if waited_s >= self.stall_timeout_s:
                     raise Unreachable(f"{self._peer} has stalled: not a byte for {self.stall_timeout_s:g} s") from None
-                deadline.left_s()
                 continue
             if not moved:
                 raise ConnectionResetError(0, "the peer hung up")
             return moved
 
     def _arm(self, deadline: Deadline, option: int) -> None:
-        """Have the kernel end the next step near the deadline or a stall: perhaps early, at most a sixteenth late, for each setting of it
-        costs a call."""
-        limit_s = min(deadline.left_s(), self.stall_timeout_s)
-        if not 0.0 < self._armed_s[option] <= limit_s * 1.0625 + 0.001:
+        """Have the kernel end the next step near the deadline or a stall, perhaps early: a limit set before is kept if it is not later."""
+        limit_s = deadline.left_s()
+        if limit_s * SLACK >= self.stall_timeout_s:
+            limit_s = self.stall_timeout_s
+        if not 0.0 < self._armed_s[option] <= limit_s * SLACK + 0.001:
             seconds, rest = divmod(limit_s, 1.0)
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), max(int(rest * 1e6), 1000)))
             self._armed_s[option] = limit_s

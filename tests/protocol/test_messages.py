@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol import catalog_messages, master_messages, node_messages, session_messages
+from kvstore.protocol import catalog_messages, master_messages, node_messages, session_messages, transfers
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Exists
@@ -77,4 +77,4 @@ def test_answers_and_requests_are_told_apart_by_type() -> None:
 
 def test_the_vectors_are_of_this_protocol_version_and_complete() -> None:
     assert VECTORS["protocol_version"] == VERSION
-    assert set(VECTORS["bodies"]) == {kind.__name__ for kind in KINDS}
+    assert set(VECTORS["bodies"]) == {kind.__name__ for kind in KINDS + kinds_of(transfers)}

@@ -45,6 +45,8 @@ class Look:
     delivered_bytes: Mapping[str, int]
     """By rail."""
     batches: int
+    slowest_batch_s: float
+    """Of those that ended since the last look."""
     wrong_blocks: int
     errors: list[str] = field(default_factory=list)
     """What callers were told."""
@@ -146,6 +148,7 @@ class _Initiator:
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._batches = 0
+        self._slowest_batch_s = 0.0
         self._wrong_blocks = 0
         self._errors: list[str] = []
         contents = [content(number) for number in range(CONTENTS)]
@@ -160,16 +163,19 @@ class _Initiator:
         arrived = self._engine.allocate(BATCH_BYTES)
         number = caller
         while not self._ends.is_set():
+            begun_s = time.monotonic()
             try:
                 self._move(caller, number % CONTENTS, arrived)
             except KVStoreError as error:
                 with self._lock:
                     self._errors.append(repr(error))
                 return
+            taken_s = time.monotonic() - begun_s
             blocks = np.frombuffer(arrived.memory, np.uint8).reshape(BLOCKS, BLOCK_BYTES)
             wrong = sum(xxhash.xxh3_64_intdigest(block) != self._digests[number % CONTENTS][i] for i, block in enumerate(blocks))
             with self._lock:
                 self._batches += 1
+                self._slowest_batch_s = max(self._slowest_batch_s, taken_s)
                 self._wrong_blocks += wrong
             number += 1
 
@@ -188,7 +194,8 @@ class _Initiator:
         with self._lock:
             for path, state in list(self._peer.chooser.states.items()):
                 delivered[path.local_rail] += state.delivered_bytes
-            return Look(time.monotonic_ns(), delivered, self._batches, self._wrong_blocks, list(self._errors))
+            slowest_s, self._slowest_batch_s = self._slowest_batch_s, 0.0
+            return Look(time.monotonic_ns(), delivered, self._batches, slowest_s, self._wrong_blocks, list(self._errors))
 
     def end(self) -> None:
         self._ends.set()

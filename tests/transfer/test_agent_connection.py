@@ -1,6 +1,6 @@
 """Promises of agent_connection.py, over agents of one process; the suite of connections over them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -72,8 +72,14 @@ def receive(connection: AgentConnection, size_bytes: int) -> bytes:
     return bytes(buffer)
 
 
-def interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt
+def interrupted_once() -> Callable[..., None]:
+    interruptions = iter([KeyboardInterrupt])
+
+    def run(*_: Any) -> None:
+        for interruption in interruptions:
+            raise interruption
+
+    return run
 
 
 @pytest.mark.parametrize(("mine", "peers"), [(LargeConnection, LocalConnection), (LocalConnection, LargeConnection)])
@@ -127,7 +133,7 @@ def test_a_peer_whose_agent_is_gone_is_unreachable(ends: Ends) -> None:
 def test_a_call_that_is_interrupted_ends_the_connection(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = ends
     with monkeypatch.context() as patched:
-        patched.setattr(LocalAgent, "submit", interrupted)
+        patched.setattr(LocalAgent, "run", interrupted_once())
         with pytest.raises(KeyboardInterrupt):
             near.send([b"x"], Deadline(PATIENCE_S))
     assert not near.is_open
@@ -145,7 +151,7 @@ def test_what_came_before_a_hang_up_is_received(ends: Ends) -> None:
 
 
 OUT_OF_TURN = {
-    "data beyond the ring": lambda number: pack_position(Kind.DATA, number, 10_001),
+    "data beyond the ring": lambda number: pack_position(Kind.DATA, number, 10_004),
     "data taken back": lambda number: pack_position(Kind.DATA, number, 2),
     "credit for what was not sent": lambda number: pack_position(Kind.CREDIT, number, 1),
     "a second welcome": lambda number: pack_offer(Kind.WELCOME, number, "local", Offer(1, RemoteRegion(1, 1, 1, {"local": b""}), b"")),
@@ -168,7 +174,7 @@ def test_a_peer_that_breaks_the_protocol_is_told_apart(ends: Ends, what: str) ->
 
 def test_sending_to_a_peer_that_broke_the_protocol_fails(ends: Ends) -> None:
     near, far = ends
-    agent_of(near).notify(agent_of(far).name, pack_position(Kind.CREDIT, far.number, 1), Deadline(PATIENCE_S))
+    agent_of(near).notify(agent_of(far).name, pack_position(Kind.CREDIT, far.number, 1 << 40), Deadline(PATIENCE_S))
     with within(SOON_S), pytest.raises(ProtocolError):
         while True:
             far.send([b""], Deadline(SOON_S))

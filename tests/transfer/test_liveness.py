@@ -65,7 +65,7 @@ def test_no_place_is_the_count(regions: LiveRegions) -> None:
 
 def test_a_full_table_says_so_and_takes_another_once_one_is_closed(regions: LiveRegions) -> None:
     places = [regions.add(region_id) for region_id in (1, 2, 3)]
-    with pytest.raises(Full, match="3 regions .* close some"):
+    with pytest.raises(Full, match="close some"):
         regions.add(4)
     regions.remove(places[1])
     assert regions.add(4) == places[1]

@@ -210,6 +210,18 @@ def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.Monke
     new.release()
 
 
+def test_a_leader_that_sleeps_is_woken_when_ucx_cannot_be_armed(worker: UcxWorker, endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a peer that stops while messages wait for room in shared memory."""
+    operation, outgoing = receive(endpoint, bytearray(1)), send(endpoint, b"x")
+    eventually(lambda: worker._leading is worker._background, "the thread in the background leads")
+    monkeypatch.setattr(ucx_worker, "ARM_TRIES", 0)
+    worker.post(operation)
+    worker.post(outgoing)
+    monkeypatch.undo()
+    worker.wait(operation, PATIENCE_S)
+    assert not operation.requests
+
+
 def test_a_watched_descriptor_calls_back_once_it_can_be_read(worker: UcxWorker) -> None:
     reading, writing = os.pipe()
     called = threading.Event()

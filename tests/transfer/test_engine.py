@@ -1,0 +1,550 @@
+"""Promises of the engine to its callers: over agents that fail as told (tests/transfer/faulty.py), then over real ones."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    Denied,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unreachable,
+)
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from kvstore.transfer.copies import Copy, Span
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.memory import Region
+from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.transfers import Priority, Transfer
+from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
+
+DOWN = Answer(Unreachable("down"), moved_bytes=10)
+
+
+class Scene:
+    """Engines of one process over faulty agents. A context manager that closes them."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def engine(
+        self, name: str, transports: str = FAULTY, *, rails: str = "rail0", clock_ns: Callable[[], int] = lambda: 0, serves: bool = True
+    ) -> TransferEngine:
+        engine = TransferEngine(name, settings(transports), topology=topology(*rails.split()), clock_ns=clock_ns, serves=serves)
+        return self._stack.enter_context(engine)
+
+    def pair(self, transports: str = FAULTY, *, rails: str = "rail0") -> tuple[TransferEngine, Region, PeerRegion]:
+        """(an engine, a region of another one that holds 0, 1, 2 ..., that region as the first knows it)."""
+        engine, other = self.engine("me", transports, rails=rails), self.engine("other", transports, rails=rails)
+        region = other.register(bytearray(bytes(range(256))))
+        return engine, region, engine.import_region(engine.connect(other.describe()), other.export(region, writable=True))
+
+    def __enter__(self) -> "Scene":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with Scene() as scene:
+        yield scene
+
+
+def only_agent(engine: TransferEngine) -> FaultyAgent:
+    [agent] = agents(engine)
+    return agent
+
+
+# --- moving ---
+
+
+def test_a_batch_goes_in_two_directions_and_to_two_peers_and_takes_plain_buffers(scene: Scene) -> None:
+    engine, first_region, first = scene.pair()
+    other = scene.engine("third")
+    second_region = other.register(bytearray(100))
+    second = engine.import_region(engine.connect(other.describe()), other.export(second_region, writable=True))
+    read, array = bytearray(150), np.zeros(10, np.int32)
+    engine.transfer([(Span(first, 100), read, 150), (b"w" * 60, Span(first, 3), 60), (b"v" * 100, second, 100), (first, array, 3)])
+    assert read == bytes(range(100, 250))
+    assert bytes(first_region.memory[:64]) == bytes([0, 1, 2]) + b"w" * 60 + bytes([63])
+    assert second_region.memory == b"v" * 100
+    assert array.tobytes()[3:] == bytes(37)
+
+
+def test_buffers_are_free_again_when_their_transfer_is_over(scene: Scene) -> None:
+    """A bytearray that is still exported could not be resized."""
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    region, buffer = engine.allocate(64), bytearray(64)
+    transfer = engine.submit([(remote, region, 64), (remote, Span(buffer), 64)])
+    assert region.users == 1
+    only_agent(engine).begun.clear()
+    only_agent(engine).end_all()
+    only_agent(engine).end_all()
+    assert transfer.is_over
+    assert region.users == 0
+    region.close()
+
+
+@pytest.mark.parametrize("batch", [[], [(b"12", None, 0)]])
+def test_nothing_to_move_is_over_at_once_and_told_all_the_same(scene: Scene, batch: list[Copy]) -> None:
+    engine, _, remote = scene.pair()
+    done: list[Transfer] = []
+    transfer = engine.submit([(source, remote, 0) for source, _, _ in batch], on_done=done.append)
+    assert done == [transfer]
+    transfer.wait()
+    assert not only_agent(engine).begun
+
+
+def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
+    """Each that ends begins the next; done within one another they would run out of stack."""
+    engine, other = scene.engine("me"), scene.engine("other")
+    region = other.allocate(64 * 2000)
+    region.memory[:] = np.random.default_rng(0).bytes(64 * 2000)
+    copy = bytearray(64 * 2000)
+    engine.transfer([(engine.import_region(engine.connect(other.describe()), other.export(region)), copy, len(copy))])
+    assert copy == region.memory
+
+
+def test_large_regions_go_in_larger_slices_over_shared_memory() -> None:
+    sizes = TransferSettings(transports="shm", slice_bytes=64, shm_slice_bytes=128)  # type: ignore[arg-type]
+    with TransferEngine("me", sizes) as engine, TransferEngine("other", sizes) as other:
+        remote = engine.import_region(engine.connect(other.describe()), other.export(other.allocate(256)))
+        transfer = engine.submit([(remote, bytearray(256), 256)])
+        transfer.wait()
+        [state] = remote.peer.chooser.states.values()
+        assert state.delivered_slices == 2
+
+
+@pytest.mark.parametrize(
+    ("copy", "reason"),
+    [
+        (lambda ours, remote: (ours, bytearray(4), 4), "none is"),
+        (lambda ours, remote: (remote, remote, 4), "both are"),
+        (lambda ours, remote: (remote, bytes(4), 4), "read-only"),
+        (lambda ours, remote: (ours, remote, -1), "length"),
+        (lambda ours, remote: (ours, remote, 65), "outside a region"),
+        (lambda ours, remote: (bytes(300), Span(remote, 200), 57), "outside the peer"),
+        (lambda ours, remote: (ours, remote), "a copy is"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused_and_nothing_is_begun(
+    scene: Scene, copy: Callable[[Region, PeerRegion], Copy], reason: str
+) -> None:
+    engine, _, remote = scene.pair()
+    ours = engine.allocate(64)
+    with pytest.raises(InvalidArgument, match=reason):
+        engine.submit([(ours, remote, 4), copy(ours, remote)])
+    assert ours.users == 0
+    assert not only_agent(engine).begun
+
+
+@pytest.mark.parametrize("deadline_s", [math.inf, -math.inf, math.nan, 1e9])
+def test_a_deadline_is_a_number_of_seconds_up_to_a_day(scene: Scene, deadline_s: float) -> None:
+    engine, _, remote = scene.pair()
+    with pytest.raises(InvalidArgument, match="deadline"):
+        engine.submit([], deadline_s=deadline_s)
+    with pytest.raises(InvalidArgument, match="deadline"):
+        engine.notify(remote.peer, b"", deadline_s=deadline_s)
+
+
+def test_a_region_that_is_closed_is_refused_and_the_others_are_let_go(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    first, closed = engine.allocate(64), engine.allocate(64)
+    closed.close()
+    with pytest.raises(Closed):
+        engine.submit([(first, remote, 4), (closed, remote, 4)])
+    assert first.users == 0
+
+
+def test_a_region_imported_by_another_engine_is_refused(scene: Scene) -> None:
+    _, _, remote = scene.pair()
+    with pytest.raises(InvalidArgument, match="imported"):
+        scene.engine("third").submit([(b"1234", remote, 4)])
+
+
+# --- waiting ---
+
+
+def test_transfer_raises_what_the_peer_says(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    readable = remote._replace(remote=remote.remote._replace(key=0))
+    with pytest.raises(Denied):
+        engine.transfer([(readable, bytearray(4), 4)])
+    engine.transfer([(remote, bytearray(4), 4)])
+
+
+def test_a_wait_that_is_interrupted_ends_the_transfer(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    agent = only_agent(engine)
+    agent.default = WAIT
+
+    def interrupt(request: object) -> None:
+        raise KeyboardInterrupt
+
+    agent.run = interrupt  # type: ignore[method-assign]
+    region = engine.allocate(64)
+    with pytest.raises(KeyboardInterrupt):
+        engine.transfer([(remote, region, 64)])
+    assert region.users == 0
+
+
+def test_the_deadline_ends_a_transfer_that_waits_for_its_turn(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    blocking = [engine.submit([(remote, bytearray(64), 64)]) for _ in range(FaultyAgent.window)]
+    with within(SHORT_S), pytest.raises(DeadlineExceeded, match="0.3"):
+        engine.transfer([(remote, bytearray(64), 64)], deadline_s=SHORT_S)
+    only_agent(engine).end_all()
+    assert [transfer.error for transfer in blocking] == [None, None]
+
+
+def test_a_deadline_that_is_over_already_moves_nothing(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    buffer = bytearray(4)
+    with pytest.raises(DeadlineExceeded):
+        engine.transfer([(remote, buffer, 4)], deadline_s=0)
+    assert buffer == bytes(4)
+
+
+# --- asyncio ---
+
+
+def test_a_task_transfers_and_is_told_of_errors(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    buffer = bytearray(256)
+
+    async def use() -> None:
+        await engine.transfer_async([(remote, buffer, 256)])
+        only_agent(engine).default = DOWN
+        with pytest.raises(Unreachable, match="down"):
+            await engine.transfer_async([(remote, buffer, 256)])
+
+    asyncio.run(use())
+    assert buffer == bytes(range(256))
+
+
+def test_a_cancelled_task_goes_on_once_no_byte_moves_any_more(scene: Scene) -> None:
+    engine, region, remote = scene.pair()
+    agent = only_agent(engine)
+    agent.default, agent.ignores_cancel = WAIT, True
+
+    async def use() -> None:
+        task = asyncio.create_task(engine.transfer_async([(b"w" * 256, remote, 256)]))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done(), "two slices are still under way"
+        agent.end_all()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not agent.under_way
+
+    asyncio.run(use())
+    assert len(agent.begun) == 2
+    assert bytes(region.memory) == b"w" * 128 + bytes(range(128, 256))
+
+
+def test_the_deadline_of_a_task_ends_its_transfer_though_no_thread_waits(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    blocking = [engine.submit([(remote, bytearray(64), 64)]) for _ in range(FaultyAgent.window)]
+    with within(SHORT_S), pytest.raises(DeadlineExceeded):
+        asyncio.run(engine.transfer_async([(remote, bytearray(64), 64)], deadline_s=SHORT_S))
+    assert not any(transfer.is_over for transfer in blocking)
+
+
+def test_a_loop_that_is_gone_harms_no_transfer(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(engine.transfer_async([(remote, bytearray(64), 64)]))
+    loop.run_until_complete(asyncio.sleep(0))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    only_agent(engine).end_all()
+    assert "on_done of a transfer failed" in caplog.text
+    task.get_coro().close()  # type: ignore[union-attr]
+
+
+# --- faults ---
+
+
+def test_a_failed_slice_goes_to_another_rail_and_then_to_another_transport(scene: Scene) -> None:
+    engine, region, remote = scene.pair(f"{FAULTY},{SPARE}", rails="rail0 rail1")
+    for agent in agents(engine)[:3]:
+        agent.default = DOWN
+    transfer = engine.submit([(b"w" * 64, remote, 64)])
+    transfer.wait()
+    assert transfer.retries == 3
+    assert [len(agent.begun) for agent in agents(engine)] == [1, 1, 1, 1]
+    assert bytes(region.memory[:64]) == b"w" * 64
+    states = remote.peer.chooser.states
+    assert [
+        (path.transport, states[path].failed_slices, states[path].retried_slices) for path in states if states[path].latency_counts
+    ] == [(path.transport, states[path].failed_slices, states[path].retried_slices) for path in states]
+    assert sum(state.retried_slices for state in states.values()) == 3
+    assert sum(state.failed_slices for state in states.values()) == 3
+
+
+def test_a_peer_that_no_path_reaches_is_told_at_once_and_reached_again_after_recovery(scene: Scene) -> None:
+    engine, _, remote = scene.pair(f"{FAULTY},{SPARE}", rails="rail0 rail1")
+    for agent in agents(engine):
+        agent.default = DOWN
+    for _ in range(3):
+        with within(0), pytest.raises(Unreachable, match="down"):
+            engine.transfer([(remote, bytearray(256), 256)], deadline_s=PATIENCE_S)
+    for agent in agents(engine):
+        agent.default = Answer()
+    buffer = bytearray(256)
+    engine.transfer([(remote, buffer, 256)])
+    assert buffer == bytes(range(256))
+
+
+def test_a_peer_that_does_not_keep_to_the_protocol_is_tried_elsewhere_and_then_told(scene: Scene) -> None:
+    engine, _, remote = scene.pair(rails="rail0 rail1")
+    for agent in agents(engine):
+        agent.default = Answer(ProtocolError("mad"), 0)
+    with pytest.raises(ProtocolError, match="mad"):
+        engine.transfer([(remote, bytearray(4), 4)])
+    assert all(agent.begun for agent in agents(engine))
+
+
+# --- peers ---
+
+
+def test_a_peer_of_other_transports_is_unreachable_and_both_lists_are_named(scene: Scene) -> None:
+    engine, other = scene.engine("me", FAULTY), scene.engine("other", SPARE)
+    with pytest.raises(Unreachable, match="other: this side has faulty, that side spare"):
+        engine.connect(other.describe())
+    silent = scene.engine("silent", serves=False)
+    with pytest.raises(Unreachable, match="that side nothing"):
+        engine.connect(silent.describe())
+    with pytest.raises(InvalidArgument, match="serves=True"):
+        silent.export(silent.allocate(4))
+    assert engine.peers() == []
+
+
+def test_connecting_again_is_the_same_peer_with_its_new_rails(scene: Scene) -> None:
+    engine, other = scene.engine("me"), scene.engine("other")
+    peer = engine.connect(other.describe())
+    assert engine.connect(other.describe()) is peer
+    assert other.refresh(topology("rail0", "rail1"))
+    assert len(peer.routes) == 1
+    assert engine.connect(other.describe()) is peer
+    assert len(peer.routes) == 2
+    assert [remote.device for remote in only_agent(engine).loaded] == ["rail0", "rail1"], "what stays is not loaded again"
+    assert engine.peers() == [peer]
+
+
+def test_threads_that_connect_at_once_get_one_peer(scene: Scene) -> None:
+    engine, other = scene.engine("me"), scene.engine("other")
+    description = other.describe()
+    start = threading.Barrier(4)
+
+    def connect() -> int:
+        start.wait(PATIENCE_S)
+        return id(engine.connect(description))
+
+    assert len({thread.result(PATIENCE_S) for thread in [in_background(connect) for _ in range(4)]}) == 1
+    assert len(only_agent(engine).loaded) == 1
+
+
+def test_a_disconnected_peer_ends_its_transfers_and_is_refused(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    queued = engine.submit([(remote, bytearray(256), 256)])
+    under_way = engine.submit([], on_done=None)
+    assert under_way.is_over
+    engine.disconnect(remote.peer)
+    engine.disconnect(remote.peer)
+    with pytest.raises(Unreachable, match="other was disconnected"):
+        queued.wait()
+    with pytest.raises(Unreachable, match="disconnected"):
+        engine.submit([(remote, bytearray(4), 4)])
+    with pytest.raises(Unreachable, match="disconnected"):
+        engine.notify(remote.peer, b"hello")
+    assert not only_agent(engine).loaded
+    assert engine.peers() == []
+
+
+def test_a_slice_under_way_to_a_peer_that_is_disconnected_is_not_tried_again(scene: Scene) -> None:
+    engine, _, remote = scene.pair(rails="rail0 rail1")
+    for agent in agents(engine):
+        agent.default = WAIT
+    transfer = engine.submit([(remote, bytearray(64), 64)])
+    engine.disconnect(remote.peer)
+    assert isinstance(transfer.error, Unreachable)
+    assert transfer.is_over
+    assert sum(len(agent.begun) for agent in agents(engine)) == 1
+
+
+# --- links ---
+
+
+def test_what_is_under_way_on_a_rail_that_vanishes_goes_on_by_another(scene: Scene) -> None:
+    engine, _, remote = scene.pair(rails="rail0 rail1")
+    for agent in agents(engine):
+        agent.default = WAIT
+    buffer = bytearray(256)
+    transfer = engine.submit([(remote, buffer, 256)])
+    old, stays = agents(engine)
+    assert old.under_way
+    assert stays.under_way
+    stays.default = Answer()
+    assert engine.refresh(topology("rail1"))
+    assert old.is_closed
+    stays.end_all()
+    transfer.wait()
+    assert buffer == bytes(range(256))
+    assert agents(engine) == [stays]
+    assert engine.refresh(topology("rail0", "rail1"))
+    assert agents(engine)[1] is stays
+    engine.transfer([(remote, buffer, 256)])
+    assert only_device(engine, "rail0").begun
+
+
+def only_device(engine: TransferEngine, device: str) -> FaultyAgent:
+    [agent] = [agent for agent in agents(engine) if agent.rail.device == device]
+    return agent
+
+
+def test_a_transfer_fails_when_its_only_rail_vanishes(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    transfer = engine.submit([(remote, bytearray(256), 256)])
+    assert engine.refresh(topology("rail1"))
+    assert len(remote.peer.routes) == 1, "the new rail is a way to it"
+    transfer.wait()
+
+
+def test_links_that_are_the_same_change_nothing(scene: Scene) -> None:
+    engine, _, _ = scene.pair()
+    before = agents(engine)
+    assert not engine.refresh(topology("rail0"))
+    assert agents(engine) == before
+    engine.close()
+    assert not engine.refresh(topology("rail1")), "it is closed"
+
+
+def test_a_peer_that_a_new_agent_cannot_read_keeps_its_old_ways(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    transports = "tests.transfer.faulty:PickyAgent"
+    PickyAgent.is_picky = False
+    engine, _, remote = scene.pair(transports, rails="rail0")
+    PickyAgent.is_picky = True
+    try:
+        assert engine.refresh(topology("rail0", "rail1"))
+        assert "a new way to other cannot be used" in caplog.text
+        assert len(remote.peer.routes) == 1
+        engine.transfer([(remote, bytearray(4), 4)])
+        with pytest.raises(ProtocolError):
+            scene.engine("third", transports).connect(scene.engine("fourth", transports).describe())
+    finally:
+        PickyAgent.is_picky = False
+
+
+# --- notifications ---
+
+
+def test_notifications_go_by_any_path_that_works_and_are_read_from_all(scene: Scene) -> None:
+    engine, _, remote = scene.pair(rails="rail0 rail1")
+    other = next(agent for agent in FaultyAgent.living.values() if agent.name == "other")
+    assert other
+    first, second = agents(engine)
+    first.default = DOWN
+    engine.notify(remote.peer, b"one")
+    first.default, second.default = Answer(Closed("its rail has gone")), Answer()
+    engine.notify(remote.peer, b"two")
+    second.default = DOWN
+    with pytest.raises(KVStoreError):
+        engine.notify(remote.peer, b"three")
+
+
+def test_what_peers_told_is_taken_once(scene: Scene) -> None:
+    engine, other = scene.engine("me"), scene.engine("other")
+    peer = engine.connect(other.describe())
+    engine.notify(peer, b"one")
+    engine.notify(peer, b"two", deadline_s=1)
+    assert other.notifications() == [("me", b"one"), ("me", b"two")]
+    assert other.notifications() == []
+
+
+# --- the beginning and the end ---
+
+
+def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    transfer = engine.submit([(remote, bytearray(256), 256)])
+    engine.close()
+    engine.close()
+    with pytest.raises(Closed):
+        transfer.wait()
+    with pytest.raises(Closed):
+        engine.submit([])
+    with pytest.raises(Closed):
+        engine.connect(scene.engine("third").describe())
+    with pytest.raises((Closed, Unreachable)):
+        engine.notify(remote.peer, b"")
+
+
+def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:
+    threads = threading.active_count()
+    with pytest.raises(ConfigError, match="no_such_module"):
+        TransferEngine("me", settings(f"{FAULTY},no_such_module:Agent"), topology=topology("rail0"))
+    assert not [agent for agent in FaultyAgent.living.values() if agent.name == "me"]
+    eventually(lambda: threading.active_count() <= threads, "no thread left")
+    with pytest.raises(InvalidArgument, match="255"):
+        TransferEngine("x" * 256)
+
+
+def test_a_name_is_made_up_if_none_is_given() -> None:
+    with TransferEngine(settings=settings(), topology=topology("rail0")) as one:
+        with TransferEngine(settings=settings(), topology=topology("rail0")) as other:
+            assert one.name != other.name
+
+
+def test_foreground_is_the_default_and_overtakes_background(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    agent = only_agent(engine)
+    agent.default = WAIT
+    background = engine.submit([(remote, bytearray(256), 256)], priority=Priority.BACKGROUND)
+    foreground = engine.submit([(remote, bytearray(64), 64)])
+    agent.end(agent.under_way[0])
+    assert [request.context.transfer for request in agent.begun] == [background, background, foreground]
+    while agent.under_way:
+        agent.end_all()
+
+
+def test_several_threads_wait_for_one_transfer(scene: Scene) -> None:
+    engine, _, remote = scene.pair()
+    only_agent(engine).default = WAIT
+    transfer = engine.submit([(remote, bytearray(64), 64)])
+    waiting = [in_background(transfer.wait) for _ in range(3)]
+    assert all(is_quiet(thread) for thread in waiting)
+    transfer.cancel()
+    for thread in waiting:
+        assert isinstance(thread.exception(PATIENCE_S), Cancelled)
+
+
+def test_a_region_closed_by_its_owner_is_stale(scene: Scene) -> None:
+    engine, region, remote = scene.pair()
+    region.close()
+    with pytest.raises(StaleHandle):
+        engine.transfer([(remote, bytearray(4), 4)])
