@@ -39,6 +39,20 @@ bench: $(BIN)/.dev etcd  ## the store against memcpy and Redis, in one run; writ
 		{ echo "make bench compares with Redis: install redis-server"; exit 1; }
 	$(BIN)/python -m benchmarks.store
 
+.PHONY: bench-transfer
+bench-transfer: $(BIN)/.dev  ## the transfer engine against memcpy, iperf3, Mooncake, UCX and NIXL; writes benchmarks/out/transfer.json
+	@command -v iperf3 >/dev/null && dpkg -s libibverbs1 libnuma1 libcurl4 >/dev/null 2>&1 || { echo "installing iperf3 and Mooncake's libraries"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iperf3 libibverbs1 libnuma1 libcurl4 >/dev/null; } || \
+		echo "could not install iperf3, libibverbs1, libnuma1 and libcurl4: the table lacks what needs them"
+	$(BIN)/python -m benchmarks.transfer
+
+.PHONY: bench-rails
+bench-rails: $(BIN)/.dev  ## the transfer engine over three shaped rails that are cut and restored; writes benchmarks/out/rails.json; needs root
+	@command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null || { echo "installing iproute2 and nftables"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
+		{ echo "make bench-rails needs ip, tc and nft: install iproute2 and nftables"; exit 1; }
+	$(BIN)/python -m benchmarks.rails
+
 .PHONY: docs
 docs: $(BIN)/.dev  ## docs/settings.md and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py
@@ -67,10 +81,10 @@ $(BIN)/.base: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --disable-pip-version-check -e . || { echo "pip could not install the dependencies of pyproject.toml"; exit 1; }
 	@touch $@
 
-# torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA.
+# torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA. UCX and NIXL run on CPU memory too.
 $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvstore with its test tools into .venv"
-	@$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" && $(BIN)/pip install -q --disable-pip-version-check -e '.[dev]' || \
+	@$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" && $(BIN)/pip install -q --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
 	@touch $@ $(BIN)/.base
 

@@ -10,13 +10,22 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Operation, Take, Work
+from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Move, Operation, Take, Work
 from kvstore.client.locations import Hints, Location, tier_names
 from kvstore.client.remote import RemoteMemory, SlabId
 from kvstore.client.routes import Masters, Node, Nodes, Route
 from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.client.stats import Counters
-from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import (
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    InvalidArgument,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, NodeTable, Pin, Remove
 from kvstore.protocol.master_messages import Nodes as AskNodes
@@ -25,6 +34,7 @@ from kvstore.protocol.node_messages import RegionList, Regions, Slabs
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.transfer.channel import MAX_FDS
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.copies import Copy
 from kvstore.transfer.copying import Copier
 from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.mapping import Slab
@@ -176,10 +186,27 @@ class Core:
     # --- other hosts' memory ---
 
     def peer_of(self, node: Node) -> Operation[Peer]:
-        """A node of another host as the transfer engine's peer. Raises Unreachable."""
+        """A node of another host as the transfer engine's peer. Raises Unreachable, and ConfigError for settings that cannot be met."""
         if not self.remote.is_started:
             yield Work(lambda: self.remote.engine, MAX_SLAB_WORK)
         return self.remote.peer(node)
+
+    def move(self, node: Node, copies: Sequence[Copy], deadline: Deadline) -> Operation[None]:
+        """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
+        DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
+        try:
+            yield Move(self.remote.engine, copies, deadline)
+        except DeadlineExceeded:
+            self.remote.failed(node)
+            raise
+        except (Unavailable, Fenced, Denied, ProtocolError) as error:
+            raise Unreachable(f"the transfer engine cannot move values of node {node.name}: {error}") from None
+        self.counters.add(engine_bytes=sum(size_bytes for _, _, size_bytes in copies))
+
+    def engine_failed(self, node: Node, deadline: Deadline) -> Operation[None]:
+        """A node's engine could not be used: leave it alone for a while, unless the master knows another way to it by now."""
+        self.remote.failed(node)
+        yield from self.refresh_nodes(deadline)
 
     def show_slabs(self, channel: AnyChannel, node: Node, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:
         """These slabs of a node of another host, in order, as the transfer engine reads them. Raises StaleHandle, Unreachable."""
@@ -192,7 +219,7 @@ class Core:
             if len(answer.regions) != len(part) or not all(answer.regions):
                 raise StaleHandle(f"node {node.node_id} named a slab that it does not have")
             for slab, description in zip(part, answer.regions, strict=True):
-                self.remote.add(slab, self.remote.engine.import_region(peer, description))
+                self.remote.add(slab, self.remote.region(peer, description))
         found = [self.remote.slab(slab) for slab in ids]
         if None in found:
             raise StaleHandle(f"a slab of node {node.node_id} is gone")

@@ -7,12 +7,11 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from kvstore.client.buffers import Destination, checksum, fresh_bytes
 from kvstore.client.core import Core
-from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Move, Operation, Post, work
+from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
 from kvstore.protocol.errors import (
     ChecksumMismatch,
-    Denied,
     InvalidArgument,
     KVStoreError,
     LeaseExpired,
@@ -291,18 +290,17 @@ class Reading(Generic[R]):
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
-            yield Move(core.remote.engine, copies, self._deadline)
-        except (StaleHandle, Denied, Unreachable) as error:
+            yield from core.move(node, copies, self._deadline)
+        except (StaleHandle, Unreachable) as error:
+            if not channel.is_open:  # it is the node that is gone, not only the way to its engine
+                raise
             # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
-            core.remote.failed(node)
             yield Post(channel, Release([blocks.lease]))
-            yield from core.refresh_nodes(self._deadline)
+            yield from core.engine_failed(node, self._deadline)
             self._retry(0, [wanted[place] for place in places], error)
             return
         moved = [(place, room) for place, room in zip(places, rooms, strict=True) if room is not None]
-        total = sum(len(room) for _, room in moved)
-        core.counters.add(engine_bytes=total)
-        sums = yield from work(lambda: [checksum(room) for _, room in moved], total)
+        sums = yield from work(lambda: [checksum(room) for _, room in moved], sum(len(room) for _, room in moved))
         yield Post(channel, Release([blocks.lease]))
         good = [place for (place, _), found in zip(moved, sums, strict=True) if found == blocks.checksums[place]]
         damaged = [place for (place, _), found in zip(moved, sums, strict=True) if found != blocks.checksums[place]]

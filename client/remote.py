@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.client.routes import Node
-from kvstore.protocol.errors import KVStoreError, Unreachable
+from kvstore.protocol.errors import Broken, Closed, ProtocolError, Unreachable
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.peer import Peer, PeerRegion
@@ -34,17 +34,24 @@ class RemoteMemory:
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._engine: TransferEngine | None = None
+        self._is_closed = False
         self._peers: dict[int, tuple[bytes, Peer]] = {}
-        self._resting: dict[tuple[int, int], int] = {}
-        """By node and revision of its description: one that has changed is worth another try."""
+        self._resting: dict[int, tuple[int, int]] = {}
+        """(revision of its description, until when in ns) by node: a description that has changed is worth another try."""
         self._slabs: dict[SlabId, PeerRegion] = {}
 
     @property
     def engine(self) -> TransferEngine:
-        """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met."""
+        """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met, Unreachable where the
+        system does not tell its network interfaces, Closed."""
         with self._lock:
+            if self._is_closed:
+                raise Closed("the client is closed")
             if self._engine is None:
-                self._engine = TransferEngine(settings=self._settings, serves=False)
+                try:
+                    self._engine = TransferEngine(settings=self._settings, serves=False)
+                except Broken as error:
+                    raise Unreachable(f"no transfer engine: the topology of this host is unknown: {error}") from None
             return self._engine
 
     @property
@@ -53,28 +60,39 @@ class RemoteMemory:
 
     def is_usable(self, node: Node) -> bool:
         """Whether the node has an engine that has not failed lately."""
-        return bool(node.transfer) and self._resting.get((node.node_id, node.revision), 0) <= self._clock_ns()
+        revision, until_ns = self._resting.get(node.node_id, (0, 0))
+        return bool(node.transfer) and (revision != node.revision or until_ns <= self._clock_ns())
 
     def failed(self, node: Node) -> None:
         """Its engine could not be reached: leave it alone for a while."""
-        self._resting[node.node_id, node.revision] = self._clock_ns() + int(REST_S * 1e9)
+        self._resting[node.node_id] = node.revision, self._clock_ns() + int(REST_S * 1e9)
         self.forget(node.node_id)
 
     def peer(self, node: Node) -> Peer:
-        """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed."""
+        """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed; and
+        as `engine`."""
         known = self._peers.get(node.node_id)
         if known is not None and known[0] == node.transfer:
             return known[1]
+        engine = self.engine
         try:
-            peer = self.engine.connect(node.transfer)
-        except Unreachable:
-            raise
-        except KVStoreError as error:
+            peer = engine.connect(node.transfer)
+        except ProtocolError as error:
             raise Unreachable(f"the transfer engine of node {node.name} cannot be used: {error}") from None
-        if known is not None and known[1] is not peer:
-            self.engine.disconnect(known[1])
-        self._peers[node.node_id] = node.transfer, peer
+        with self._lock:
+            self._peers[node.node_id] = node.transfer, peer
+            # By a master without a lasting catalog it may have been named under another id meanwhile.
+            is_left = known is not None and all(other is not known[1] for _, other in self._peers.values())
+        if known is not None and is_left:
+            engine.disconnect(known[1])
         return peer
+
+    def region(self, peer: Peer, description: bytes) -> PeerRegion:
+        """A region as its node showed it. Raises Unreachable: the description is malformed, or another release's; and as `engine`."""
+        try:
+            return self.engine.import_region(peer, description)
+        except ProtocolError as error:
+            raise Unreachable(f"a region of {peer.name} cannot be used: {error}") from None
 
     def missing(self, slabs: Sequence[SlabId]) -> list[SlabId]:
         """Which of these slabs the node has still to show, each once."""
@@ -99,6 +117,7 @@ class RemoteMemory:
     def close(self) -> None:
         """Close the engine. A second close is a no-op."""
         with self._lock:
+            self._is_closed = True
             engine, self._engine = self._engine, None
             self._peers.clear()
             self._slabs.clear()

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from kvstore.client.buffers import checksum
 from kvstore.client.core import CLEANUP_S, Core
-from kvstore.client.effects import AnyLoan, Ask, Move, Operation, Sleep, work
+from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
-from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
@@ -221,23 +221,20 @@ class Writing:
         try:
             peer = yield from core.peer_of(node)
         except Unreachable:
-            core.remote.failed(node)
+            yield from core.engine_failed(node, self._deadline)
             return False
         loan, opened = yield from core.begin(node.route, message, Opened, self._deadline)
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
             again = yield from self._fill_regions(loan, node, peer, indices, opened)
-        except (Unreachable, StaleHandle, Denied):
-            if not loan.channel.is_open:
-                raise
-            loan.discard()
-            core.remote.failed(node)
-            yield from core.refresh_nodes(self._deadline)
-            return False
-        except BaseException:
+        except BaseException as error:
+            is_gone = not loan.channel.is_open
             loan.discard()  # the node forgets the puts of a connection that ends
-            raise
+            if is_gone or not isinstance(error, Unreachable):
+                raise
+            yield from core.engine_failed(node, self._deadline)
+            return False
         loan.give_back()
         yield from self._cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
@@ -252,13 +249,11 @@ class Writing:
             return []
         sources = [self._sources[indices[place]] for place in places]
         copies: list[Copy] = [
-            (source, core.remote.engine.import_region(peer, opened.regions[place]), len(source))
+            (source, core.remote.region(peer, opened.regions[place]), len(source))
             for place, source in zip(places, sources, strict=True)
         ]
-        total = sum(map(len, sources))
-        yield Move(core.remote.engine, copies, self._deadline)
-        core.counters.add(engine_bytes=total)
-        sums = yield from work(lambda: [checksum(source) for source in sources], total)
+        yield from core.move(node, copies, self._deadline)
+        sums = yield from work(lambda: [checksum(source) for source in sources], sum(map(len, sources)))
         commit = Commit([opened.put_ids[place] for place in places], sums)
         reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
         return self._written(node, [indices[place] for place in places], reply)

@@ -7,6 +7,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import settings_table
 from kvstore.store.config import NodeSettings
+from kvstore.transfer.config import SECTION, TransferSettings
 
 HEAD: Final = """# Settings
 
@@ -32,13 +33,26 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "client",
         ClientSettings,
     ),
+    (
+        "Transfer engine",
+        "Of every program that has one; [transfer.md](transfer.md) says what they do. They have no flags. In Python pass\n"
+        "`TransferSettings(...)` to `TransferEngine`, or as `transfer=` to `Client` and `AsyncClient`.\n\n",
+        SECTION,
+        TransferSettings,
+    ),
 )
 """Title, remark, section and settings of each."""
 
 
 def text() -> str:
     """The whole file."""
-    return HEAD + "".join(f"\n## {title}\n\n{remark}{settings_table(section, kind)}" for title, remark, section, kind in PROGRAMS)
+    return HEAD + "".join(f"\n## {title}\n\n{remark}{table(section, kind)}" for title, remark, section, kind in PROGRAMS)
+
+
+def table(section: str, kind: type[Any]) -> str:
+    """As the programs print it, without the column of flags where there are none."""
+    rows = settings_table(section, kind)
+    return rows if section != SECTION else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
 
 
 if __name__ == "__main__":

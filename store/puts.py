@@ -123,13 +123,19 @@ class PutService:
         return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(peer, group_of_slab))
 
     def _shown(self, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
-        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes."""
+        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
+
+        Raises whatever the engine has against it; nothing is open then."""
         assert self._regions is not None
         nowhere = [0] * len(puts)
         regions = [b""] * len(puts)
-        for index, put in enumerate(puts):
-            if put is not None:
-                put.grant, regions[index] = self._regions.show_slot(put.slot)
+        try:
+            for index, put in enumerate(puts):
+                if put is not None:
+                    put.grant, regions[index] = self._regions.show_slot(put.slot)
+        except KVStoreError:
+            self._abort_all(puts)
+            raise
         return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, peer: Peer, group_of_slab: dict[int, int]) -> list[int]:

@@ -125,15 +125,17 @@ class BlockTable:
 
     def expire(self, *, now_ns: int) -> int:
         """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end
-        (`forget_owner`): a stopped process that goes on may still write through its mapping, and must not write into another block."""
+        (`forget_owner`): a stopped process that goes on may still write through its mapping, and must not write into another block.
+        Those written from another host are free as soon as nothing is written any more."""
+        revoking, self._revoking = self._revoking, []
+        for put in revoking:
+            self._release_written(put)
         expired = self._puts.expire(now_ns=now_ns)
         for put in expired:
             self._landing.tier.quarantine(put.slot)
             if put.grant is not None:
-                put.grant.revoke()
-        revoking, self._revoking = self._revoking, []
-        for put in revoking:
-            self._release_written(put)
+                self._puts.reclaim(put.put_id, put.owner)
+                self._release_written(put)
         return len(expired)
 
     def settle(self, put_id: int, owner: object) -> None:
@@ -404,6 +406,7 @@ class BlockTable:
             assert block.fastest() is not None
             assert block.leaving is None or block.moving
         self._puts.check_integrity()
+        assert all(put.grant is not None for put in self._revoking)
 
 
 def _has_copy_elsewhere(block: Block, index: int) -> bool:

@@ -204,6 +204,7 @@ class TransferEngine:
     ) -> Transfer:
         """Begin a batch of copies and return at once. They may be made in any order, so they must not overlap.
 
+        A transfer that nobody waits for meets its deadline when its slices are under way or their turn has come.
         `on_done` is called once with the transfer when it is over, in some thread: it must be short and must not block.
         Raises InvalidArgument (nothing is begun): a length or place outside its region, none or both ends a peer's, a read-only
         destination; Closed.
@@ -362,9 +363,4 @@ def _hold(regions: list[Region]) -> list[Region]:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:
-    loop.call_soon_threadsafe(_set, over)
-
-
-def _set(over: "asyncio.Future[None]") -> None:
-    if not over.done():
-        over.set_result(None)
+    loop.call_soon_threadsafe(over.set_result, None)

@@ -43,6 +43,8 @@ IDLE_S: Final = 86_400.0
 """How long a connection without a descriptor may be idle."""
 LAST_WORD_S: Final = 0.5
 """How long a peer that made a mistake has to read the answer before the connection is closed under it."""
+REFUSED_ROOM: Final = 64
+"""Connections beyond max_connections that are kept until they can be told so; further ones are closed without a word."""
 HANG_UP_S: Final = 5.0
 """How long `close` waits for a transport that does not wake its threads, as it should."""
 log = logging.getLogger("kvstore.transfer")
@@ -51,7 +53,7 @@ log = logging.getLogger("kvstore.transfer")
 class _Peer:
     """One connection from a peer, and whether a thread serves it now."""
 
-    __slots__ = ("connection", "gone", "is_dropped", "is_queued", "key", "parked_fd")
+    __slots__ = ("connection", "gone", "is_dropped", "is_queued", "is_refused", "key", "parked_fd")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -60,6 +62,7 @@ class _Peer:
         self.is_queued = False
         """Something came by it, and no thread has begun to read it."""
         self.is_dropped = False
+        self.is_refused = False
         self.gone = threading.Event()
         """Nothing that came by it is written any more."""
 
@@ -82,8 +85,10 @@ class Target:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(settings.serve_threads, thread_name_prefix="kvstore-serve")
-        self._waiting = 0
-        """Connections with a request for which no thread was free yet."""
+        self._demand = 0
+        """Connections that have a thread of the pool or wait for one."""
+        self._wanted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        """Counts connections for which a thread that lingers is to leave its own."""
         self._closing = threading.Event()
         self.served_bytes = 0
 
@@ -132,6 +137,7 @@ class Target:
             thread.join()
         self._epoll.close()
         os.close(self._wake_fd)
+        os.close(self._wanted_fd)
 
     # --- connections ---
 
@@ -152,21 +158,19 @@ class Target:
         connection.stall_timeout_s = self._settings.stall_timeout_s
         peer = _Peer(connection)
         with self._lock:
-            is_refused = self._closing.is_set() or len(self._open) >= self._settings.max_connections
-            if not is_refused:
+            excess = len(self._open) - self._settings.max_connections
+            is_welcome = not self._closing.is_set() and excess < REFUSED_ROOM
+            if is_welcome:
                 self._open.add(peer)
-        if is_refused:
+                peer.is_refused = excess >= 0
+        if peer.is_refused or not is_welcome:
             log.warning("refusing a peer: %d connections are open (max_connections)", len(self._open))
-            self._refuse(connection, Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use"))
+        if not is_welcome:
+            connection.close()
         elif connection.fileno() >= 0:
             self._park(peer)
         else:
             threading.Thread(target=self._serve, args=(peer,), name="kvstore-serve", daemon=True).start()
-
-    def _refuse(self, connection: Connection, error: KVStoreError) -> None:
-        with contextlib.suppress(KVStoreError):
-            self._answer(connection, 0, Failure(error.code, str(error)))
-        connection.close()
 
     def _park(self, peer: _Peer) -> None:
         """Leave an idle connection to epoll."""
@@ -187,7 +191,9 @@ class Target:
                     peer = self._unpark(fd)
                     if peer is not None:
                         peer.is_queued = True
-                        self._waiting += 1
+                        self._demand += 1
+                        if self._demand > self._settings.serve_threads:
+                            os.eventfd_write(self._wanted_fd, 1)
                         self._pool.submit(self._serve_queued, peer)
 
     def _unpark(self, fd: int) -> _Peer | None:
@@ -220,10 +226,11 @@ class Target:
 
     def _serve_queued(self, peer: _Peer) -> None:
         with self._lock:
-            self._waiting -= 1
             was_queued, peer.is_queued = peer.is_queued, False
         if was_queued:
             self._serve(peer)
+        with self._lock:
+            self._demand -= 1
 
     def _serve(self, peer: _Peer) -> None:
         """Answer requests until the peer pauses or leaves."""
@@ -232,11 +239,11 @@ class Target:
         poller = select.poll() if fd >= 0 else None
         if poller is not None:
             poller.register(fd, select.POLLIN)
+            poller.register(self._wanted_fd, select.POLLIN)
         try:
             while True:
                 self._answer_one(peer)
-                # A connection that is polled again at once would starve those for which no thread is free.
-                if poller is not None and (self._waiting or not poller.poll(LINGER_MS)):
+                if poller is not None and self._pauses(poller):
                     self._park(peer)
                     return
         except KVStoreError:
@@ -244,6 +251,16 @@ class Target:
         except Exception:
             log.exception("serving a peer failed")
         self._forget(peer)
+
+    def _pauses(self, poller: select.poll) -> bool:
+        """Whether the thread is to leave its connection: nothing came for a while, or another one waits for a thread."""
+        while True:
+            ready = [fd for fd, _ in poller.poll(LINGER_MS)]
+            if self._wanted_fd not in ready:
+                return not ready
+            with contextlib.suppress(BlockingIOError):  # another thread was quicker to leave
+                os.eventfd_read(self._wanted_fd)
+                return True
 
     def _answer_one(self, peer: _Peer) -> None:
         """One request. Raises whatever ends the connection."""
@@ -298,6 +315,10 @@ class Target:
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
+        if peer.is_refused:
+            refusal = Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
+            self._say_last(peer.connection, header.request_id, refusal)
+            raise refusal
         with self._lock:
             if key in self._peers:
                 raise ProtocolError(f"connection {message.connection} of {message.name} is there already")
@@ -356,7 +377,9 @@ class Target:
             if old is not None:
                 self._drop(old)
                 if not old.gone.wait(deadline.left_s()):
-                    raise ProtocolError("a fenced connection is still being written from")
+                    stuck = Unavailable(f"connection {number} is still being written from")
+                    self._answer(peer.connection, header.request_id, Failure(stuck.code, str(stuck)))
+                    return
         self._answer(peer.connection, header.request_id, Ok())
 
     def _notice(self, peer: _Peer, header: Header, message: Notice) -> None:
@@ -376,8 +399,8 @@ class Target:
         parts = [pack_header(message.TYPE, request_id, len(body)), body] if body else [pack_header(message.TYPE, request_id, 0)]
         connection.send(parts, Deadline(self._settings.stall_timeout_s))
 
-    def _say_last(self, connection: Connection, request_id: int, error: ProtocolError) -> None:
-        """Tell the peer of its mistake and give it the time to read: closing at once could throw the answer away."""
+    def _say_last(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
+        """Tell the peer why and give it the time to read: closing at once could throw the answer away."""
         with contextlib.suppress(KVStoreError):
             self._answer(connection, request_id, Failure(error.code, str(error)))
             connection.recv_into([memoryview(bytearray(1))], Deadline(LAST_WORD_S))

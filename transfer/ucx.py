@@ -195,8 +195,9 @@ class UcxConnection(Connection):
     def _close_endpoint(self) -> None:
         with self._lock:
             endpoint, self._endpoint = self._endpoint, None
+            is_busy = any(operation.requests for operation in self._operations)
         if endpoint is not None:
-            self._worker.close_endpoint(endpoint)
+            self._worker.close_endpoint(endpoint, is_busy=is_busy)
 
     def _on_endpoint_closed(self, *status: Any) -> None:
         """UCX gave the endpoint up; it ends the messages itself. Called within UCX: the worker's lock is held."""
@@ -253,8 +254,8 @@ class UcxListener(Listener):
     def accept(self, timeout_s: float) -> UcxConnection | None:
         end_s = time.monotonic() + timeout_s
         while not self._is_closed:
-            self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
             try:
+                self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
                 sock, peer = self._sock.accept()
             except (TimeoutError, ConnectionAbortedError):
                 return None

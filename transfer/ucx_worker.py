@@ -28,6 +28,7 @@ ARM_TRIES: Final = 100
 UNARMED_POLL_S: Final = 0.001
 """UCX cannot be armed while a message waits for room in shared memory, and tells nobody when there is some. It mostly is at once; where
 the peer has stopped, this is how often it is looked for."""
+PROGRESS_LIMIT: Final = 256
 POST_BATCH: Final = 64
 """Messages posted before others get their turn."""
 MAX_CONNECTION_ID: Final = (1 << 28) - 1
@@ -169,10 +170,11 @@ class UcxWorker:
         except (self.api.UCXError, RuntimeError) as error:
             raise Unreachable(f"UCX has no way to the peer: {error}; both ends need transports in common") from None
 
-    def close_endpoint(self, endpoint: Any) -> None:
-        """Cut it off, or where UCX cannot, ask it to end: its messages then have to be cancelled before."""
+    def close_endpoint(self, endpoint: Any, *, is_busy: bool) -> None:
+        """Cut it off. Where UCX cannot, one that still has messages (`is_busy`) is left alone for ever, and so is its worker in the end:
+        closing it can hang UCX (1.21, posix without CMA)."""
         with self._lock:
-            if self._is_condemned:
+            if self._is_condemned or (is_busy and not self.has_error_handling):
                 self._condemned.append(endpoint)
             elif self.has_error_handling:
                 endpoint.close_blocking()
@@ -225,14 +227,16 @@ class UcxWorker:
         while operation.requests and not operation.is_interrupted:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
-                return
+                break
             if self._leadership.acquire(blocking=False):
                 self._lead(operation, end_s)
             else:
                 with contextlib.suppress(queue.Empty):
                     operation.wakeups.get(timeout=left_s)
         if operation.requests:
-            self._check_open()
+            with self._lock:
+                self._check_open()
+                self._hand_over(operation)
 
     def flush(self) -> None:
         """Take note of what has arrived."""
@@ -270,6 +274,7 @@ class UcxWorker:
                     self.wait(operation, CANCEL_TIMEOUT_S)
         with self._lock:
             self._waiting.pop(operation, None)
+            self._hand_over(operation)
 
     def condemn(self) -> None:
         """Never progress again: what is under way moves no byte any more. Its connections fail; new ones get another worker."""
@@ -301,19 +306,29 @@ class UcxWorker:
             with self._lock:
                 self._leading = None
                 self._leadership.release()
-                heir = next((other for other in self._waiting if other is not operation), None)
-                if heir is not None:
-                    heir.wakeups.put(None)
-                elif self._is_parked:
-                    self._is_parked = False
-                    self._background.wakeups.put(None)
+                self._hand_over(operation)
+
+    def _hand_over(self, left: Operation) -> None:
+        """Have somebody lead, now that the thread of this operation may have been about to and does not. With the lock held."""
+        if self._leadership.locked():
+            return
+        heir = next((other for other in self._waiting if other is not left), None)
+        if heir is not None:
+            heir.wakeups.put(None)
+        elif self._is_parked:
+            self._is_parked = False
+            self._background.wakeups.put(None)
 
     def _advance(self, ours: Operation | None) -> bool:
         """Progress until UCX has nothing more to do for now; False as soon as our operation is over. With the lock held."""
         for _ in range(ARM_TRIES):
             if self._is_closed:
                 return False
-            self._worker.progress()
+            # ucxx's own `progress` goes on for as long as UCX says that it progresses: for ever, after some failures in shared memory.
+            for _ in range(PROGRESS_LIMIT):
+                if not self._worker.progress_once():
+                    break
+            self._worker.cancel_inflight_requests()  # those of endpoints that broke
             self._settle(ours)
             # Whoever leads next progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
             if self._leading in (None, ours) and self._is_over(ours):

@@ -15,12 +15,26 @@ from kvstore.client.effects import Operation
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
-from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Commit, Open, Opened, Put, Read, Release, SlabFds
+from kvstore.protocol.node_messages import (
+    INLINE,
+    MAPPED,
+    MISS,
+    Blocks,
+    Commit,
+    Open,
+    Opened,
+    Put,
+    Read,
+    RegionList,
+    Regions,
+    Release,
+    SlabFds,
+)
 from kvstore.protocol.session_messages import Count, Flags, Ok, Welcome
 from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.pool import Loan
+from tests.client.oracle_engine import CLIENT_TRANSFER, OracleEngines, describe
 
 HERE = "this host"
 MASTER = "master:1"
@@ -42,7 +56,8 @@ class OracleChannel:
 
 @dataclass
 class OracleNode:
-    """A node on this host has a Unix socket and slabs; one elsewhere has neither."""
+    """A node on this host has a Unix socket and slabs; one elsewhere has neither, but perhaps a transfer engine. `rail` names what its
+    engine listens on; another `epoch` is another process."""
 
     node_id: int
     local: bool
@@ -52,6 +67,9 @@ class OracleNode:
     blocks: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     puts: dict[int, tuple[bytes, int, int, int]] = field(default_factory=dict)
     ahead: Sequence[int] = ()
+    has_engine: bool = False
+    rail: str = "eth0"
+    revision: int = 0
 
     def __post_init__(self) -> None:
         self.fds = {slab: os.memfd_create(f"slab{slab}") for slab in (1, 2)}
@@ -66,6 +84,10 @@ class OracleNode:
     @property
     def unix(self) -> str:
         return f"/run/node{self.node_id}" if self.local else ""
+
+    @property
+    def transfer(self) -> bytes:
+        return describe(self) if self.has_engine else b""
 
     def place(self, size: int) -> int:
         at, self.offset = self.offset, self.offset + size
@@ -96,7 +118,9 @@ class Oracle:
         self.lease = 0
         self.lease_until_ns = 1 << 62
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
-        self.core = Core(MASTER, ClientSettings(**settings), TransferSettings(), host_id=HERE, spread=0)
+        self.engines = OracleEngines()
+        self.moves: list[effects.Move] = []
+        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, host_id=HERE, spread=0)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)
@@ -141,11 +165,24 @@ class Oracle:
                 self.log.append(effect.message)
             case effects.Work():
                 return effect.function()
+            case effects.Move():
+                return self._move(effect)
             case effects.Later():
                 self.later.append(effect.function)
             case effects.Sleep():
                 self.slept_s += effect.seconds
         return None
+
+    def _move(self, move: effects.Move) -> None:
+        """Scripted are errors, and functions of the move that are called once its bytes have arrived."""
+        assert move.engine is self.core.remote.engine
+        self.moves.append(move)
+        scripted: Any = self.script[effects.Move].popleft() if self.script[effects.Move] else None
+        if isinstance(scripted, BaseException):
+            raise scripted
+        self.engines.carry_out(move, self.nodes)
+        if scripted is not None:
+            scripted(move)
 
     def _take(self, address: Address) -> Loan[OracleChannel]:
         idle = self.idle[address]
@@ -191,7 +228,8 @@ class Oracle:
                 hosts = [HERE if node.local else "there" for node in nodes]
                 names = [f"n{node.node_id}" for node in nodes]
                 unix, tcp = [node.unix for node in nodes], [node.tcp for node in nodes]
-                return NodeTable(list(self.nodes), names, hosts, unix, tcp, [0] * len(names), [b""] * len(names))
+                revisions, transfers = [node.revision for node in nodes], [node.transfer for node in nodes]
+                return NodeTable(list(self.nodes), names, hosts, unix, tcp, revisions, transfers)
             case Lookup():
                 return self._lookup(message)
             case Exists() | Pin():
@@ -218,6 +256,10 @@ class Oracle:
                 return self._commit(node, message)
             case Read():
                 return self._read(channel, node, message)
+            case Regions():
+                there = [slab in node.fds for slab in message.slabs]
+                shown = zip(message.slabs, there, strict=True)
+                return RegionList([self.engines.show_slab(node, slab, SLAB_BYTES) if is_there else b"" for slab, is_there in shown])
         raise AssertionError(message)
 
     def _lookup(self, message: Lookup) -> Locations:
@@ -256,12 +298,13 @@ class Oracle:
         self.replicas[key] = [node.node_id]
 
     def _open(self, node: OracleNode, message: Open) -> Opened:
-        offsets, ids = [], []
+        offsets, ids, regions = [], [], []
         for key, size, generation in zip(message.keys, message.sizes, message.generations, strict=True):
             offsets.append(node.place(size))
             ids.append(len(node.puts) + 1)
             node.puts[ids[-1]] = (key, offsets[-1], size, generation)
-        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, [b""] * len(ids), list(node.ahead))
+            regions.append(self.engines.show_slot(node, ids[-1], offsets[-1], size) if message.engine else b"")
+        return Opened(bytes([GRANTED] * len(ids)), ids, [1] * len(ids), offsets, regions, list(node.ahead))
 
     def _commit(self, node: OracleNode, message: Commit) -> Flags:
         for put_id, total in zip(message.put_ids, message.checksums, strict=True):
@@ -278,7 +321,7 @@ class Oracle:
             offset = 0
             if not held or (generation and generation != held):
                 statuses.append(MISS)
-            elif channel.address.unix and len(value) > message.inline_bytes:
+            elif (channel.address.unix or (message.engine and node.has_engine)) and len(value) > message.inline_bytes:
                 statuses.append(MAPPED)
                 offset = node.place(len(value))
                 os.pwrite(node.fds[1], value, offset)

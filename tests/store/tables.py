@@ -22,6 +22,30 @@ def value_of(block: Block) -> bytes:
     return (unit * (block.size_bytes // len(unit) + 1))[: block.size_bytes]
 
 
+class RemoteWriter:
+    """A Grant of a writer on another host, of which `under_way` transfers have begun and not ended: only those may still write."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.under_way = 0
+        self.is_revoked = False
+
+    def begin(self) -> None:
+        self.under_way += not self.is_revoked
+
+    def end(self) -> None:
+        self.under_way = max(0, self.under_way - 1)
+
+    def scribble(self) -> None:
+        """Bytes arrive, if they still can."""
+        if self.under_way:
+            self.memory[:] = b"\xff" * len(self.memory)
+
+    def revoke(self) -> bool:
+        self.is_revoked = True
+        return not self.under_way
+
+
 class Store:
     """A table, its tiers and the events that it emitted. `dram_bytes` and the others are capacities; 0: no such tier."""
 
@@ -62,6 +86,13 @@ class Store:
 
     def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> Put | None:
         return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns)
+
+    def open_remote(self, name: str, size_bytes: int = 100, *, owner: object = "writer", now_ns: int = 0) -> tuple[Put, RemoteWriter]:
+        """A put that is known to fit now, with its writer on another host."""
+        put = self.open(name, size_bytes, owner=owner, now_ns=now_ns)
+        assert put is not None, f"no room for {name}"
+        put.grant = writer = RemoteWriter(self.dram.view(put.slot))
+        return put, writer
 
     def write(self, put: Put) -> None:
         self.dram.view(put.slot)[:] = value_of(put.block)

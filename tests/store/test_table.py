@@ -108,6 +108,45 @@ def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_sto
     assert store.open("b") is not None
 
 
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_still_land(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    writer.begin()
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.table.writer("red", b"a") is None, "another may write the key"
+    store.table.expire(now_ns=PUT_TTL_NS)
+    assert store.open("b", now_ns=PUT_TTL_NS) is None
+    assert store.dram.quarantined_bytes == 100
+    writer.scribble()
+    writer.end()
+    assert store.table.expire(now_ns=PUT_TTL_NS) == 0
+    assert store.dram.quarantined_bytes == 0
+    assert store.try_put("b") is not None
+
+
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_that_nobody_writes_is_free_at_once_when_its_remote_put_ends(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+        store.table.settle(put.put_id, "far")  # its writer is told, and has nothing to give back
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.dram.free_bytes == 100
+    assert store.try_put("b") is not None
+
+
 def test_a_writer_that_is_gone_takes_its_open_puts_along_and_no_others(make_store: MakeStore) -> None:
     store = make_store(300)
     store.open("a", owner="x")

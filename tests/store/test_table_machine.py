@@ -15,7 +15,7 @@ from kvstore.store.level import is_evictable
 from kvstore.store.open_puts import Put
 from kvstore.store.table import Move
 from kvstore.tiers.tier import Record, Slot
-from tests.store.tables import PUT_TTL_NS, Store, value_of
+from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store, value_of
 
 KEYS = st.sampled_from("abcdefgh")
 TENANTS = st.sampled_from(["red", "blue"])
@@ -33,6 +33,10 @@ class TableMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.puts: list[Put] = []
         self.expired: list[tuple[Put, memoryview]] = []
+        self.remote: list[RemoteWriter] = []
+        """Writers on other hosts of puts that are open, or over while something is still being written."""
+        self.lingering: list[RemoteWriter] = []
+        """Those of them whose puts are over."""
         self.readers: list[tuple[Block, memoryview | None]] = []
         self.moves: list[tuple[Move, memoryview | None]] = []
         self.promotions: list[tuple[Block, int, Slot]] = []
@@ -63,18 +67,41 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- writers ---
 
-    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS)
-    def open(self, key: str, tenant: str, size_bytes: int, owner: str) -> None:
+    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS, is_remote=st.booleans())
+    def open(self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool) -> None:
         if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
             put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
             if put is not None:
                 self.puts.append(put)
+                if is_remote:
+                    put.grant = RemoteWriter(self.store.dram.view(put.slot))
+                    self.remote.append(put.grant)
             self.hear()
+
+    @precondition(lambda self: self.remote)
+    @rule(pick=PICK, begins=st.booleans())
+    def write_remotely(self, pick: int, begins: bool) -> None:
+        writer = self.remote[pick % len(self.remote)]
+        writer.begin() if begins else writer.end()
+
+    def over(self, puts: list[Put]) -> None:
+        """These puts have ended, or are just about to."""
+        for put in puts:
+            if put.grant is not None:
+                assert isinstance(put.grant, RemoteWriter)
+                self.remote.remove(put.grant)
+                if put.grant.under_way:
+                    self.lingering.append(put.grant)
+                    self.remote.append(put.grant)
 
     @precondition(lambda self: self.puts)
     @rule(pick=PICK)
     def commit(self, pick: int) -> None:
         put = self.puts.pop(pick % len(self.puts))
+        self.over([put])
+        if put.grant is not None and not put.grant.revoke():  # as the node's service does
+            self.table.abort(put)
+            return
         block = self.store.commit(put)
         self.visible[block.tenant, block.key.decode()] = block
         self.hear()
@@ -82,13 +109,18 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.puts)
     @rule(pick=PICK)
     def abort(self, pick: int) -> None:
-        self.table.abort(self.puts.pop(pick % len(self.puts)))
+        put = self.puts.pop(pick % len(self.puts))
+        self.over([put])
+        self.table.abort(put)
 
     @rule(step_ns=st.sampled_from([1, PUT_TTL_NS // 2, PUT_TTL_NS]))
     def expire(self, step_ns: int) -> None:
         self.now_ns += step_ns
         late = [put for put in self.puts if put.expires_ns <= self.now_ns]
-        self.expired += [(put, self.store.dram.view(put.slot)) for put in late]
+        self.lingering = [writer for writer in self.lingering if writer.under_way]
+        self.remote = [writer for writer in self.remote if not writer.is_revoked or writer.under_way]
+        self.over(late)
+        self.expired += [(put, self.store.dram.view(put.slot)) for put in late if put.grant is None]
         self.puts = [put for put in self.puts if put not in late]
         assert self.table.expire(now_ns=self.now_ns) == len(late)
 
@@ -100,6 +132,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def forget_owner(self, owner: str) -> None:
+        self.over([put for put in self.puts if put.owner == owner])
         self.table.forget_owner(owner)
         self.puts = [put for put in self.puts if put.owner != owner]
         self.expired = [entry for entry in self.expired if entry[0].owner != owner]
@@ -225,6 +258,8 @@ class TableMachine(RuleBasedStateMachine):
     def every_copy_of_every_visible_block_has_its_bytes(self) -> None:
         for _put, view in self.expired:
             view[:] = b"\xff" * len(view)
+        for writer in self.remote:
+            writer.scribble()
         assert {(block.tenant, block.key.decode()): block for block in self.table.blocks()} == self.visible
         for block in self.visible.values():
             assert block.checksum == xxhash.xxh3_64_intdigest(value_of(block))
@@ -242,7 +277,7 @@ class TableMachine(RuleBasedStateMachine):
         moves = [move for move, _ in self.moves] + self.table._moves
         held = {block for block, _ in self.readers} | {move.block for move in moves} | {block for block, _, _ in self.promotions}
         waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
-        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired))
+        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering))
         assert self.table.open_puts == len(self.puts)
 
     def teardown(self) -> None:
@@ -261,7 +296,10 @@ class TableMachine(RuleBasedStateMachine):
         for block, _ in self.readers:
             self.table.release(block)
         for owner in ("one", "two"):
-            self.table.forget_owner(owner)
+            self.forget_owner(owner)
+        for writer in self.lingering:
+            writer.under_way = 0
+        self.table.expire(now_ns=self.now_ns)
         for block in list(self.table.blocks()):
             self.table.drop(block)
         for one in self.store.tiers.values():

@@ -73,6 +73,31 @@ def test_no_tenant_gets_a_descriptor_of_anothers_slab(tier: DramTier, writable: 
         tier.slab_fd(slab_id, writable=writable, tenant="blue")
 
 
+def test_a_slabs_memory_is_its_tenants_to_read_only_and_stays_as_large(tier: DramTier) -> None:
+    slot = tier.allocate(100, tenant="red")
+    tier.view(slot)[:] = b"v" * 100
+    slab_id, offset_bytes = tier.locate(slot)
+    memory = tier.slab_memory(slab_id, tenant="red")
+    assert memory[offset_bytes : offset_bytes + 100] == b"v" * 100
+    assert memory.readonly
+    assert len(memory) == tier.slab_bytes(slab_id)
+    with pytest.raises(PermissionError):
+        os.ftruncate(tier._pool.memory(slab_id).fd, 0)
+    with pytest.raises(Unauthorized):
+        tier.slab_memory(slab_id, tenant="blue")
+    with pytest.raises(StaleHandle):
+        tier.slab_memory(slab_id + 1000, tenant="red")
+
+
+def test_a_slab_is_there_until_its_memory_goes_to_another_tenant(tier: DramTier) -> None:
+    slots = put(tier, [value(number, PAGE) for number in range(8)])
+    slab_id, _ = tier.locate(slots[0])
+    assert tier.has_slab(slab_id)
+    tier.free_batch(tier.slab_slots(slots[0]))
+    tier.allocate(PAGE, tenant="blue")
+    assert not tier.has_slab(slab_id)
+
+
 def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier) -> None:
     slots = put(tier, [value(number, PAGE) for number in range(8)])
     slab_id, _ = tier.locate(slots[0])

@@ -3,15 +3,15 @@
 Name it in settings as `tests.transfer.faulty:FaultyAgent`, and SpareAgent for a second transport.
 """
 
+import itertools
 import json
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.errors import Closed, Denied, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.deadline import Deadline
@@ -21,6 +21,10 @@ from kvstore.transfer.topology import Nic, NumaNode, Topology
 
 FAULTY = "tests.transfer.faulty:FaultyAgent"
 SPARE = "tests.transfer.faulty:SpareAgent"
+
+
+_numbers = itertools.count()
+"""Of agents: one that takes another's place describes itself otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +60,21 @@ class FaultyAgent(TransferAgent):
     window = 2
     living: ClassVar[dict[tuple[str, str, str], "FaultyAgent"]] = {}
     """By transport, engine and device."""
-    exported: "ClassVar[weakref.WeakValueDictionary[tuple[str, int], Region]]" = weakref.WeakValueDictionary()
+    exported: ClassVar[dict[tuple[str, int], Region]] = {}
     """By transport and id, which no two regions of the process share."""
 
     def __init__(self, name: str, rail: Rail) -> None:
         super().__init__(name, rail)
         self.answers: deque[Answer] = deque()
         self.default = DELIVER
-        self.ignores_cancel = False
+        self.ignores_cancel = self.has_ignored_a_cancel = False
         self.before_submit: Callable[[Request], None] | None = None
         self.under_way: list[Request] = []
         self.begun: list[Request] = []
         self.loaded: list[FaultyRemote] = []
         self.peak = 0
         self.is_closed = False
+        self._number = next(_numbers)
         self._inbox: deque[tuple[str, bytes]] = deque()
         self._lock = threading.RLock()
         self.living[self.transport, name, rail.device] = self
@@ -94,11 +99,11 @@ class FaultyAgent(TransferAgent):
     # --- the interface ---
 
     def metadata(self) -> bytes:
-        return json.dumps([self.transport, self.name, self.rail.device]).encode()
+        return json.dumps([self.transport, self.name, self.rail.device, self._number]).encode()
 
     def load_remote(self, metadata: bytes) -> FaultyRemote:
         try:
-            transport, name, device = json.loads(metadata)
+            transport, name, device, *_ = json.loads(metadata)
         except ValueError:
             raise ProtocolError("not a faulty agent") from None
         assert transport == self.transport
@@ -114,8 +119,13 @@ class FaultyAgent(TransferAgent):
                 self.end(request, Answer(Unreachable("the peer was unloaded"), moved_bytes=0))
 
     def export(self, region: Region) -> bytes | None:
-        self.exported[self.transport, region.region_id] = region
+        if (self.transport, region.region_id) not in self.exported:
+            self.exported[self.transport, region.region_id] = region
+            region.on_close(self._forget)
         return b"faulty"
+
+    def _forget(self, region: Region) -> None:
+        del self.exported[self.transport, region.region_id]
 
     def submit(self, request: Request) -> None:
         if self.before_submit is not None:
@@ -134,7 +144,9 @@ class FaultyAgent(TransferAgent):
 
     def cancel(self, request: Request) -> None:
         assert request in self.begun, "cancelled before it was submitted"
-        if not self.ignores_cancel:
+        if self.ignores_cancel:
+            self.has_ignored_a_cancel = True
+        else:
             self.end(request, Answer(cancelled(), moved_bytes=0))
 
     def notify(self, remote: FaultyRemote, message: bytes, deadline: Deadline) -> None:
@@ -197,15 +209,6 @@ class SpareAgent(FaultyAgent):
     transport = "spare"
 
 
-class TimelessAgent(FaultyAgent):
-    """Says that the deadline is over where it is not: requests end with that."""
-
-    transport = "timeless"
-
-    def submit(self, request: Request) -> None:
-        request.finish(DeadlineExceeded("too late"))
-
-
 class RaisingAgent(FaultyAgent):
     """Breaks the contract of `submit`: raises instead of finishing the request, or after it."""
 
@@ -237,8 +240,8 @@ class AbstractAgent(TransferAgent):
 
 
 def topology(*rails: str) -> Topology:
-    """A machine with these rails. All are loopback addresses, so that each reaches each."""
-    nics = tuple(Nic(name, interface=name, addresses=(f"127.0.1.{number + 1}",), numa_node=0) for number, name in enumerate(rails))
+    """A machine with these rails, "rail0" and so on. All are loopback addresses, so that each reaches each."""
+    nics = tuple(Nic(name, interface=name, addresses=(f"127.0.1.{int(name[-1]) + 1}",), numa_node=0) for name in rails)
     return Topology("machine", (NumaNode(0, (10,)),), nics)
 
 

@@ -38,7 +38,11 @@ class LocalAgent(TransferAgent):
 
     def export(self, region: Region) -> bytes | None:
         self._regions[region.region_id] = region
+        region.on_close(self._forget)
         return None if self.refuses_export else b"local"
+
+    def _forget(self, region: Region) -> None:
+        self._regions.pop(region.region_id, None)
 
     def submit(self, request: Request) -> None:
         request.state = threading.Lock()

@@ -152,7 +152,7 @@ class _Initiator:
         self._wrong_blocks = 0
         self._errors: list[str] = []
         contents = [content(number) for number in range(CONTENTS)]
-        self._digests = [[xxhash.xxh3_64_intdigest(block) for block in each.reshape(BLOCKS, BLOCK_BYTES)] for each in contents]
+        self._digests = [[xxhash.xxh3_64_intdigest(block.data) for block in each.reshape(BLOCKS, BLOCK_BYTES)] for each in contents]
         self._ours = engine.allocate(CONTENTS * BATCH_BYTES)
         self._ours.memory[:] = np.concatenate(contents).data
         self._threads = [threading.Thread(target=self._load, args=(caller,)) for caller in range(CALLERS)]
@@ -172,7 +172,7 @@ class _Initiator:
                 return
             taken_s = time.monotonic() - begun_s
             blocks = np.frombuffer(arrived.memory, np.uint8).reshape(BLOCKS, BLOCK_BYTES)
-            wrong = sum(xxhash.xxh3_64_intdigest(block) != self._digests[number % CONTENTS][i] for i, block in enumerate(blocks))
+            wrong = sum(xxhash.xxh3_64_intdigest(block.data) != self._digests[number % CONTENTS][i] for i, block in enumerate(blocks))
             with self._lock:
                 self._batches += 1
                 self._slowest_batch_s = max(self._slowest_batch_s, taken_s)

@@ -8,6 +8,7 @@ import pytest
 from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, ProtocolError, Unreachable
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.agent_connection import MAX_BACKLOG, AgentConnection, AgentListener
+from kvstore.transfer.agent_hub import SharedHub
 from kvstore.transfer.agent_messages import LISTENER, Kind, Offer, pack_offer, pack_plain, pack_position
 from kvstore.transfer.conformance import ConnectionConformance
 from kvstore.transfer.conformance_peer import pattern
@@ -246,3 +247,32 @@ def test_closing_the_last_connection_closes_its_agent(listener: AgentListener) -
     assert name in LocalAgent.agents
     near.close()
     eventually(lambda: name not in LocalAgent.agents, "the agent is closed")
+
+
+def test_a_listener_that_closes_while_it_welcomes_hangs_up(listener: AgentListener, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = LocalConnection.accept
+
+    def close_first(connection: LocalConnection, peer: Offer) -> None:
+        listener.close()
+        accept(connection, peer)
+
+    monkeypatch.setattr(LocalConnection, "accept", close_first)
+    near = LocalConnection.connect(listener.metadata(), Rail(), Deadline(PATIENCE_S))
+    with within(SOON_S), pytest.raises(Unreachable, match="hung up"):
+        receive(near, 1)
+
+
+def test_a_peer_that_comes_as_the_last_one_leaves_is_not_welcomed(
+    listener: AgentListener, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = SharedHub.enter
+
+    def leave(shared: SharedHub, guest: AgentConnection) -> None:
+        if shared.hub.agent is listener.agent:
+            raise Closed("injected")
+        enter(shared, guest)
+
+    monkeypatch.setattr(SharedHub, "enter", leave)
+    with pytest.raises(DeadlineExceeded):
+        LocalConnection.connect(listener.metadata(), Rail(), Deadline(SHORT_S))
+    assert listener.accept(0.0) is None

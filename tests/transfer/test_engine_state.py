@@ -284,6 +284,17 @@ class EngineMachine(RuleBasedStateMachine):
             is_moving = case.transfer.is_over or bool(case.transfer.in_flight)
             assert is_moving or any(peer in busy and peer.name in case.peers for peer in self.all_peers)
 
+    @invariant()
+    def peers_are_loaded_as_long_as_there_is_a_route_to_them(self) -> None:
+        routes = [route for peer in self.engine.peers() for route in peer.routes.values()]
+        loaded = [remote for agent in agents(self.engine) for remote in agent.loaded]
+        assert {id(route.remote) for route in routes} == {id(remote) for remote in loaded}
+
+    @invariant()
+    def what_has_failed_is_cancelled_wherever_that_is_possible(self) -> None:
+        for agent, request in self._under_way():
+            assert request.context.transfer.error is None or agent.has_ignored_a_cancel
+
     def teardown(self) -> None:
         """Everything is delivered, or the engine is closed on it."""
         try:
@@ -300,8 +311,6 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.close()
             for other in self.others.values():
                 other.close()
-        loaded = [remote for agent in self.all_agents if not agent.is_closed for remote in agent.loaded]
-        assert not loaded, "peers' agents that nobody unloaded"
 
 
 EngineMachine.TestCase.settings = hypothesis_settings(

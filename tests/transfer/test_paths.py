@@ -208,6 +208,16 @@ def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
     assert all(first != second for first, second in pairwise(probes))
 
 
+def test_no_probe_goes_to_a_path_that_has_something_in_flight() -> None:
+    """It may have stalled, and probes would pile up on it."""
+    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
+    paths.begun(B, MIB, 0)
+    assert {paths.choose(MIB, number) for number in range(100)} == {A}
+    paths.succeeded(B, MIB, 0, MS_NS)
+    assert {paths.choose(MIB, number) for number in range(100)} == {A, B}
+
+
 def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
     paths, now_ns = chooser(A), 0
     for rest_s in (0.5, 1, 2, 4, 8, 8, 8):

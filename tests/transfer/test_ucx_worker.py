@@ -29,7 +29,7 @@ def endpoint(worker: UcxWorker) -> Iterator[Any]:
     """To the worker itself."""
     endpoint = worker.endpoint(worker.address)
     yield endpoint
-    worker.close_endpoint(endpoint)
+    worker.close_endpoint(endpoint, is_busy=False)
 
 
 def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> Operation:
@@ -124,6 +124,22 @@ def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -
     assert parts == [bytes([tag]) for tag in range(1, 9)]
 
 
+def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
+    first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
+    for operation in (first, second):
+        worker.post(operation)
+    waiting = in_background(lambda: worker.wait(second, PATIENCE_S))
+    leading = in_background(lambda: worker.wait(first, SHORT_S))
+    leading.result(SOON_S)
+    eventually(lambda: worker._leading is second, "the other one leads")
+    worker.interrupt(second)
+    waiting.result(SOON_S)
+    worker.close_endpoint(endpoint, is_busy=False)
+    for operation in (first, second):
+        worker.finish(operation, writes=True)
+    eventually(lambda: worker._leading is worker._background, "the background leads")
+
+
 def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, endpoint: Any) -> None:
     part = bytearray(8 << 20)
     incoming, outgoing = receive(endpoint, part), send(endpoint, b"\1" * (8 << 20))
@@ -148,14 +164,14 @@ def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, 
     waiting.result(SOON_S)
     with pytest.raises(Unreachable):
         worker.post(operation)
-    worker.close_endpoint(endpoint)
+    worker.close_endpoint(endpoint, is_busy=False)
     worker.finish(operation, writes=True)
     assert not operation.requests
 
 
 def test_a_closed_endpoint_takes_no_messages(worker: UcxWorker) -> None:
     endpoint = worker.endpoint(worker.address)
-    worker.close_endpoint(endpoint)
+    worker.close_endpoint(endpoint, is_busy=False)
     with pytest.raises(Unreachable):
         worker.post(send(endpoint, b"x"))
 
@@ -178,7 +194,7 @@ def test_without_error_handling_a_receive_is_taken_back(monkeypatch: pytest.Monk
     assert not worker.has_error_handling
     operation = Operation([Message(endpoint.tag_recv, memoryview(bytearray(1)), tag) for tag in (1, 2)])
     worker.post(operation)
-    worker.close_endpoint(endpoint)
+    worker.close_endpoint(endpoint, is_busy=True)
     with within(SHORT_S):
         worker.finish(operation, writes=True)
     assert not operation.requests
@@ -197,7 +213,7 @@ def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.Monke
     worker.finish(operation, writes=True)
     with pytest.raises(Unreachable):
         waiting.result(SOON_S)
-    worker.close_endpoint(endpoint)
+    worker.close_endpoint(endpoint, is_busy=False)
     for act in (lambda: worker.endpoint(worker.address), lambda: worker.post(send(endpoint, b"x")), lambda: worker.watch(0, worker.close)):
         with pytest.raises(Unreachable):
             act()

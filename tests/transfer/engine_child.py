@@ -1,0 +1,36 @@
+"""An engine in a process of its own, for tests: `python -m tests.transfer.engine_child TRANSPORTS`.
+
+Tells on standard output, in lines of JSON, how it is reached, and then answers the questions that come on standard input.
+"""
+
+import json
+import sys
+
+import numpy as np
+import xxhash
+
+from kvstore.protocol.settings import Size
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
+
+REGION_BYTES = 256 << 10
+
+
+def main(transports: str) -> None:
+    with TransferEngine("child", TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10))) as engine:
+        shared, plain = engine.allocate(REGION_BYTES), engine.register(bytearray(np.random.default_rng(1).bytes(REGION_BYTES)))
+        shared.memory[:] = np.random.default_rng(0).bytes(REGION_BYTES)
+        exports = engine.export(shared, writable=True), engine.export(shared), engine.export(plain)
+        print(json.dumps([engine.describe().hex(), *(text.hex() for text in exports)]), flush=True)
+        for line in sys.stdin:
+            if line.split()[0] == "notifications":
+                told = [text for name, message in engine.notifications() for text in (name, message.decode())]
+            elif line.split()[0] == "served":
+                told = [str(engine.served_bytes), str(engine.served_connections)]
+            else:
+                told = [xxhash.xxh3_64_hexdigest(shared.memory)]
+            print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

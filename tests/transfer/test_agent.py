@@ -1,0 +1,134 @@
+"""A request is over once and says so to whoever waits; `transfer` holds its memory until then; what an agent leaves out has a default."""
+
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded, Unreachable
+from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.memory import Piece
+from tests.transfer.raw_peers import make_region, shown
+
+
+class OwnAgent(TransferAgent):
+    """The least that a plug-in has: what becomes of a request is the test's."""
+
+    transport = "own"
+
+    def __init__(self, act: Callable[[Request], None] = lambda request: None) -> None:
+        super().__init__("own", Rail())
+        self.submit = act  # type: ignore[method-assign, assignment]
+        self.users = 0
+
+    def metadata(self) -> bytes:
+        return b""
+
+    def load_remote(self, metadata: bytes) -> Remote:
+        return metadata
+
+    def submit(self, request: Request) -> None:
+        raise AssertionError("replaced")
+
+    def notify(self, remote: Remote, message: bytes, deadline: Deadline) -> None:
+        pass
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def a_request(**fields: object) -> Request:
+    region = make_region(100)
+    pieces = [Piece(region, 0, shown(region), 50, 20), Piece(region, 20, shown(region), 70, 30)]
+    return Request(Direction.READ, "peer", pieces, Deadline(PATIENCE_S), **fields)  # type: ignore[arg-type]
+
+
+def test_a_request_knows_its_size() -> None:
+    assert a_request().size_bytes == 50
+
+
+def test_a_request_that_is_over_is_not_waited_for() -> None:
+    request = a_request()
+    request.finish()
+    request.wait(Deadline(0))
+    assert request.is_over
+    assert request.error is None
+
+
+def test_whoever_waits_is_told_of_the_end() -> None:
+    request = a_request()
+    waiting = [in_background(lambda: request.wait(Deadline(PATIENCE_S))) for _ in range(2)]
+    assert all(is_quiet(future) for future in waiting)
+    request.finish(Unreachable("gone"))
+    for future in waiting:
+        with pytest.raises(Unreachable, match="gone"):
+            future.result(PATIENCE_S)
+
+
+def test_waiting_ends_at_the_deadline_though_the_request_goes_on() -> None:
+    request = a_request()
+    with within(SHORT_S), pytest.raises(DeadlineExceeded):
+        request.wait(Deadline(SHORT_S))
+    assert not request.is_over
+
+
+def test_a_request_is_over_once() -> None:
+    request = a_request()
+    request.finish()
+    with pytest.raises(AssertionError):
+        request.finish()
+
+
+def test_the_callback_sees_the_result() -> None:
+    seen: list[tuple[bool, object]] = []
+    error = Unreachable("gone")
+    a_request(callback=lambda request: seen.append((request.is_over, request.error))).finish(error)
+    assert seen == [(True, error)]
+
+
+def test_transfer_returns_when_it_is_over_and_holds_the_memory_until_then() -> None:
+    region, users = make_region(10), []
+
+    def act(request: Request) -> None:
+        users.append(region.users)
+        request.finish()
+
+    OwnAgent(act).transfer(Direction.WRITE, "peer", [Piece(region, 0, shown(region), 0, 10)], Deadline(PATIENCE_S))
+    assert users == [1]
+    assert region.users == 0
+
+
+def test_transfer_raises_what_the_request_failed_with() -> None:
+    region = make_region(10)
+    agent = OwnAgent(lambda request: request.finish(Unreachable("gone")))
+    with pytest.raises(Unreachable):
+        agent.transfer(Direction.WRITE, "peer", [Piece(region, 0, shown(region), 0, 10)], Deadline(PATIENCE_S))
+    assert region.users == 0
+
+
+class Cancelling(OwnAgent):
+    def cancel(self, request: Request) -> None:
+        request.finish(cancelled())
+
+
+@pytest.mark.parametrize("kind", [Cancelling, OwnAgent], ids=["one that cancels", "one that cannot"])
+def test_transfer_cancels_what_is_not_over_at_its_deadline(kind: type[OwnAgent]) -> None:
+    begun: list[Request] = []
+    region = make_region(10)
+    with within(SHORT_S), pytest.raises(DeadlineExceeded):
+        kind(begun.append).transfer(Direction.WRITE, "peer", [Piece(region, 0, shown(region), 0, 10)], Deadline(SHORT_S))
+    assert begun[0].is_over is (kind is Cancelling)
+
+
+def test_an_agent_that_registers_nothing_reaches_all_memory_and_forgets_peers_without_effect() -> None:
+    agent, asked = OwnAgent(), Event()
+    assert agent.export(make_region(1)) == b""
+    agent.unload_remote("peer")
+    agent.run(a_request(callback=lambda request: asked.set()))
+    assert not asked.is_set()
+    assert (agent.name, agent.rail, agent.window) == ("own", Rail(), 8)

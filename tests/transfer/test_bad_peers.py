@@ -1,0 +1,554 @@
+"""Peers that die, stall, lie about lengths, or speak another protocol: a typed error within the deadline, and everything healthy after.
+
+Over raw sockets, both ways: bad targets that our agent asks, and bad askers at our target.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from kvstore.protocol.errors import (
+    Broken,
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.frames import HEADER, MAGIC, MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, VERSION
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.transfers import (
+    MAX_NOTICE_BYTES,
+    MAX_PIECE_BYTES,
+    MAX_PIECES,
+    MAX_TRANSFER_BODY_BYTES,
+    Fence,
+    Fetch,
+    Join,
+    Joined,
+    Notice,
+    Store,
+)
+from kvstore.transfer.agent import Direction
+from kvstore.transfer.conformance_waiting import eventually, within
+from kvstore.transfer.connection_agent import ConnectionAgent
+from kvstore.transfer.exports import Exports
+from kvstore.transfer.memory import Piece, Region
+from kvstore.transfer.target import Target
+from tests.transfer.raw_peers import (
+    RawAnswerer,
+    RawAsker,
+    a_target,
+    an_agent,
+    fetch,
+    frame,
+    make_region,
+    outcome,
+    read_request,
+    reset,
+    shown,
+    store,
+    submit,
+    welcome,
+)
+
+STALL_S = 0.3
+SIZE = 256 << 10
+TOO_LONG = bytes(MAX_TRANSFER_BODY_BYTES + 1)
+NOT_UTF8 = bytes([44, 1, 0, 0, 1, 0, 0, 0, 255])
+"""A Failure of code 300, whose text is one byte."""
+Play = Callable[[socket.socket], None]
+
+
+# --- bad targets ---
+
+
+@pytest.fixture
+def asker() -> Iterator[ConnectionAgent]:
+    with an_agent(stall_timeout_s=STALL_S, connect_timeout_s=STALL_S, tcp_streams=1) as agent:
+        yield agent
+
+
+def silent(sock: socket.socket) -> None:
+    while sock.recv(65_536):
+        pass
+
+
+def answer_join(make: Callable[[int], bytes]) -> Play:
+    """Answers Join with these bytes, made from its request id, and is silent from then on."""
+
+    def play(sock: socket.socket) -> None:
+        sock.sendall(make(read_request(sock).request_id))
+        silent(sock)
+
+    return play
+
+
+BAD_AT_JOIN: list[tuple[str, Play, type[KVStoreError]]] = [
+    ("never answers", silent, Unreachable),
+    ("hangs up", lambda sock: None, Unreachable),
+    ("resets", reset, Unreachable),
+    ("half a header", answer_join(lambda number: frame(Joined("x"), number)[:10]), Unreachable),
+    ("another version", answer_join(lambda number: frame(Joined("x"), number, version=VERSION + 1)), ProtocolError),
+    ("garbage", answer_join(lambda number: b"HTTP/1.1 400 Bad Request\r\n\r\n"), ProtocolError),
+    ("another type", answer_join(lambda number: frame(Ok(), number)), ProtocolError),
+    ("another request", answer_join(lambda number: frame(Joined("x"), number + 1)), ProtocolError),
+    (
+        "a body over the limit",
+        answer_join(lambda number: frame(Joined("x"), number, body=TOO_LONG)),
+        ProtocolError,
+    ),
+    ("a body that is no answer", answer_join(lambda number: frame(Joined("x"), number, body=b"\xff" * 9)), ProtocolError),
+    ("a payload", answer_join(lambda number: frame(Joined("x"), number, payload=b"x")), ProtocolError),
+    ("a refusal", answer_join(lambda number: frame(Failure(Unavailable.code, "full"), 0)), Unavailable),
+    ("a failure that is none", answer_join(lambda number: frame(Failure(1, ""), number, body=b"\0")), ProtocolError),
+    ("a failure of unknown code", answer_join(lambda number: frame(Failure(599, "?"), number)), Broken),
+    ("closed, which it is not", answer_join(lambda number: frame(Failure(605, ""), number)), ProtocolError),
+    ("cancelled, which it was not", answer_join(lambda number: frame(Failure(606, ""), number)), ProtocolError),
+    ("a deadline that is not over", answer_join(lambda number: frame(Failure(102, ""), 0)), ProtocolError),
+]
+
+
+def answer_request(make: Callable[[int], bytes], after: Play = silent) -> Play:
+    """Joins, answers the first request with these bytes, and ends with `after`."""
+
+    def play(sock: socket.socket) -> None:
+        welcome(sock)
+        sock.sendall(make(read_request(sock).request_id))
+        after(sock)
+
+    return play
+
+
+def hang_up(sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+def deaf(sock: socket.socket) -> None:
+    """Joins, and never reads again."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    welcome(sock)
+    threading.Event().wait(STALL_S * 4)
+
+
+def whole(number: int) -> bytes:
+    return frame(Ok(), number, payload=bytes(SIZE))
+
+
+BAD_AT_READING: list[tuple[str, Play, type[KVStoreError]]] = [
+    ("never answers", answer_request(lambda number: b""), Unreachable),
+    ("hangs up", answer_request(lambda number: b"", hang_up), Unreachable),
+    ("resets", answer_request(lambda number: b"", reset), Unreachable),
+    ("stalls in the middle", answer_request(lambda number: whole(number)[:100_000]), Unreachable),
+    ("hangs up in the middle", answer_request(lambda number: whole(number)[:100_000], hang_up), Unreachable),
+    ("resets in the middle", answer_request(lambda number: whole(number)[:100_000], reset), Unreachable),
+    ("announces less", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE - 1))), ProtocolError),
+    ("announces more", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE + 1))), ProtocolError),
+    ("announces nothing", answer_request(lambda number: frame(Ok(), number)), ProtocolError),
+    ("announces too much", answer_request(lambda number: frame(Ok(), number, payload_bytes=MAX_PAYLOAD_BYTES + 1)), ProtocolError),
+    ("a body over the limit", answer_request(lambda number: frame(Ok(), number, body=TOO_LONG)), ProtocolError),
+    ("a body", answer_request(lambda number: frame(Ok(), number, body=b"x", payload=bytes(SIZE))), ProtocolError),
+    ("another version", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE), version=VERSION - 1)), ProtocolError),
+    ("another type", answer_request(lambda number: frame(Joined("x"), number)), ProtocolError),
+    ("a type that nobody knows", answer_request(lambda number: frame(255, number, payload=bytes(SIZE))), ProtocolError),
+    ("another request", answer_request(lambda number: whole(number + 1)), ProtocolError),
+    ("garbage", answer_request(lambda number: bytes(range(256))), ProtocolError),
+    ("a failure of unknown code", answer_request(lambda number: frame(Failure(399, "?"), number)), Fenced),
+    ("a failure of no branch", answer_request(lambda number: frame(Failure(4_000_000_000, "?"), number)), KVStoreError),
+    ("a failure with payload", answer_request(lambda number: frame(Failure(300, "?"), number, payload=b"x")), ProtocolError),
+    (
+        "a failure not in UTF-8",
+        answer_request(lambda number: frame(Failure(300, ""), number, body=NOT_UTF8)),
+        ProtocolError,
+    ),
+    ("closed, which it is not", answer_request(lambda number: frame(Failure(605, ""), number)), ProtocolError),
+]
+
+BAD_AT_WRITING: list[tuple[str, Play, type[KVStoreError]]] = [
+    ("never answers", answer_request(lambda number: b""), Unreachable),
+    ("hangs up", answer_request(lambda number: b"", hang_up), Unreachable),
+    ("resets", answer_request(lambda number: b"", reset), Unreachable),
+    ("never reads", deaf, Unreachable),
+    ("a payload", answer_request(whole), ProtocolError),
+    ("another request", answer_request(lambda number: frame(Ok(), number - 1)), ProtocolError),
+]
+
+
+def name(value: object) -> str:
+    return value.replace(" ", "-") if isinstance(value, str) else ""
+
+
+def check_bad_target(asker: ConnectionAgent, play: Play, expected: type[KVStoreError], direction: Direction) -> None:
+    """The request fails as expected, long before its deadline, and a good peer is served afterwards; nothing is held or open then."""
+    size = SIZE * (32 if direction is Direction.WRITE else 1)
+    ours, theirs = make_region(size), make_region(size, b"theirs")
+    with RawAnswerer(play) as bad, an_agent("good") as good:
+        good.export(theirs)
+        request = submit(asker, direction, asker.load_remote(bad.metadata), [Piece(ours, 0, shown(theirs), 0, size)])
+        with within(STALL_S * 3):
+            error = outcome(request)
+        assert type(error) is expected or (expected is Unreachable and isinstance(error, Unreachable)), repr(error)
+        assert ours.users == 0
+        eventually(lambda: asker.open_connections == 0 or expected in (Fenced, KVStoreError), "the bad connection is closed")
+        again = submit(asker, Direction.READ, asker.load_remote(good.metadata()), [Piece(ours, 0, shown(theirs), 0, size)])
+        assert outcome(again) is None
+        assert ours.memory == theirs.memory
+    asker._pool.check_integrity()
+    assert asker._pool.in_flight == 0
+
+
+@pytest.mark.parametrize(("_", "play", "expected"), BAD_AT_JOIN, ids=name)
+def test_a_target_that_does_not_join_as_it_should(asker: ConnectionAgent, _: str, play: Play, expected: type[KVStoreError]) -> None:
+    check_bad_target(asker, play, expected, Direction.READ)
+
+
+@pytest.mark.parametrize(("_", "play", "expected"), BAD_AT_READING, ids=name)
+def test_a_target_that_does_not_send_as_it_should(asker: ConnectionAgent, _: str, play: Play, expected: type[KVStoreError]) -> None:
+    check_bad_target(asker, play, expected, Direction.READ)
+
+
+@pytest.mark.parametrize(("_", "play", "expected"), BAD_AT_WRITING, ids=name)
+def test_a_target_that_does_not_receive_as_it_should(asker: ConnectionAgent, _: str, play: Play, expected: type[KVStoreError]) -> None:
+    check_bad_target(asker, play, expected, Direction.WRITE)
+
+
+def test_more_bytes_than_asked_for_are_found_out_by_the_next_request(asker: ConnectionAgent) -> None:
+    ours, theirs = make_region(SIZE), make_region(SIZE)
+    with RawAnswerer(answer_request(lambda number: whole(number) + bytes(100))) as bad:
+        remote = asker.load_remote(bad.metadata)
+        pieces = [Piece(ours, 0, shown(theirs), 0, SIZE)]
+        assert outcome(submit(asker, Direction.READ, remote, pieces)) is None
+        assert isinstance(outcome(submit(asker, Direction.READ, remote, pieces)), ProtocolError)
+
+
+def test_the_deadline_ends_what_has_not_stalled_yet(asker: ConnectionAgent) -> None:
+    """A target that sends a byte now and then makes progress, but does not outlast the deadline."""
+    hold = threading.Event()
+
+    def drip(sock: socket.socket) -> None:
+        welcome(sock)
+        data = whole(read_request(sock).request_id)
+        for at in range(len(data)):
+            sock.sendall(data[at : at + 1])
+            if hold.wait(STALL_S / 6):
+                return
+
+    ours, theirs = make_region(SIZE), make_region(SIZE)
+    with RawAnswerer(drip) as bad:
+        with within(STALL_S * 3):
+            request = submit(
+                asker, Direction.READ, asker.load_remote(bad.metadata), [Piece(ours, 0, shown(theirs), 0, SIZE)], timeout_s=STALL_S * 3
+            )
+            assert isinstance(outcome(request), DeadlineExceeded)
+        hold.set()
+    assert ours.users == 0
+
+
+# --- bad askers ---
+
+
+@pytest.fixture
+def exports() -> Exports:
+    return Exports()
+
+
+@pytest.fixture
+def region(exports: Exports) -> Region:
+    region = make_region(SIZE, b"ours")
+    exports.add(region)
+    return region
+
+
+@pytest.fixture
+def served(exports: Exports, region: Region) -> Iterator[tuple[Target, bytes]]:
+    """With one thread only: whoever keeps it keeps everyone else waiting. All is well at the end."""
+    with a_target(exports, serve_threads=1, stall_timeout_s=STALL_S, max_connections=8) as (target, metadata):
+        yield target, metadata
+        with RawAsker(metadata) as good:
+            good.join("good", 99)
+            assert good.works()
+        eventually(lambda: target.connections == 0, "nobody is connected")
+        assert region.users == 0
+
+
+@pytest.fixture
+def metadata(served: tuple[Target, bytes]) -> bytes:
+    return served[1]
+
+
+@pytest.fixture
+def raw(metadata: bytes) -> Iterator[RawAsker]:
+    with RawAsker(metadata) as raw:
+        yield raw
+
+
+def header(*, magic: bytes = MAGIC, version: int = VERSION, kind: int = Join.TYPE, body_bytes: int = 0, payload_bytes: int = 0) -> bytes:
+    return HEADER.pack(magic, version, kind, 7, 0, body_bytes, payload_bytes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        header(magic=b"XX"),
+        header(version=VERSION + 1),
+        header(body_bytes=MAX_TRANSFER_BODY_BYTES + 1),
+        header(body_bytes=MAX_BODY_BYTES + 1),
+        header(payload_bytes=MAX_PAYLOAD_BYTES + 1),
+    ],
+    ids=["http", "magic", "version", "body", "body of any frame", "payload"],
+)
+def test_a_header_that_cannot_be_read_is_refused(raw: RawAsker, data: bytes) -> None:
+    raw.socket.sendall(data)
+    answer, body = raw.answer()
+    assert (answer.type, answer.request_id, Failure.unpack(body).code) == (Failure.TYPE, 0, ProtocolError.code)
+    assert raw.is_refused()
+
+
+@pytest.mark.parametrize("data", [b"", b"kV", header(body_bytes=100), header(body_bytes=100) + b"x" * 99], ids=["", "2", "header", "body"])
+@pytest.mark.parametrize("leave", [hang_up, reset])
+def test_an_asker_that_leaves_in_the_middle_of_a_request(raw: RawAsker, data: bytes, leave: Play) -> None:
+    raw.socket.sendall(data)
+    leave(raw.socket)
+
+
+def test_an_asker_that_stops_in_the_middle_of_its_header_does_not_keep_the_thread(raw: RawAsker, metadata: bytes) -> None:
+    raw.socket.sendall(b"kV")
+    with RawAsker(metadata) as good:
+        with within(STALL_S):
+            good.join()
+            assert good.works()
+    assert raw.is_refused()
+
+
+def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, metadata: bytes) -> None:
+    """Each drop is progress, and still the header has to come within the time of a stall."""
+    enough = threading.Event()
+
+    def drip() -> None:
+        data = header(kind=Notice.TYPE)
+        for at in range(len(data)):
+            try:
+                raw.socket.sendall(data[at : at + 1])
+            except OSError:
+                return
+            enough.wait(STALL_S / 2)
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    with RawAsker(metadata) as good, within(STALL_S):
+        good.join()
+        assert good.works()
+        assert raw.is_refused()
+    enough.set()
+    dripping.join()
+
+
+def test_nothing_is_served_before_join(raw: RawAsker, region: Region) -> None:
+    raw.send(fetch([(shown(region), 0, 10)]))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_joining_twice_is_refused(raw: RawAsker) -> None:
+    raw.join()
+    raw.send(Join("raw", 2))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_a_name_and_number_that_are_taken_are_refused(raw: RawAsker, metadata: bytes, served: tuple[Target, bytes]) -> None:
+    raw.join("same", 5)
+    with RawAsker(metadata) as other:
+        other.send(Join("same", 5))
+        assert isinstance(other.failure(), ProtocolError)
+        assert other.is_refused()
+    assert raw.works()
+    raw.socket.close()
+    eventually(lambda: served[0].connections == 0, "both have left")
+    with RawAsker(metadata) as third:
+        third.join("same", 5)
+
+
+@pytest.mark.parametrize("agent_name", ["", "x" * 256], ids=["none", "long"])
+def test_a_name_that_is_none_is_refused(raw: RawAsker, agent_name: str) -> None:
+    raw.send(Join(agent_name, 1))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_a_type_that_nobody_knows_is_refused(raw: RawAsker) -> None:
+    raw.join()
+    raw.socket.sendall(header(kind=200))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_a_payload_that_no_request_has_is_refused(raw: RawAsker, region: Region) -> None:
+    raw.join()
+    raw.send(fetch([(shown(region), 0, 10)]), b"payload")
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+@pytest.mark.parametrize("kind", [Fetch, Store])
+def test_a_body_that_is_no_request_is_refused(raw: RawAsker, kind: type[Fetch | Store]) -> None:
+    raw.join()
+    raw.socket.sendall(header(kind=kind.TYPE, body_bytes=5) + b"\xff" * 5)
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+@pytest.mark.parametrize("kind", [Fetch, Store])
+def test_too_many_pieces_are_refused(raw: RawAsker, region: Region, kind: type[Fetch | Store]) -> None:
+    count = MAX_PIECES + 1
+    raw.join()
+    raw.send(kind([region.region_id] * count, [region.write_key] * count, [0] * count, [0] * count))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+@pytest.mark.parametrize("kind", [Fetch, Store])
+@pytest.mark.parametrize("sizes", [[MAX_PIECE_BYTES + 1], [MAX_PIECE_BYTES] * 5], ids=["one", "together"])
+def test_pieces_too_large_are_refused(raw: RawAsker, region: Region, kind: type[Fetch | Store], sizes: list[int]) -> None:
+    raw.join()
+    count = len(sizes)
+    raw.send(kind([region.region_id] * count, [region.write_key] * count, [0] * count, sizes))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+@pytest.mark.parametrize("announced", [0, 9, 11])
+def test_a_payload_that_does_not_add_up_is_refused(raw: RawAsker, region: Region, announced: int) -> None:
+    raw.join()
+    raw.send(store([(shown(region), 0, 6), (shown(region), 6, 4)]), payload_bytes=announced)
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+    assert region.memory == make_region(SIZE, b"ours").memory
+
+
+@pytest.mark.parametrize("leave", [hang_up, reset])
+def test_an_asker_that_leaves_in_the_middle_of_its_payload(raw: RawAsker, region: Region, leave: Play) -> None:
+    raw.join()
+    raw.send(store([(shown(region), 0, SIZE)]), b"x" * 1000, payload_bytes=SIZE)
+    leave(raw.socket)
+    eventually(lambda: region.users == 0, "the region is released")
+    assert bytes(region.memory[1000:]) == bytes(make_region(SIZE, b"ours").memory[1000:])
+
+
+def test_an_asker_that_stalls_in_the_middle_of_its_payload_is_given_up(raw: RawAsker, region: Region) -> None:
+    raw.join()
+    raw.send(store([(shown(region), 0, SIZE)]), b"x" * 1000, payload_bytes=SIZE)
+    eventually(lambda: region.users == 1, "the region is held")
+    with within(STALL_S):
+        assert raw.is_refused()
+    eventually(lambda: region.users == 0, "the region is released")
+
+
+def test_an_asker_that_asks_for_much_and_never_reads_is_given_up(metadata: bytes, region: Region) -> None:
+    with RawAsker(metadata) as greedy, RawAsker(metadata) as good:
+        greedy.join("greedy")
+        greedy.send(fetch([(shown(region), 0, SIZE)] * 1000))
+        eventually(lambda: region.users == 1, "the region is held")
+        with within(STALL_S):
+            good.join("good")
+            assert good.works()
+        eventually(lambda: region.users == 0, "the region is released")
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+@pytest.mark.parametrize("fault", ["region", "key", "place", "read key"])
+def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region, kind: str, fault: str) -> None:
+    """The connection goes on, also after a payload that had nowhere to go."""
+    right = shown(region, writable=kind == "write")
+    wrong = {
+        "region": right._replace(region_id=10**9),
+        "key": right._replace(key=right.key ^ 1),
+        "place": right,
+        "read key": shown(region, writable=False),
+    }[fault]
+    if (kind, fault) == ("read", "read key"):
+        pytest.skip("a read key lets read")
+    columns = [(right, 0, 10), (wrong, SIZE - 9 if fault == "place" else 0, 10), (right, 0, 0)]
+    raw.join()
+    if kind == "read":
+        raw.send(fetch(columns))
+    else:
+        raw.send(store(columns), b"x" * 20)
+    assert type(raw.failure()) is {"region": StaleHandle, "place": InvalidArgument}.get(fault, Denied)
+    assert raw.works()
+    assert region.memory == make_region(SIZE, b"ours").memory
+
+
+def test_a_connection_does_not_fence_itself(raw: RawAsker) -> None:
+    raw.join("raw", 1)
+    raw.send(Fence([1]))
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_fencing_what_is_not_there_is_no_error(raw: RawAsker) -> None:
+    raw.join("raw", 1)
+    raw.send(Fence([2, 3, 2**64 - 1]))
+    assert raw.answer()[0].type == Ok.TYPE
+
+
+def test_an_agent_fences_its_own_connections_only(raw: RawAsker, metadata: bytes) -> None:
+    raw.join("raw", 1)
+    with RawAsker(metadata) as other:
+        other.join("other", 2)
+        other.send(Fence([1]))
+        assert other.answer()[0].type == Ok.TYPE
+    assert raw.works()
+
+
+def test_a_notification_over_the_limit_fails_alone(raw: RawAsker, served: tuple[Target, bytes]) -> None:
+    raw.join()
+    raw.send(Notice(b"x" * (MAX_NOTICE_BYTES + 1)))
+    assert isinstance(raw.failure(), InvalidArgument)
+    raw.send(Notice(b"x" * MAX_NOTICE_BYTES))
+    assert raw.answer()[0].type == Ok.TYPE
+    assert served[0].notices() == [("raw", b"x" * MAX_NOTICE_BYTES)]
+
+
+@contextmanager
+def a_crowd(metadata: bytes, count: int) -> Iterator[list[RawAsker]]:
+    """So many who have joined."""
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(RawAsker(metadata)) for _ in range(count)]
+        for number, asker in enumerate(crowd):
+            asker.join("crowd", number)
+        yield crowd
+
+
+def test_connections_beyond_the_limit_are_refused_and_the_others_stay(metadata: bytes, served: tuple[Target, bytes]) -> None:
+    with a_crowd(metadata, 8) as crowd:
+        with RawAsker(metadata) as refused:
+            refused.send(Join("refused", 1))
+            assert type(refused.failure()) is Unavailable
+            assert refused.is_refused()
+        assert all(asker.works() for asker in crowd)
+    eventually(lambda: served[0].connections == 0, "the crowd has left")
+
+
+def test_an_agent_that_is_refused_says_so(asker: ConnectionAgent, metadata: bytes, region: Region, served: tuple[Target, bytes]) -> None:
+    remote = asker.load_remote(b"kvagent1 tcp " + metadata)
+    pieces = [Piece(make_region(10), 0, shown(region), 0, 10)]
+    with a_crowd(metadata, 8):
+        assert isinstance(outcome(submit(asker, Direction.READ, remote, pieces)), Unavailable)
+    eventually(lambda: served[0].connections == 0, "the crowd has left")
+    assert outcome(submit(asker, Direction.READ, remote, pieces)) is None
+    asker.close()
+
+
+def test_idle_askers_cost_no_thread(metadata: bytes) -> None:
+    """One thread serves them all."""
+    with a_crowd(metadata, 7) as crowd:
+        assert all(asker.works() for asker in crowd * 3)

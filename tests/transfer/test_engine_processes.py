@@ -1,0 +1,175 @@
+"""The engine over real transports, between two processes, one of which stalls, dies and comes back."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+import xxhash
+
+from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
+from kvstore.protocol.settings import Size
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, within
+from kvstore.transfer.copies import Span
+from kvstore.transfer.engine import TransferEngine
+
+
+class Child:
+    """An engine in another process with 256 KiB of shared and of plain memory. A context manager that ends it."""
+
+    def __init__(self, transports: str) -> None:
+        command = [sys.executable, "-m", "tests.transfer.engine_child", transports]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.description, self.shared, self.shared_read_only, self.plain = (bytes.fromhex(text) for text in self._answer())
+
+    def _answer(self) -> list[str]:
+        assert self._process.stdout is not None
+        found: list[str] = json.loads(self._process.stdout.readline() or "null")
+        assert found is not None, "the process of the peer failed: see its standard error"
+        return found
+
+    def ask(self, *words: str) -> list[str]:
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It does not run in between."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def pattern(seed: int) -> bytes:
+    return np.random.default_rng(seed).bytes(256 << 10)
+
+
+REAL = pytest.mark.parametrize("transports", ["shm", "tcp", "shm,tcp"])
+
+
+def real_engine(transports: str, name: str = "me") -> TransferEngine:
+    return TransferEngine(name, TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
+
+
+@REAL
+def test_two_processes_read_write_and_notify(transports: str) -> None:
+    with Child(transports) as child, real_engine(transports) as engine:
+        peer = engine.connect(child.description)
+        remote = engine.import_region(peer, child.shared)
+        ours, buffer = engine.allocate(256 << 10), bytearray(256 << 10)
+        engine.transfer([(remote, ours, 256 << 10)])
+        assert ours.memory == pattern(0)
+        engine.transfer([(pattern(1), remote, 256 << 10)])
+        engine.notify(peer, b"written")
+        assert child.ask("notifications") == ["me", "written"]
+        assert child.ask("hash") == [xxhash.xxh3_64_hexdigest(pattern(1))]
+        asyncio.run(engine.transfer_async([(Span(remote, 5), buffer, 70_000), (Span(remote, 100_001), Span(buffer, 70_000), 1001)]))
+        assert buffer[:71_001] == pattern(1)[5:70_005] + pattern(1)[100_001:101_002]
+        assert {path.transport for path, state in peer.chooser.states.items() if state.delivered_slices} == {transports.partition(",")[0]}
+
+
+def test_memory_that_is_not_shared_goes_over_tcp_though_shared_memory_is_preferred() -> None:
+    with Child("shm,tcp") as child, real_engine("shm,tcp") as engine:
+        peer = engine.connect(child.description)
+        buffer = bytearray(256 << 10)
+        engine.transfer([(engine.import_region(peer, child.plain), buffer, 256 << 10)])
+        assert buffer == pattern(1)
+        assert {path.transport for path, state in peer.chooser.states.items() if state.delivered_slices} == {"tcp"}
+
+
+def test_memory_that_no_common_transport_reaches_is_told() -> None:
+    with Child("shm") as child, real_engine("shm") as engine:
+        remote = engine.import_region(engine.connect(child.description), child.plain)
+        with pytest.raises(Unreachable, match="no transport"):
+            engine.transfer([(remote, bytearray(4), 4)])
+
+
+@REAL
+def test_a_wrong_key_is_denied_and_the_engine_goes_on(transports: str) -> None:
+    with Child(transports) as child, real_engine(transports) as engine:
+        peer = engine.connect(child.description)
+        read_only, ours = engine.import_region(peer, child.shared_read_only), engine.allocate(256 << 10)
+        with pytest.raises(Denied):
+            engine.transfer([(ours, read_only, 256 << 10)])
+        wrong = read_only._replace(remote=read_only.remote._replace(key=1))
+        with pytest.raises(Denied):
+            engine.transfer([(wrong, ours, 256 << 10)])
+        gone = read_only._replace(remote=read_only.remote._replace(region_id=1 << 40))
+        with pytest.raises(StaleHandle):
+            engine.transfer([(gone, ours, 256 << 10)])
+        engine.transfer([(read_only, ours, 256 << 10)])
+        assert ours.memory == pattern(0)
+        assert ours.users == 0
+
+
+@REAL
+def test_a_process_that_is_killed_is_unreachable_soon_and_its_successor_is_reached(transports: str) -> None:
+    with real_engine(transports) as engine:
+        ours = engine.allocate(256 << 10)
+        with Child(transports) as child:
+            peer = engine.connect(child.description)
+            remote = engine.import_region(peer, child.shared)
+            engine.transfer([(remote, ours, 256 << 10)])
+            child.kill()
+            with within(0), pytest.raises((Unreachable, StaleHandle)):
+                engine.transfer([(remote, ours, 256 << 10)])
+        with Child(transports) as child:
+            assert engine.connect(child.description) is peer, "it has the name of the one before"
+            ours.memory[:] = bytes(256 << 10)
+            engine.transfer([(engine.import_region(peer, child.shared), ours, 256 << 10)])
+            assert ours.memory == pattern(0)
+        assert ours.users == 0
+
+
+def test_a_process_that_stalls_is_unreachable_before_the_deadline_and_used_again_when_it_goes_on() -> None:
+    with Child("tcp") as child, real_engine("tcp") as engine:
+        remote = engine.import_region(engine.connect(child.description), child.shared)
+        ours = engine.allocate(256 << 10)
+        engine.transfer([(remote, ours, 256 << 10)])
+        with child.stopped(), within(engine.settings.connect_timeout_s), pytest.raises(Unreachable):
+            engine.transfer([(remote, ours, 256 << 10)], deadline_s=PATIENCE_S)
+        ours.memory[:] = bytes(256 << 10)
+        engine.transfer([(remote, ours, 256 << 10)])
+        assert ours.memory == pattern(0)
+
+
+def test_a_closed_engine_leaves_no_descriptors_and_no_threads() -> None:
+    def use() -> None:
+        with real_engine("shm,tcp") as engine, real_engine("shm,tcp", "other") as other, closing(other.allocate(64)) as region:
+            remote = engine.import_region(engine.connect(other.describe()), other.export(region))
+            engine.transfer([(remote, bytearray(64), 64)])
+
+    use()
+    assert_nothing_is_left(use)
+
+
+def test_served_bytes_are_counted() -> None:
+    with Child("tcp") as child, real_engine("tcp") as engine:
+        remote = engine.import_region(engine.connect(child.description), child.shared)
+        engine.transfer([(remote, bytearray(1000), 1000)])
+        assert child.ask("served") == ["1000", "1"]
+        assert (engine.served_bytes, engine.served_connections) == (0, 0)
