@@ -6,10 +6,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TORCH ?= torch==2.13.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
+ENGINE := sieve endpoints slices bandwidth paths topology topology_json netlink routing description deadline \
+	memory exports copies transfers peer rails mover transports liveness mapping incoming exchange
 # What its own test file has to cover in full, branches included.
 COVERED := tests/protocol tests/kvcache tests/tiers tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
 	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
-	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py)
+	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
+	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE)))
 
 .PHONY: help
 help:  ## this list

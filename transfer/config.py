@@ -20,12 +20,14 @@ class TransferSettings:
     rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
     topology: str = setting("", "JSON file that replaces the discovered topology.")
     listen_port: int = setting(0, "TCP port of the engine on every rail; 0 takes a free one.", minimum=0, maximum=65535)
-    slice_bytes: Size = setting(Size(1 << 20), "Large transfers are cut into slices of this size.", minimum=64 << 10, maximum=16 << 20)
+    # Over a loopback, slices of 2 MiB carry a fifth more than of 1 MiB; of 4 MiB no more, and three under way no more than two
+    # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
+    slice_bytes: Size = setting(Size(2 << 20), "Large transfers are cut into slices of this size.", minimum=64 << 10, maximum=16 << 20)
     shm_slice_bytes: Size = setting(
         Size(4 << 20), "The same for shared memory, where a slice is a copy.", minimum=64 << 10, maximum=16 << 20
     )
     tcp_streams: int = setting(2, "TCP connections to a peer on each rail.", minimum=1, maximum=64)
-    window_slices: int = setting(3, "Slices under way on one connection: one in work, the others asked for.", minimum=1, maximum=64)
+    window_slices: int = setting(2, "Slices under way on one connection: one in work, the others asked for.", minimum=1, maximum=64)
     max_endpoints: int = setting(256, "Connections kept open on a rail; the SIEVE policy chooses which to close.", minimum=1)
     idle_ttl_s: float = setting(60.0, "A connection unused for this long is closed.", minimum=0.001)
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another rail can still be tried.", minimum=0.001)

@@ -1,6 +1,7 @@
 """What both clients must do, against real daemons: a class of tests that test_sync.py and test_aio.py inherit.
 
-Each test runs twice: on the node's host, where values go through shared memory, and as if elsewhere, where they go through TCP.
+Each test runs three times: on the node's host, where values go through shared memory; as if elsewhere, where they go along with messages
+or, large ones, by the transfer engine; and as if elsewhere with all but the smallest going by the engine.
 """
 
 import itertools
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-@pytest.fixture(params=["here", "elsewhere"])
+@pytest.fixture(params=["here", "elsewhere", "by engine"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "elsewhere":
+    if request.param != "here":
         monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+    if request.param == "by engine":
+        monkeypatch.setattr("kvstore.client.operations.ClientSettings", partial(ClientSettings, engine_min_bytes=Size(1)))
     return str(request.param)
 
 
@@ -135,7 +139,7 @@ class ClientBehaviour:
         with make_client(running.address, settings=ClientSettings(view_lease_s=0.001)) as client:
             [key] = fresh_keys(1)
             client.put(key, b"x" * 100_000)
-            if where == "elsewhere":
+            if where != "here":
                 with client.view(key) as memory:
                     assert len(memory) == 100_000
                 return
@@ -212,6 +216,12 @@ class ClientBehaviour:
         with pytest.raises((Full, InvalidArgument)):
             client.put(key, np.empty(300 << 20, np.uint8), deadline_s=1.0)
         assert client.put(key, b"small") is True
+
+    def test_what_the_engine_moved_is_counted(self, client: Any, where: str) -> None:
+        keys = fresh_keys(2)
+        client.put_batch(keys, [b"x" * 100_000, b"y" * 1000])
+        client.get_batch(keys)
+        assert client.stats().engine_bytes == (200_000 if where == "by engine" else 0), "small ones go along with messages"
 
     def test_what_was_done_is_counted(self, client: Any) -> None:
         a, b = fresh_keys(2)

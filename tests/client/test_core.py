@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.core import Core
+from kvstore.client.core import Core, maps_memory
 from kvstore.client.locations import Location
 from kvstore.protocol.errors import Broken, InvalidArgument, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import HERE, MASTER, Oracle, OracleChannel, OracleNode
 
 
 @pytest.fixture
@@ -175,3 +175,15 @@ def test_flags_come_as_bools(oracle: Oracle) -> None:
     oracle.script[Exists].append(Flags(b"\1\0"))
     assert oracle.run(oracle.core.exists([b"a", b"b"], oracle.deadline())) == [True, False]
     assert oracle.sent(Lookup) == []
+
+
+@pytest.mark.parametrize(
+    ("transports", "maps"), [("auto", True), ("tcp, shm", True), ("shm", True), ("tcp", False), ("ucx,nixl", False), ("my:shm", False)]
+)
+def test_a_client_maps_memory_unless_its_transports_leave_it_out(node: OracleNode, transports: str, maps: bool) -> None:
+    transfer = TransferSettings(transports=transports)
+    assert maps_memory(transfer) is maps
+    oracle = Oracle(node)
+    oracle.core = Core(MASTER, ClientSettings(), transfer, host_id=HERE, spread=0)
+    oracle.run(oracle.core.refresh_nodes(oracle.deadline()))
+    assert oracle.core.nodes.is_local(1) is maps

@@ -1,4 +1,4 @@
-"""Promises of transfers.py: the bytes of its messages, that each comes back as it was sent, and from any bytes a message or ProtocolError."""
+"""Promises of transfers.py: the bytes of its messages, that each comes back as it was sent, and from any bytes one or ProtocolError."""
 
 from array import array
 

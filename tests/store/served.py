@@ -24,11 +24,13 @@ from kvstore.store.mover import Mover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
+from kvstore.store.regions import SharedRegions
 from kvstore.store.service import NodeService
 from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server
 from kvstore.transfer.session import Session
@@ -47,7 +49,16 @@ def digest(value: bytes | memoryview) -> int:
 class Served:
     """The services, and the store below them. Use `call` for whatever belongs to the loop's thread."""
 
-    def __init__(self, folder: Path, *, dram_bytes: int = 1 << 20, tokens: Mapping[str, bytes] | None = None, **options: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dram_bytes: int = 1 << 20,
+        tokens: Mapping[str, bytes] | None = None,
+        engine: TransferEngine | None = None,
+        **options: int,
+    ) -> None:
+        """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)  # type: ignore[arg-type]
         self.reactor = Reactor()
         self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
@@ -65,10 +76,13 @@ class Served:
         )
         self.answers = Answers()
         self.claims = Claims(self.store.table, self.answers, self.publisher)
-        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims, None)
-        self.reads = ReadService(self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=False)
+        self.regions = SharedRegions(self.store.dram, engine) if engine is not None else None
+        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims, self.regions)
+        self.reads = ReadService(
+            self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=engine is not None
+        )
         self.service = NodeService(
-            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, None, instance=77
+            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, self.regions, instance=77
         )
         self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
         self.server = Server(self.reactor, self.service, max_connections=100)
@@ -163,10 +177,10 @@ class Client:
         )
         return list(self.ask(message, Flags, timeout_s=timeout_s, payload=list(values.values())).flags)
 
-    def open(self, sizes: Mapping[str, int], *, timeout_s: float = TIMEOUT_S, generation: int = 1) -> Opened:
+    def open(self, sizes: Mapping[str, int], *, timeout_s: float = TIMEOUT_S, generation: int = 1, engine: int = 0) -> Opened:
         count = len(sizes)
         keys = [name.encode() for name in sizes]
-        return self.ask(Open("ns", keys, list(sizes.values()), [generation] * count, [b""] * count), Opened, timeout_s=timeout_s)
+        return self.ask(Open("ns", keys, list(sizes.values()), [generation] * count, [b""] * count, engine), Opened, timeout_s=timeout_s)
 
     def write(self, opened: Opened, index: int, value: bytes) -> None:
         """Through the mapping of the slab."""
@@ -191,9 +205,11 @@ class Client:
         answer, fds = self.channel.call_for_fds(Slabs(list(slabs), int(writable)), Deadline(TIMEOUT_S))
         return list(answer.sizes), fds
 
-    def ask_blocks(self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = ()) -> Blocks:
+    def ask_blocks(
+        self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = (), engine: int = 0
+    ) -> Blocks:
         keys = [name.encode() for name in names]
-        return self.ask(Read(keys, generations or [0] * len(keys), inline_bytes, lease_ms), Blocks)
+        return self.ask(Read(keys, generations or [0] * len(keys), inline_bytes, lease_ms, engine), Blocks)
 
     def read(
         self, *names: str, inline_bytes: int = 0, lease_ms: int = 10_000, generations: Sequence[int] = ()
@@ -239,8 +255,10 @@ class Master:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *, tokens: Mapping[str, bytes] | None = None, **options: int) -> Iterator[Served]:
-    node = Served(folder, tokens=tokens, **options)
+def served(
+    folder: Path, *, tokens: Mapping[str, bytes] | None = None, engine: TransferEngine | None = None, **options: int
+) -> Iterator[Served]:
+    node = Served(folder, tokens=tokens, engine=engine, **options)
     try:
         yield node
     finally:

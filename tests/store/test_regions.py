@@ -1,8 +1,6 @@
 """Promises of regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until when."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,45 +9,28 @@ from kvstore.protocol.session_messages import Ok
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
-from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Span
-from kvstore.transfer.description import unpack_engine, unpack_region
+from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.peer import PeerRegion
-from tests.transfer.raw_peers import RawAsker, store
+from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
 
-DEADLINE_S = 10.0
 SLOT_BYTES = 64 << 10
 SLAB_BYTES = 4 * SLOT_BYTES
-LOOPBACK = TransferSettings(transports="tcp", rails="lo", stall_timeout_s=DEADLINE_S)
-"""With a stall timeout that no test waits for: what stalls ends when the test ends it."""
 
 
 class Pair:
-    """The node's side, and a client's engine with the node as its peer."""
+    """The node's side, and a client on another host."""
 
     def __init__(self) -> None:
         self.dram = DramTier(2 * SLAB_BYTES, slab_bytes=SLAB_BYTES)
         self.node = TransferEngine("node", LOOPBACK)
         self.regions = SharedRegions(self.dram, self.node)
-        self.client = TransferEngine("client", LOOPBACK, serves=False)
-        self.peer = self.client.connect(self.node.describe())
+        self.client = FarClient(self.node)
 
     def slot(self, fill: bytes, *, tenant: str = "red") -> Slot:
         slot = self.dram.allocate(SLOT_BYTES, tenant=tenant)
         self.dram.view(slot)[:] = fill * SLOT_BYTES
         return slot
-
-    def imported(self, description: bytes) -> PeerRegion:
-        return self.client.import_region(self.peer, description)
-
-    def read(self, region: PeerRegion, offset: int, size_bytes: int) -> bytes:
-        found = bytearray(size_bytes)
-        self.client.transfer([(Span(region, offset), found, size_bytes)], deadline_s=DEADLINE_S)
-        return bytes(found)
-
-    def write(self, region: PeerRegion, value: bytes, offset: int = 0) -> None:
-        self.client.transfer([(value, Span(region, offset), len(value))], deadline_s=DEADLINE_S)
 
     def close(self) -> None:
         self.client.close()
@@ -65,35 +46,14 @@ def pair() -> Iterator[Pair]:
     pair.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait until what another thread brings about has come about."""
-    waiting = threading.Event()
-    for _ in range(1000):
-        if is_so():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it never was so")
-
-
-@contextmanager
-def stalled_writer(pair: Pair, description: bytes) -> Iterator[RawAsker]:
-    """A peer that has sent the first byte of a value for the region and stops there."""
-    region = unpack_region(description)
-    [agent] = unpack_engine(pair.node.describe()).agents
-    with RawAsker(agent.metadata) as writer:
-        writer.join("stalled")
-        writer.send(store([(region, 0, SLOT_BYTES)]), b"x", payload_bytes=SLOT_BYTES, deadline_ms=int(DEADLINE_S * 1000))
-        yield writer
-
-
 def test_a_slab_is_read_by_its_tenant_wherever_its_slots_are(pair: Pair) -> None:
     slots = [pair.slot(b"a"), pair.slot(b"b")]
     [(slab, first), (same, second)] = [pair.dram.locate(slot) for slot in slots]
     assert slab == same
-    region = pair.imported(pair.regions.show_slab(slab, tenant="red"))
+    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
     assert region.remote.size_bytes == pair.dram.slab_bytes(slab)
-    assert pair.read(region, first, SLOT_BYTES) == b"a" * SLOT_BYTES
-    assert pair.read(region, second, SLOT_BYTES) == b"b" * SLOT_BYTES
+    assert pair.client.read(region, first, SLOT_BYTES) == b"a" * SLOT_BYTES
+    assert pair.client.read(region, second, SLOT_BYTES) == b"b" * SLOT_BYTES
 
 
 def test_a_slab_is_shown_once_and_described_alike_every_time(pair: Pair) -> None:
@@ -112,9 +72,9 @@ def test_a_slab_of_another_tenant_and_one_that_is_not_there_are_the_same_nothing
 def test_a_shown_slab_cannot_be_written(pair: Pair) -> None:
     slot = pair.slot(b"a")
     slab, offset = pair.dram.locate(slot)
-    region = pair.imported(pair.regions.show_slab(slab, tenant="red"))
+    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
     with pytest.raises(Denied):
-        pair.write(region, b"x" * SLOT_BYTES, offset)
+        pair.client.write(region, b"x" * SLOT_BYTES, offset)
     assert bytes(pair.dram.view(slot)) == b"a" * SLOT_BYTES
 
 
@@ -127,8 +87,8 @@ def test_a_shown_slab_does_not_shrink_under_its_readers(pair: Pair) -> None:
 def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
     slots = [pair.slot(b"a") for _ in range(8)]
     slab, _ = pair.dram.locate(slots[0])
-    kept = pair.imported(pair.regions.show_slab(pair.dram.locate(slots[7])[0], tenant="red"))
-    region = pair.imported(pair.regions.show_slab(slab, tenant="red"))
+    kept = pair.client.imported(pair.regions.show_slab(pair.dram.locate(slots[7])[0], tenant="red"))
+    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
     for slot in slots[:4]:
         pair.dram.free(slot)
     pair.regions.sweep()
@@ -138,8 +98,8 @@ def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:
     assert len(pair.regions) == 1
     assert pair.regions.show_slab(slab, tenant="red") == b""
     with pytest.raises(StaleHandle):
-        pair.read(region, 0, 1)
-    assert pair.read(kept, 0, 1) == b"a"
+        pair.client.read(region, 0, 1)
+    assert pair.client.read(kept, 0, 1) == b"a"
 
 
 def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(pair: Pair) -> None:
@@ -163,17 +123,17 @@ def test_a_slab_that_goes_while_it_is_read_keeps_its_memory_until_that_is_over(p
 def test_a_slot_is_written_by_whom_it_was_shown_to_and_no_byte_beside_it(pair: Pair) -> None:
     before, slot, behind = pair.slot(b"a"), pair.slot(b"b"), pair.slot(b"c")
     _grant, description = pair.regions.show_slot(slot)
-    region = pair.imported(description)
-    pair.write(region, b"x" * SLOT_BYTES)
+    region = pair.client.imported(description)
+    pair.client.write(region, b"x" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
     # The client's own check would refuse these: a peer that lies about the size meets the node's.
-    lying = PeerRegion(pair.peer, region.remote._replace(size_bytes=SLAB_BYTES))
+    lying = PeerRegion(pair.client.peer, region.remote._replace(size_bytes=SLAB_BYTES))
     for offset in (1, SLOT_BYTES):
         with pytest.raises(InvalidArgument, match="outside region"):
-            pair.write(lying, b"y" * SLOT_BYTES, offset)
+            pair.client.write(lying, b"y" * SLOT_BYTES, offset)
     for other in (1, -1):
         with pytest.raises((StaleHandle, Denied)):
-            pair.write(PeerRegion(pair.peer, region.remote._replace(region_id=region.remote.region_id + other)), b"y")
+            pair.client.write(PeerRegion(pair.client.peer, region.remote._replace(region_id=region.remote.region_id + other)), b"y")
     assert bytes(pair.dram.view(before)) == b"a" * SLOT_BYTES
     assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
     assert bytes(pair.dram.view(behind)) == b"c" * SLOT_BYTES
@@ -185,35 +145,35 @@ def test_a_description_that_leaked_is_worth_nothing_once_the_put_is_over(pair: P
     assert grant.revoke()
     assert grant.revoke(), "it may be asked again"
     with pytest.raises(StaleHandle):
-        pair.write(pair.imported(description), b"x" * SLOT_BYTES)
+        pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)
     _again, fresh = pair.regions.show_slot(slot)  # the next put of the same slot
     assert unpack_region(fresh).key != unpack_region(description).key
     with pytest.raises(StaleHandle):
-        pair.write(pair.imported(description), b"x" * SLOT_BYTES)
+        pair.client.write(pair.client.imported(description), b"x" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"a" * SLOT_BYTES
-    pair.write(pair.imported(fresh), b"y" * SLOT_BYTES)
+    pair.client.write(pair.client.imported(fresh), b"y" * SLOT_BYTES)
     assert bytes(pair.dram.view(slot)) == b"y" * SLOT_BYTES
 
 
 def test_a_slot_under_a_writer_that_stalls_is_not_free_before_its_last_byte(pair: Pair) -> None:
     slot = pair.slot(b"a")
     grant, description = pair.regions.show_slot(slot)
-    with stalled_writer(pair, description) as writer:
-        until(lambda: grant._region.users == 1)
+    with stalled_writer(pair.node, description) as writer:
+        eventually(lambda: grant._region.users == 1)
         assert not grant.revoke()
         assert not grant.revoke()
         with pytest.raises(StaleHandle):
-            pair.write(pair.imported(description), b"y" * SLOT_BYTES)
+            pair.client.write(pair.client.imported(description), b"y" * SLOT_BYTES)
         writer.socket.sendall(b"x" * (SLOT_BYTES - 1))
         assert writer.answer()[0].type == Ok.TYPE, "what had begun may end"
-        until(grant.revoke)
+        eventually(grant.revoke)
     assert bytes(pair.dram.view(slot)) == b"x" * SLOT_BYTES
 
 
 def test_a_slot_under_a_writer_that_dies_is_free_once_its_connection_is(pair: Pair) -> None:
     slot = pair.slot(b"a")
     grant, description = pair.regions.show_slot(slot)
-    with stalled_writer(pair, description):
-        until(lambda: grant._region.users == 1)
+    with stalled_writer(pair.node, description):
+        eventually(lambda: grant._region.users == 1)
         assert not grant.revoke()
-    until(grant.revoke)
+    eventually(grant.revoke)

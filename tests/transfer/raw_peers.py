@@ -164,7 +164,6 @@ class RawAnswerer:
         self._play = play
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.metadata = AGENT_MAGIC + b"tcp1 127.0.0.1:%d" % self._listener.getsockname()[1]
-        self.count = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -174,7 +173,6 @@ class RawAnswerer:
             while True:
                 sock, _ = self._listener.accept()
                 sock.settimeout(PATIENCE_S)
-                self.count += 1
                 self._sockets.append(sock)
                 self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
                 self._threads[-1].start()

@@ -1,4 +1,4 @@
-"""A process that shows regions over shared memory and closes them on demand: `python -m`, or by path, RUN_DIR COUNT SIZE_BYTES.
+"""A process that shows regions over shared memory and closes them on demand: RUN_DIR COUNT SIZE_BYTES.
 
 Tells how it is reached in one line of JSON. Each line on its standard input, the number of a region, has it close that region; it
 answers with an empty line.
@@ -6,6 +6,7 @@ answers with an empty line.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,14 @@ class SharedOwner:
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
         self._line()
+
+    def stop(self) -> None:
+        """It does not run from here on."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

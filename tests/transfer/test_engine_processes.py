@@ -16,7 +16,7 @@ import xxhash
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, within
+from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
 from kvstore.transfer.copies import Span
 from kvstore.transfer.engine import TransferEngine
 
@@ -171,5 +171,5 @@ def test_served_bytes_are_counted() -> None:
     with Child("tcp") as child, real_engine("tcp") as engine:
         remote = engine.import_region(engine.connect(child.description), child.shared)
         engine.transfer([(remote, bytearray(1000), 1000)])
-        assert child.ask("served") == ["1000", "1"]
+        eventually(lambda: child.ask("served") == ["1000", "1"], "1000 bytes served by 1 connection")
         assert (engine.served_bytes, engine.served_connections) == (0, 0)

@@ -1,0 +1,324 @@
+"""Reads of the core by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.client.buffers import as_destination
+from kvstore.client.effects import Move
+from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
+from kvstore.client.remote import REST_S
+from kvstore.client.viewing import OpenView, Viewing
+from kvstore.protocol.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    Denied,
+    InvalidArgument,
+    KVStoreError,
+    LeaseExpired,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.master_messages import Nodes
+from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
+from tests.client.oracle import Oracle, OracleChannel, OracleNode
+
+BIG = b"B" * 100_000
+OTHER = b"C" * 100_000
+MakeOracle = Callable[..., Oracle]
+
+
+@pytest.fixture
+def make_oracle() -> Iterator[MakeOracle]:
+    """The core's engine and the nodes are closed at the end."""
+    made: list[Oracle] = []
+
+    def make(*nodes: OracleNode, engine_min_bytes: int = 50_000) -> Oracle:
+        made.append(Oracle(*nodes, engine_min_bytes=engine_min_bytes))
+        return made[-1]
+
+    yield make
+    for oracle in made:
+        oracle.core.close()
+        for node in oracle.nodes.values():
+            node.close()
+
+
+@pytest.fixture
+def far() -> OracleNode:
+    return OracleNode(2, local=False, has_engine=True)
+
+
+@pytest.fixture
+def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
+    """With one block, `k`, on one node of another host."""
+    oracle = make_oracle(far)
+    oracle.store(b"k", BIG, 2)
+    return oracle
+
+
+def get(oracle: Oracle, *keys: bytes, now_ns: Callable[[], int] = lambda: 1000) -> list[bytes | None]:
+    reading = Reading(oracle.core, keys, FreshBytes(len(keys)), oracle.deadline(), now_ns)
+    try:
+        result: list[bytes | None] = oracle.run(reading.run())
+        return result
+    finally:
+        assert oracle.all_given_back()
+
+
+def ways(oracle: Oracle) -> list[int]:
+    """For each Read whether it asked for what the engine fetches."""
+    return [message.engine for message in oracle.sent(Read)]
+
+
+def scribble(move: Move) -> None:
+    """What arrived first arrived damaged."""
+    destination = move.copies[0][1]
+    destination[:1] = b"X"
+
+
+def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_with_the_message(oracle: Oracle) -> None:
+    oracle.store(b"small", b"abc", 2)
+    oracle.store(b"other", OTHER, 2)
+    assert get(oracle, b"k", b"small", b"other", b"nowhere") == [BIG, b"abc", OTHER, None]
+    [move] = oracle.moves
+    assert [length for _, _, length in move.copies] == [len(BIG), len(OTHER)]
+    assert oracle.releases() == [1]
+    stats = oracle.core.counters.snapshot()
+    assert (stats.engine_bytes, stats.bytes_in, stats.hits, stats.misses, stats.retries) == (200_000, 200_003, 3, 1, 0)
+
+
+def test_the_engine_is_used_from_the_set_size_on(make_oracle: MakeOracle, far: OracleNode) -> None:
+    oracle = make_oracle(far, engine_min_bytes=200_000)
+    for key, value in ((b"a", BIG), (b"b", OTHER)):
+        oracle.store(key, value, 2)
+    assert get(oracle, b"a") == [BIG]
+    assert oracle.moves == []
+    assert get(oracle, b"a", b"b") == [BIG, OTHER]
+    assert len(oracle.moves) == 1
+    assert ways(oracle) == [0, 1]
+
+
+def test_a_node_without_an_engine_and_one_of_this_host_are_read_without_it(make_oracle: MakeOracle) -> None:
+    oracle = make_oracle(OracleNode(1, local=True, has_engine=True), OracleNode(2, local=False))
+    oracle.store(b"here", BIG, 1)
+    oracle.store(b"there", BIG, 2)
+    assert get(oracle, b"here", b"there") == [BIG, BIG]
+    assert ways(oracle) == [0, 0]
+    assert not oracle.core.remote.is_started, "nobody needed it"
+
+
+def test_a_slab_is_shown_once(oracle: Oracle) -> None:
+    for _ in range(2):
+        assert get(oracle, b"k") == [BIG]
+    assert [list(message.slabs) for message in oracle.sent(Regions)] == [[1]]
+
+
+def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Oracle) -> None:
+    oracle.store(b"other", OTHER, 2)
+    buffers = [bytearray(10), bytearray(200_000)]
+    reading = Reading(oracle.core, [b"k", b"other"], IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000)
+    with pytest.raises(InvalidArgument, match="the buffer of key 0 has 10 bytes"):
+        oracle.run(reading.run())
+    assert buffers[1][:100_001] == OTHER + b"\0"
+    assert buffers[0] == bytearray(10)
+    assert oracle.releases() == [1]
+    assert oracle.core.counters.snapshot().engine_bytes == len(OTHER)
+
+
+def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
+    view: OpenView | None = oracle.run(Viewing(oracle.core, b"k", oracle.deadline(), lambda: 1000).open())
+    assert view is not None
+    assert bytes(view.memory) == BIG
+    assert view.loan is None
+    assert len(oracle.moves) == 1
+    assert oracle.releases() == [1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("no path"),
+        Unavailable("all connections are in use"),
+        StaleHandle("the region is closed"),
+        Denied("wrong key"),
+        ProtocolError("another version"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_engine_cannot_fetch_comes_by_message(oracle: Oracle, error: KVStoreError) -> None:
+    oracle.script[Move].append(error)
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0]
+    assert oracle.releases() == [1]
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0, 0], "it is left alone for a while"
+    assert oracle.core.counters.snapshot().engine_bytes == 0
+
+
+def test_an_engine_that_failed_is_tried_again_after_its_rest(oracle: Oracle) -> None:
+    now_ns = [0]
+    oracle.core.remote._clock_ns = lambda: now_ns[0]
+    oracle.script[Move].append(Unreachable("no path"))
+    get(oracle, b"k")
+    now_ns[0] = int(REST_S * 1e9)
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0, 1]
+    assert len(oracle.sent(Regions)) == 2, "its slabs are shown anew"
+
+
+def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracle, far: OracleNode) -> None:
+    get(oracle, b"k")
+    far.rail, far.revision = "eth1", 1
+    asked = len(oracle.sent(Nodes))
+    assert get(oracle, b"k") == [BIG]
+    assert len(oracle.sent(Nodes)) == asked + 1, "the old way failed, and the master knew the new one"
+    assert ways(oracle) == [1, 1, 1]
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 1, 1, 1]
+
+
+def test_the_slabs_of_a_node_that_restarted_are_asked_for_anew(oracle: Oracle, far: OracleNode) -> None:
+    get(oracle, b"k")
+    far.epoch, far.revision = 2, 1
+    assert get(oracle, b"k") == [BIG]
+    remembered = oracle.core.remote._slabs
+    assert {slab.epoch for slab in remembered} == {2}
+    assert len(oracle.core.remote.engine.peers()) == 1, "the earlier process is no peer any more"
+
+
+def test_a_node_whose_engine_is_malformed_is_read_by_message(oracle: Oracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OracleNode, "transfer", b"of a later release")
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0]
+
+
+def test_a_region_that_cannot_be_understood_leaves_its_block_to_a_message(oracle: Oracle) -> None:
+    oracle.script[Regions].append(RegionList([b"of a later release"]))
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0]
+
+
+@pytest.mark.parametrize("regions", [[b""], [], [b"a", b"b"]], ids=["gone", "too few", "too many"])
+def test_a_slab_that_the_node_does_not_show_leaves_its_block_to_a_message(oracle: Oracle, regions: list[bytes]) -> None:
+    oracle.script[Regions].append(RegionList(regions))
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0]
+    assert oracle.sent(Slabs) == []
+
+
+def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle) -> None:
+    oracle.script[Move].append(DeadlineExceeded("too slow"))
+    with pytest.raises(DeadlineExceeded):
+        get(oracle, b"k")
+    assert not oracle.loans[-1].channel.is_open, "the lease ends with it"
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 0]
+
+
+def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_read(make_oracle: MakeOracle, far: OracleNode) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    oracle.store(b"k", BIG, 2, 3)
+    oracle.script[Move].append(scribble)
+    assert get(oracle, b"k") == [BIG]
+    stats = oracle.core.counters.snapshot()
+    assert (stats.checksum_failures, stats.retries, stats.hits) == (1, 1, 1)
+    assert oracle.releases() == [1, 2]
+
+
+def test_a_block_with_no_undamaged_replica_is_an_error(make_oracle: MakeOracle, far: OracleNode) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    oracle.store(b"k", BIG, 2, 3)
+    oracle.script[Move].extend([scribble] * 3)
+    with pytest.raises(ChecksumMismatch, match=r"node [23] holds a value"):
+        get(oracle, b"k")
+
+
+def test_of_a_batch_only_what_was_damaged_is_read_again(make_oracle: MakeOracle, far: OracleNode) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    oracle.store(b"k", BIG, 2, 3)
+    oracle.store(b"other", OTHER, 2)
+    oracle.script[Move].append(scribble)
+    assert get(oracle, b"k", b"other") == [BIG, OTHER]
+    assert [message.keys for message in oracle.sent(Read)] == [[b"k", b"other"], [b"k"]]
+
+
+def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(oracle: Oracle) -> None:
+    times = iter([0, 10_000 * 1_000_000, 0, 0])  # asked at 0; verified when the lease of 10 s is over
+    oracle.script[Move].append(scribble)
+    assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
+    stats = oracle.core.counters.snapshot()
+    assert (stats.checksum_failures, stats.retries) == (0, 1)
+    assert ways(oracle) == [1, 1]
+
+
+def test_leases_that_always_run_out_are_an_error(oracle: Oracle) -> None:
+    times = iter([0, 10_000 * 1_000_000] * 3)
+    oracle.script[Move].extend([scribble] * 3)
+    with pytest.raises(LeaseExpired):
+        get(oracle, b"k", now_ns=lambda: next(times))
+
+
+def test_right_bytes_are_right_however_late(oracle: Oracle) -> None:
+    times = iter([0, 10_000 * 1_000_000])
+    assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
+
+
+@pytest.mark.parametrize("others", [(), (3,)], ids=["no replica", "a replica elsewhere"])
+def test_a_node_that_dies_before_its_slabs_are_shown_is_avoided(make_oracle: MakeOracle, far: OracleNode, others: tuple[int, ...]) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    oracle.store(b"k", BIG, 2, *others)
+
+    def dies(channel: OracleChannel, message: Regions) -> RegionList:
+        oracle.unreachable.add(far.tcp)
+        channel.close()
+        raise Unreachable("the connection broke")
+
+    oracle.script[Regions].append(dies)
+    assert get(oracle, b"k") == [BIG if others else None]
+
+
+@pytest.mark.parametrize("others", [(), (3,)], ids=["no replica", "a replica elsewhere"])
+def test_a_node_that_dies_while_it_is_read_is_avoided(make_oracle: MakeOracle, far: OracleNode, others: tuple[int, ...]) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    oracle.store(b"k", BIG, 2, *others)
+    get(oracle, b"k")
+
+    def dies(move: Move) -> None:
+        oracle.unreachable.add(far.tcp)
+        oracle.loans[-1].channel.close()
+        raise Unreachable("the connection broke")
+
+    oracle.script[Move].append(dies)
+    assert get(oracle, b"k") == [BIG if others else None]
+
+
+def test_an_interrupt_closes_the_channel_and_with_it_the_lease(oracle: Oracle) -> None:
+    oracle.script[Move].append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        get(oracle, b"k")
+    assert not oracle.loans[-1].channel.is_open
+
+
+def test_a_slab_forgotten_while_it_was_being_asked_for_leaves_its_block_to_a_message(oracle: Oracle, far: OracleNode) -> None:
+    oracle.store(b"other", OTHER, 2)
+    get(oracle, b"k")
+
+    def answer(channel: OracleChannel, message: Read) -> Blocks:
+        blocks = oracle.answer(channel, message)
+        assert isinstance(blocks, Blocks)
+        blocks.slabs = [1, 2]
+        return blocks
+
+    def regions(channel: OracleChannel, message: Regions) -> RegionList:
+        oracle.core.remote.forget(2)  # as another thread does whose transfer failed
+        shown = oracle.answer(channel, message)
+        assert isinstance(shown, RegionList)
+        return shown
+
+    oracle.script[Read].append(answer)
+    oracle.script[Regions].append(regions)
+    assert get(oracle, b"k", b"other") == [BIG, OTHER]
+    assert ways(oracle) == [1, 1, 0]

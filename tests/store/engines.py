@@ -1,0 +1,59 @@
+"""Transfer engines for tests of a node: the node's own, that of a client on another host, and a client that stalls in mid-value."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.copies import Span
+from kvstore.transfer.description import unpack_engine, unpack_region
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.peer import PeerRegion
+from tests.transfer.raw_peers import RawAsker, store
+
+DEADLINE_S = 10.0
+LOOPBACK = TransferSettings(transports="tcp", rails="lo", stall_timeout_s=2 * DEADLINE_S)
+"""With a stall timeout that no test waits for: what stalls ends when the test ends it."""
+
+
+class FarClient:
+    """The engine of a client on another host than `node`'s; it need not have been told of what it tries to reach."""
+
+    def __init__(self, node: TransferEngine) -> None:
+        self._engine = TransferEngine(settings=LOOPBACK, serves=False)
+        self.peer = self._engine.connect(node.describe())
+
+    def imported(self, description: bytes) -> PeerRegion:
+        return self._engine.import_region(self.peer, description)
+
+    def read(self, region: PeerRegion, offset: int, size_bytes: int) -> bytes:
+        found = bytearray(size_bytes)
+        self._engine.transfer([(Span(region, offset), found, size_bytes)], deadline_s=DEADLINE_S)
+        return bytes(found)
+
+    def write(self, region: PeerRegion, value: bytes, offset: int = 0) -> None:
+        self._engine.transfer([(value, Span(region, offset), len(value))], deadline_s=DEADLINE_S)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@contextmanager
+def stalled_writer(node: TransferEngine, description: bytes) -> Iterator[RawAsker]:
+    """A peer of the node that has sent the first byte of a value for the whole region, an "x", and stops there."""
+    region = unpack_region(description)
+    [agent] = unpack_engine(node.describe()).agents
+    with RawAsker(agent.metadata) as writer:
+        writer.join("stalled")
+        writer.send(store([(region, 0, region.size_bytes)]), b"x", payload_bytes=region.size_bytes, deadline_ms=int(DEADLINE_S * 1000))
+        yield writer
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait until what another thread brings about has come about."""
+    waiting = threading.Event()
+    for _ in range(1000):
+        if is_so():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it never was so")

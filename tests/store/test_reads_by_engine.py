@@ -1,0 +1,164 @@
+"""Promises of reads.py and service.py to readers on other hosts, with real engines: values are pointed at, and stay while leased."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
+from kvstore.store.peer import MAX_SLABS
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.description import unpack_region
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.peer import PeerRegion
+from tests.store.engines import LOOPBACK, FarClient
+from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served
+
+KIB = 1024
+SIZE = 16 * KIB
+"""Of the node's DRAM."""
+
+
+@pytest.fixture
+def engine() -> Iterator[TransferEngine]:
+    with TransferEngine("node", LOOPBACK) as engine:
+        yield engine
+
+
+@pytest.fixture
+def node(tmp_path: Path, engine: TransferEngine) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=SIZE, nvme_bytes=1 << 20, engine=engine) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect(tcp=True)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def far(engine: TransferEngine) -> Iterator[FarClient]:
+    far = FarClient(engine)
+    yield far
+    far.close()
+
+
+def shown(client: Client, *slabs: int) -> list[bytes]:
+    return client.ask(Regions(list(slabs)), RegionList).regions
+
+
+def readers(node: Served, name: str) -> int:
+    block = node.call(lambda: node.store.table.find("red", name.encode()))
+    assert block is not None
+    return block.readers
+
+
+def test_large_values_are_pointed_at_under_a_lease_and_small_ones_sent(node: Served, client: Client, far: FarClient) -> None:
+    values = {"a": b"a" * 5000, "b": b"b" * 100}
+    client.put(values)
+    blocks = client.ask_blocks("a", "b", "x", inline_bytes=100, engine=1)
+    assert list(blocks.statuses) == [MAPPED, INLINE, MISS]
+    assert blocks.lease
+    assert blocks.lease_ms == 10_000
+    small = bytearray(100)
+    client.channel.read_into([memoryview(small)], Deadline(TIMEOUT_S))
+    assert bytes(small) == values["b"]
+    [description] = shown(client, blocks.slabs[0])
+    assert far.read(far.imported(description), blocks.offsets[0], 5000) == values["a"]
+    assert readers(node, "a") == 1
+    client.release(blocks.lease)
+    client.read("x")
+    assert readers(node, "a") == 0
+
+
+def test_a_lease_is_told_as_a_length_of_time_and_no_longer_than_allowed(client: Client) -> None:
+    client.put({"a": b"a" * 100})
+    assert client.ask_blocks("a", lease_ms=5, engine=1).lease_ms == 5
+    assert client.ask_blocks("a", lease_ms=2**32 - 1, engine=1).lease_ms == MAX_LEASE_NS // 1_000_000
+    assert client.ask_blocks("x", engine=1).lease_ms == 0
+
+
+def test_a_reader_that_does_not_ask_for_it_and_a_node_without_an_engine_send_values(client: Client, tmp_path: Path) -> None:
+    client.put({"a": b"a" * 5000})
+    assert list(client.ask_blocks("a").statuses) == [INLINE]
+    with served(tmp_path / "other") as without:
+        other = without.connect(tcp=True)
+        other.put({"a": b"a" * 5000})
+        assert list(other.ask_blocks("a", engine=1).statuses) == [INLINE]
+        other.close()
+
+
+def test_what_is_on_nvme_is_sent_and_pointed_at_on_its_second_hit(node: Served, client: Client, far: FarClient) -> None:
+    client.put({"a": b"a" * 3000})
+    node.demote("a")
+    assert list(client.ask_blocks("a", engine=1).statuses) == [INLINE]
+    client.channel.read_into([memoryview(bytearray(3000))], Deadline(TIMEOUT_S))
+    blocks = client.ask_blocks("a", engine=1)
+    assert list(blocks.statuses) == [MAPPED]
+    [description] = shown(client, blocks.slabs[0])
+    assert far.read(far.imported(description), blocks.offsets[0], 3000) == b"a" * 3000
+
+
+def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Client, far: FarClient) -> None:
+    client.put({"a": b"a" * SIZE})
+    blocks = client.ask_blocks("a", engine=1)
+    block = node.call(lambda: node.store.table.find("red", b"a"))
+    assert block is not None
+    node.call(lambda: node.store.table.drop(block))
+    [description] = shown(client, blocks.slabs[0])
+    assert far.read(far.imported(description), blocks.offsets[0], SIZE) == b"a" * SIZE
+    client.release(blocks.lease)
+    assert client.put({"b": b"b" * SIZE}) == [1]
+
+
+def test_slabs_are_shown_to_their_tenant_only_few_at_a_time_and_by_a_node_with_an_engine(
+    node: Served, client: Client, tmp_path: Path
+) -> None:
+    client.put({"a": b"a" * 3000})
+    slab = client.ask_blocks("a", engine=1).slabs[0]
+    assert [bool(region) for region in shown(client, slab, 1000, slab)] == [True, False, True]
+    blue = node.connect(tcp=True, tenant="blue")
+    assert shown(blue, slab) == shown(blue, 1000) == [b""]
+    blue.close()
+    with pytest.raises(InvalidArgument, match=str(MAX_SLABS)):
+        shown(client, *range(MAX_SLABS + 1))
+    with served(tmp_path / "other") as without:
+        other = without.connect(tcp=True)
+        with pytest.raises(InvalidArgument, match="no transfer engine"):
+            shown(other, slab)
+        other.close()
+
+
+def test_nobody_is_shown_anything_without_a_hello(node: Served, client: Client) -> None:
+    def forget_hello() -> None:
+        for session in node.server.sessions:
+            session.context = None
+
+    node.call(forget_hello)
+    with pytest.raises(Unauthorized, match="Hello"):
+        shown(client, 0)
+
+
+def test_another_tenant_cannot_guess_its_way_into_a_slab(node: Served, client: Client, far: FarClient) -> None:
+    """It reaches the same engine, and may know everything but the key."""
+    client.put({"a": b"a" * 3000})
+    blocks = client.ask_blocks("a", engine=1)
+    known = unpack_region(shown(client, blocks.slabs[0])[0])
+    for key in (0, known.key + 1, known.key ^ 1):
+        with pytest.raises(Denied):
+            far.read(PeerRegion(far.peer, known._replace(key=key)), 0, 1)
+    for region_id in range(known.region_id + 1, known.region_id + 10):
+        with pytest.raises((StaleHandle, Denied)):
+            far.read(PeerRegion(far.peer, known._replace(region_id=region_id)), 0, 1)
+
+
+def test_who_may_read_a_slab_may_not_write_it(client: Client, far: FarClient) -> None:
+    client.put({"a": b"a" * 3000})
+    blocks = client.ask_blocks("a", engine=1)
+    [description] = shown(client, blocks.slabs[0])
+    with pytest.raises(Denied):
+        far.write(far.imported(description), b"x" * 3000, blocks.offsets[0])
+    assert client.read("a", inline_bytes=1 << 20)[1] == [b"a" * 3000]
