@@ -13,6 +13,8 @@ COVERED := tests/protocol tests/kvcache tests/tiers tests/master/test_directory.
 	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
 	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
 	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE)))
+# NIXL and UCX each bring a libucp; both in one process crash.
+ALONE := tests/transfer/test_nixl.py tests/transfer/test_nixl_library.py
 
 .PHONY: help
 help:  ## this list
@@ -27,7 +29,8 @@ test: $(BIN)/.dev etcd typing  ## the whole suite
 	rm -f .coverage
 	$(BIN)/python -m pytest $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report= -p no:cacheprovider
 	$(BIN)/python tests/own_coverage.py
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED)) -p no:cacheprovider
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED) $(ALONE)) -p no:cacheprovider
+	$(BIN)/python -m pytest $(ALONE) -p no:cacheprovider
 
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter

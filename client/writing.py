@@ -249,8 +249,7 @@ class Writing:
             return []
         sources = [self._sources[indices[place]] for place in places]
         copies: list[Copy] = [
-            (source, core.remote.region(peer, opened.regions[place]), len(source))
-            for place, source in zip(places, sources, strict=True)
+            (source, core.remote.region(peer, opened.regions[place]), len(source)) for place, source in zip(places, sources, strict=True)
         ]
         yield from core.move(node, copies, self._deadline)
         sums = yield from work(lambda: [checksum(source) for source in sources], sum(map(len, sources)))

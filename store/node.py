@@ -77,9 +77,14 @@ class Node:
         self._transfer = transfer or TransferSettings()
         self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._tiers = open_tiers(settings)
+        self._instance = new_instance()
+        self._engine: TransferEngine | None = None
         try:
+            self._engine = self._make_engine()
             self._assemble()
         except BaseException:
+            if self._engine is not None:
+                self._engine.close()
             for tier in self._tiers.values():
                 tier.close()
             raise
@@ -115,8 +120,6 @@ class Node:
         )
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
-        self._instance = new_instance()
-        self._engine = self._make_engine()
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
         self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims, self._regions)
         self._reads = ReadService(

@@ -37,14 +37,22 @@ class SharedRegions:
         except (StaleHandle, Unauthorized):  # one answer for both: another tenant's slab does not exist for this one
             return b""
         if slab not in self._slabs:
-            region = self._engine.register(memory)
-            self._slabs[slab] = region, self._engine.export(region)
+            self._slabs[slab] = self._export(memory, writable=False)
         return self._slabs[slab][1]
 
     def show_slot(self, slot: Slot) -> tuple[WriteGrant, bytes]:
         """Leave to write a slot, and the slot as the engine exports it."""
-        region = self._engine.register(self._dram.view(slot))
-        return WriteGrant(region), self._engine.export(region, writable=True)
+        region, description = self._export(self._dram.view(slot), writable=True)
+        return WriteGrant(region), description
+
+    def _export(self, memory: memoryview, *, writable: bool) -> tuple[Region, bytes]:
+        """A region and its description. Raises whatever a transport has against the memory; none of them shows it then."""
+        region = self._engine.register(memory)
+        try:
+            return region, self._engine.export(region, writable=writable)
+        except BaseException:
+            _close(region)
+            raise
 
     def sweep(self) -> None:
         """Stop showing slabs that are gone; their memory is kept for as long as it is being read."""

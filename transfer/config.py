@@ -14,13 +14,13 @@ class TransferSettings:
 
     transports: str = setting(
         "auto",
-        "Transports to use, the preferred one first, of shm, tcp, ucx, nixl and MODULE:CLASS for one of your own. auto: shm, then nixl and "
-        "ucx where they are installed and there is an RDMA device, then tcp.",
+        "Transports to use, the preferred one first, of shm, tcp, ucx, nixl and MODULE:CLASS for one of your own. auto: shm, "
+        "then ucx or else nixl where it is installed and there is an RDMA device, then tcp. Not ucx and nixl together.",
     )
     rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
     topology: str = setting("", "JSON file that replaces the discovered topology.")
     listen_port: int = setting(0, "TCP port of the engine on every rail; 0 takes a free one.", minimum=0, maximum=65535)
-    # Over a loopback, slices of 2 MiB carry a fifth more than of 1 MiB; of 4 MiB no more, and three under way no more than two
+    # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
     # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
     slice_bytes: Size = setting(Size(2 << 20), "Large transfers are cut into slices of this size.", minimum=64 << 10, maximum=16 << 20)
     shm_slice_bytes: Size = setting(

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.transfer.agent import Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
@@ -12,6 +12,9 @@ from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory import RemoteRegion
 from kvstore.transfer.paths import Path, PathChooser, PathFacts
 from kvstore.transfer.transfers import Slice
+
+TRIES_A_PATH: Final = 2
+"""A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
 
 
 class Route(NamedTuple):
@@ -77,15 +80,17 @@ class Peer:
     def choose(self, part: Slice, now_ns: int) -> Path | None:
         """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
 
-        None when every path that reaches its regions has failed it.
+        None when every path that reaches its regions has failed it TRIES_A_PATH times; those that failed it less often go first.
         """
         reach = set(part.pieces[0].remote.descriptors)
         for piece in part.pieces:
             if piece.remote is not part.pieces[0].remote:
                 reach.intersection_update(piece.remote.descriptors)
-        usable = [path for path in self.routes if path.transport in reach and path not in part.tried]
-        if not usable:
+        reaching = [path for path in self.routes if path.transport in reach]
+        fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
+        if fewest >= TRIES_A_PATH:
             return None
+        usable = [path for path in reaching if part.tried.count(path) == fewest]
         excluded = [path for path in self.routes if path not in usable]
         states = self.chooser.states
         far_ends = self._far_ends(part.pieces[0].local.location, part.pieces[0].remote.location)

@@ -97,15 +97,21 @@ def first_of_each(agents: Sequence[TransferAgent]) -> dict[str, TransferAgent]:
 
 
 def chosen_transports(settings: TransferSettings, topology: Topology) -> list[str]:
-    """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none."""
+    """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none, and for
+    UCX beside NIXL: each brings a UCX of its own, and the two crash in one process.
+
+    By itself UCX goes before NIXL, for its peers have to show a region's key.
+    """
     if settings.transports == AUTO:
         has_rdma = any(nic.kind in RDMA_KINDS for nic in topology.usable())
-        fast = [name for name, module in (("nixl", "nixl"), ("ucx", "ucxx")) if has_rdma and importlib.util.find_spec(module)]
-        return ["shm", *fast, "tcp"]
+        fast = [name for name, module in (("ucx", "ucxx"), ("nixl", "nixl")) if has_rdma and importlib.util.find_spec(module)]
+        return ["shm", *fast[:1], "tcp"]
     names = list(dict.fromkeys(name.strip() for name in settings.transports.split(",") if name.strip()))
     for name in names:
         if name not in NAMES and ":" not in name:
             raise ConfigError(f"transports names {name!r}: write some of {', '.join(NAMES)}, or MODULE:CLASS for your own, or auto")
+    if "ucx" in names and "nixl" in names:
+        raise ConfigError("transports names both ucx and nixl, whose libraries crash in one process: choose one")
     if not names:
         raise ConfigError("transports is empty: write auto, or some of " + ", ".join(NAMES))
     return names

@@ -98,7 +98,8 @@ class OracleNode:
             os.close(fd)
 
 
-Scripted = Message | BaseException | Callable[[OracleChannel, Any], Message]
+Scripted = Message | BaseException | Callable[..., Any]
+"""A function is given the channel and the message, and gives the answer; for a Move see `_move`."""
 
 
 class Oracle:

@@ -6,7 +6,7 @@ A path that a node has described anew, a process that is gone and a put that is 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from kvstore.client.effects import Move
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
@@ -71,17 +71,17 @@ class OracleEngines:
         for source, destination, size_bytes in move.copies:
             if isinstance(end := _span(source), Span):
                 fd, at = self._reach(end, size_bytes, nodes, writing=False)
-                with memoryview(destination) as view:
-                    view[:size_bytes] = os.pread(fd, size_bytes, at)
+                cast(memoryview, destination)[:size_bytes] = os.pread(fd, size_bytes, at)
             else:
                 end = _span(destination)
                 assert isinstance(end, Span)
                 fd, at = self._reach(end, size_bytes, nodes, writing=True)
-                os.pwrite(fd, source, at)
+                os.pwrite(fd, cast(memoryview, source), at)
 
     def _reach(self, end: Span, size_bytes: int, nodes: Mapping[int, Served], *, writing: bool) -> tuple[int, int]:
         """(descriptor, offset)"""
-        region: PeerRegion = end.region
+        region = end.region
+        assert isinstance(region, PeerRegion)
         place = self._places[region.remote.region_id]
         node = nodes.get(place.node.node_id)
         if node is None or region.peer.info != unpack_engine(describe(node)) or not region.peer.is_connected:

@@ -1,8 +1,12 @@
 """Reads of the core by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstore.client.buffers import as_destination
 from kvstore.client.effects import Move
@@ -75,8 +79,7 @@ def ways(oracle: Oracle) -> list[int]:
 
 def scribble(move: Move) -> None:
     """What arrived first arrived damaged."""
-    destination = move.copies[0][1]
-    destination[:1] = b"X"
+    cast(memoryview, move.copies[0][1])[:1] = b"X"
 
 
 def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_with_the_message(oracle: Oracle) -> None:
@@ -293,6 +296,47 @@ def test_a_node_that_dies_while_it_is_read_is_avoided(make_oracle: MakeOracle, f
 
     oracle.script[Move].append(dies)
     assert get(oracle, b"k") == [BIG if others else None]
+
+
+FAULTS = ("works", "damages", "unreachable", "stale", "times out", "links change", "restarts")
+
+
+@given(st.lists(st.sampled_from(FAULTS), max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is_told(faults: list[str], has_replica: bool) -> None:
+    nodes = [OracleNode(node_id, local=False, has_engine=True) for node_id in (2, 3)]
+    oracle = Oracle(*nodes, engine_min_bytes=1)
+    values = [b"a" * 20_000, b"b" * 20_000]
+    oracle.store(b"a", values[0], *((2, 3) if has_replica else (2,)))
+    oracle.store(b"b", values[1], 3)
+    errors = {"unreachable": Unreachable("no path"), "stale": StaleHandle("closed"), "times out": DeadlineExceeded("too slow")}
+
+    def change(move: Move, fault: str) -> None:
+        for node in nodes:
+            node.revision += 1
+            node.rail = f"eth{node.revision}" if fault == "links change" else node.rail
+            node.epoch += fault == "restarts"
+        scribble(move)
+
+    for fault in faults:
+        if fault in errors:
+            oracle.script[Move].append(errors[fault])
+        else:
+            oracle.script[Move].append({"works": lambda _: None, "damages": scribble}.get(fault, partial(change, fault=fault)))
+    told = (DeadlineExceeded, ChecksumMismatch, Unreachable, StaleHandle)
+    try:
+        for _ in range(len(faults) + 1):
+            try:
+                assert get(oracle, b"a", b"b") == values
+            except told:
+                assert len(oracle.script[Move]) < len(faults), "only for a fault"
+        oracle.script[Move].clear()
+        oracle.core.remote._clock_ns = lambda: 1 << 62  # all have rested
+        assert get(oracle, b"a", b"b") == values, "nothing of it lasts"
+    finally:
+        oracle.core.close()
+        for node in nodes:
+            node.close()
 
 
 def test_an_interrupt_closes_the_channel_and_with_it_the_lease(oracle: Oracle) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, KVStoreError
+from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.settings import Size
 from kvstore.store.block import Block
 from kvstore.store.config import NodeSettings
-from kvstore.store.node import Node, open_tiers, readable_blocks
+from kvstore.store.node import Node, engine_settings, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
-from kvstore.tiers.tier import Record
+from kvstore.tiers.tier import Record, Recovered
 from kvstore.transfer import netlink
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.description import unpack_engine
+from kvstore.transfer.topology import ETHERNET, LOOPBACK, Nic, Topology
+from tests.store.engines import eventually
 
 
 @pytest.fixture
@@ -105,8 +108,69 @@ def test_a_node_that_is_not_told_its_interfaces_runs_without_a_topology(
     monkeypatch.setattr(netlink, "_dump", refuse)
     node = Node(settings)
     assert node.start().tcp
+    assert node._engine is None
+    assert node._regions is None
+    assert node.status()[1]["engine_bytes"] == node.status()[1]["engine_connections"] == 0
     node.close()
+    assert "no transfer engine" in caplog.text
     assert "the topology of this host is unknown: the kernel does not tell the network interfaces" in caplog.text
+
+
+HOST = Topology("host", nics=(Nic("lo", LOOPBACK, "lo", ("127.0.0.1",)), Nic("eth0", ETHERNET, "eth0", ("10.0.0.1",))))
+
+
+@pytest.mark.parametrize(
+    ("listens_on", "rails", "chosen"),
+    [
+        ("127.0.0.1", "", "lo"),
+        ("::1", "", "lo"),
+        ("localhost", "", "lo"),
+        ("0.0.0.0", "", ""),
+        ("10.0.0.1", "", ""),
+        ("127.0.0.1", "eth0", "eth0"),
+    ],
+)
+def test_the_engine_is_not_to_be_reached_from_outside_unless_the_node_is_or_its_rails_are_named(
+    listens_on: str, rails: str, chosen: str
+) -> None:
+    assert engine_settings(TransferSettings(rails=rails), HOST, listens_on=listens_on).rails == chosen
+
+
+@pytest.mark.parametrize(
+    ("transports", "chosen"),
+    [("auto", "tcp"), ("shm", "tcp"), ("shm,tcp", "tcp"), ("ucx, shm ,tcp", "ucx,tcp"), ("my.own:Agent", "my.own:Agent")],
+)
+def test_the_engine_serves_other_hosts_for_clients_of_this_one_map_slabs(transports: str, chosen: str) -> None:
+    assert engine_settings(TransferSettings(transports=transports), HOST, listens_on="0.0.0.0").transports == chosen
+
+
+def test_a_node_on_a_host_without_a_loopback_in_its_topology_takes_the_rails_there_are() -> None:
+    assert engine_settings(TransferSettings(), Topology("host"), listens_on="127.0.0.1").rails == ""
+
+
+def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
+    node.start()
+    assert node._engine is not None
+    assert node._link is not None
+    link = node._link
+    before = link._description["transfer"]
+    assert before == node._engine.describe()
+    assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
+    watch = node._watch
+    assert watch is not None
+    look = watch._look
+
+    def with_another_link() -> Topology:
+        topology = look()
+        return replace(topology, nics=(*topology.nics, Nic("eth9", ETHERNET, "eth9", ("192.0.2.99",))))
+
+    monkeypatch.setattr(watch, "_look", with_another_link)
+    eventually(lambda: b"eth9" in link._description["topology"])
+    assert link._description["transfer"] == node._engine.describe()
+    node.close()
 
 
 def test_a_topology_that_does_not_fit_the_machine_is_refused_at_start(settings: NodeSettings, tmp_path: Path) -> None:
@@ -115,6 +179,17 @@ def test_a_topology_that_does_not_fit_the_machine_is_refused_at_start(settings: 
     before = open_fds()
     with pytest.raises(ConfigError, match=r"topology\.json: cpu:0, preferred: there is no NIC 'mlx5_9'"):
         Node(settings, TransferSettings(topology=str(path)))
+    assert open_fds() == before
+
+
+def test_a_tier_that_cannot_be_recovered_leaves_nothing_open(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: NvmeTier) -> list[Recovered]:
+        raise TierFailed("the index cannot be read")
+
+    monkeypatch.setattr(NvmeTier, "recover", fail)
+    before = open_fds()
+    with pytest.raises(TierFailed):
+        Node(settings)
     assert open_fds() == before
 
 

@@ -212,7 +212,8 @@ def test_an_expired_put_is_refused_and_its_slot_free_before_its_writer_hears_of_
 def test_a_slot_that_the_engine_cannot_show_fails_the_request_and_leaves_nothing_open(
     node: Served, client: Client, engine: TransferEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export, shown = engine.export, []
+    export = engine.export
+    shown: list[Region] = []
 
     def second_fails(region: Region, *, writable: bool = False) -> bytes:
         if shown:

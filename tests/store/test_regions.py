@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
+from kvstore.protocol.errors import Denied, Full, InvalidArgument, StaleHandle
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.memory import Region, RemoteRegion
 from kvstore.transfer.peer import PeerRegion
 from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
 
@@ -67,6 +68,25 @@ def test_a_slab_of_another_tenant_and_one_that_is_not_there_are_the_same_nothing
     assert pair.regions.show_slab(slab, tenant="blue") == pair.regions.show_slab(slab + 1000, tenant="blue") == b""
     pair.regions.show_slab(slab, tenant="red")
     assert pair.regions.show_slab(slab, tenant="blue") == b"", "also once its tenant has been shown it"
+
+
+@pytest.mark.parametrize("kind", ["slab", "slot"])
+def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    slot = pair.slot(b"a")
+    export = pair.node.export
+    shown: list[RemoteRegion] = []
+
+    def late_refusal(region: Region, *, writable: bool = False) -> bytes:
+        shown.append(unpack_region(export(region, writable=writable)))
+        raise Full("no memory can be registered any more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.node, "export", late_refusal)
+        with pytest.raises(Full):
+            pair.regions.show_slot(slot) if kind == "slot" else pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red")
+    with pytest.raises(StaleHandle):
+        pair.client.read(PeerRegion(pair.client.peer, shown[0]), 0, 1)
+    assert pair.regions.show_slab(pair.dram.locate(slot)[0], tenant="red"), "it can be later"
 
 
 def test_a_shown_slab_cannot_be_written(pair: Pair) -> None:

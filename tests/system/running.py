@@ -2,12 +2,14 @@
 where it was. Every wait has a deadline."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,6 +155,29 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Connection]]:
+    """`work(connection, *arguments)` in a process of its own: its pid, and our end of the connection."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=work, args=(theirs, *arguments))
+    child.start()
+    theirs.close()
+    try:
+        assert child.pid is not None
+        yield child.pid, ours
+    finally:
+        ours.close()
+        child.kill()
+        child.join()
+        child.close()
+
+
+def heard(connection: Connection) -> Any:
+    assert connection.poll(DEADLINE_S), "the other process is silent"
+    return connection.recv()
 
 
 def descriptors(pid: int) -> int:

@@ -1,14 +1,11 @@
 """Processes stopped with SIGSTOP, as in a frozen container: nobody waits for them for ever, and they harm nobody when they go on."""
 
 import mmap
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ from kvstore.transfer.address import Address
 from kvstore.transfer.channel import Channel
 from kvstore.transfer.deadline import Deadline
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, MIB, System, stopped, until
+from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
 
 ASK_AGAIN = 2
 TTL_S = 0.3
@@ -34,29 +31,6 @@ def small(tmp_path: Path) -> Iterator[System]:
         started.start_master()
         started.start_node("n0", "--dram", f"{BLOCKS}MiB", "--put-ttl-s", str(TTL_S), "--max-lease-s", str(TTL_S))
         yield started
-
-
-@contextmanager
-def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Connection]]:
-    """`work(connection, *arguments)` in a process of its own: its pid, and our end of the connection."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=work, args=(theirs, *arguments))
-    child.start()
-    theirs.close()
-    try:
-        assert child.pid is not None
-        yield child.pid, ours
-    finally:
-        ours.close()
-        child.kill()
-        child.join()
-        child.close()
-
-
-def heard(connection: Connection) -> Any:
-    assert connection.poll(DEADLINE_S), "the other process is silent"
-    return connection.recv()
 
 
 def hold_views(connection: Connection, address: str, keys: list[bytes]) -> None:

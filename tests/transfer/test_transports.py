@@ -64,7 +64,8 @@ def test_auto_is_shared_memory_and_tcp_without_rdma(maker: Makers, monkeypatch: 
 @pytest.mark.parametrize(
     ("modules", "expected"),
     [
-        (("nixl", "ucxx"), ["shm", "nixl", "ucx", "tcp"]),
+        (("nixl", "ucxx"), ["shm", "ucx", "tcp"]),
+        (("nixl",), ["shm", "nixl", "tcp"]),
         (("ucxx",), ["shm", "ucx", "tcp"]),
         ((), ["shm", "tcp"]),
     ],
@@ -80,7 +81,9 @@ def test_named_transports_keep_their_order(maker: Makers) -> None:
     assert maker(f" tcp, {FAULTY} ,shm,tcp,").transports(USUAL) == ["tcp", FAULTY, "shm"]
 
 
-@pytest.mark.parametrize(("transports", "reason"), [("tcp,rdma", "'rdma'"), ("", "empty"), (" , ", "empty")])
+@pytest.mark.parametrize(
+    ("transports", "reason"), [("tcp,rdma", "'rdma'"), ("", "empty"), (" , ", "empty"), ("ucx,tcp,nixl", "choose one")]
+)
 def test_names_of_no_transport_are_refused(maker: Makers, transports: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         maker(transports).transports(USUAL)

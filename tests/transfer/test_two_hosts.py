@@ -60,7 +60,7 @@ def test_rails_are_cut_and_restored_under_load_and_callers_notice_nothing(hosts:
 
 
 def test_with_all_rails_cut_callers_are_told_and_nothing_hangs(hosts: TwoHosts) -> None:
-    with Load(hosts, **QUICK) as load:
+    with Load(hosts, "read", **QUICK) as load:
         wait_for_all_rails(load)
         for rail in range(len(hosts.rails)):
             hosts.cut(rail)

@@ -1,0 +1,93 @@
+"""A node and a client on two hosts (network namespaces) while the network between their engines changes: values are right all the time,
+by the engine where there is a way for it, else by message."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.remote import REST_S
+from tests.namespaces import TwoHosts, two_hosts
+from tests.store.daemons import running
+from tests.system.far_client import FarClient
+from tests.system.running import MIB, until
+
+MASTER, NODE, ENGINE_PORT = 7440, 7441, 7450
+KEYS = [f"k{number}" for number in range(8)]
+WHOLE = 8 * MIB
+STORED, RIGHT = [True] * 8, [True] * 8
+DROP = f"table inet engine {{ chain input {{ type filter hook input priority 0; tcp dport {ENGINE_PORT} drop; }}; }}"
+DEADLINE_S = ClientSettings().deadline_s
+
+
+@contextmanager
+def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
+    """A master and a node on host 0, whose engine uses these rails: the master's address. Both are reached by the first rail."""
+    config = folder / "node.toml"
+    config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\nlink_poll_interval_s = 0.05\n')
+    here, address = hosts.prefix(0), hosts.rails[0].addresses[0]
+    master = ["--listen", f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
+    node = ["--master", f"{address}:{MASTER}", "--listen", f"{address}:{NODE}", "--name", "n0", "--run-dir", str(folder / "n")]
+    with (
+        running("master", *master, log=folder / "master.log", prefix=here),
+        running("node", *node, "--dram", "64MiB", "--config", str(config), log=folder / "node.log", prefix=here) as daemon,
+    ):
+        assert daemon.line()["event"] == "ready"
+        yield f"{address}:{MASTER}"
+
+
+def test_an_engine_behind_a_firewall_is_done_without_and_used_again_once_it_can_be(tmp_path: Path) -> None:
+    with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master, FarClient(hosts, 1, master) as client:
+        assert client.put(KEYS, MIB)["done"] == STORED
+        first = client.get(KEYS, MIB)
+        assert (first["done"], first["engine_bytes"]) == (RIGHT, WHOLE)
+        hosts.run(0, ["nft", DROP])
+        cut = client.get(KEYS, MIB)
+        assert (cut["done"], cut["engine_bytes"]) == (RIGHT, 0)
+        assert cut["seconds"] < DEADLINE_S / 2, "packets vanish and nobody is told: found out in time all the same"
+        again = client.get(KEYS, MIB)
+        assert (again["done"], again["engine_bytes"]) == (RIGHT, 0)
+        assert again["seconds"] < 1, "it is not tried again at once"
+        others = [key + " too" for key in KEYS]
+        assert client.put(others, MIB)["done"] == STORED
+        assert client.get(others, MIB)["done"] == RIGHT
+        hosts.run(0, ["nft", "delete", "table", "inet", "engine"])
+        until(lambda: client.get(KEYS, MIB)["engine_bytes"] == WHOLE, "the engine is used again", 2 * REST_S)
+
+
+def test_a_client_that_starts_behind_a_firewall_moves_values_by_message(tmp_path: Path) -> None:
+    with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master:
+        hosts.run(0, ["nft", DROP])
+        with FarClient(hosts, 1, master) as client:
+            put = client.put(KEYS, MIB)
+            assert (put["done"], put["engine_bytes"]) == (STORED, 0)
+            assert put["seconds"] < DEADLINE_S / 2
+            got = client.get(KEYS, MIB)
+            assert (got["done"], got["engine_bytes"]) == (RIGHT, 0)
+
+
+def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path) -> None:
+    with two_hosts(0, 0) as hosts, a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:
+        assert client.put(KEYS, MIB)["done"] == STORED
+        assert client.get(KEYS, MIB)["engine_bytes"] == WHOLE
+        hosts.run(0, ["ip", "address", "flush", "dev", "rail1"])
+        hosts.run(0, ["ip", "address", "add", "10.77.1.9/24", "dev", "rail1"])
+        moved = client.get(KEYS, MIB)
+        assert moved["done"] == RIGHT, "by the old way's failure, and the new one or a message"
+        until(lambda: client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0}, "the new way is used")
+
+
+def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first_failure_on(tmp_path: Path) -> None:
+    with two_hosts(0, 0) as hosts:
+        hosts.run(1, ["ip", "link", "set", "rail1", "down"])
+        with a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:
+            client.put(["small"], 100)  # now it knows how the node described itself
+            hosts.run(1, ["ip", "link", "set", "rail1", "up"])
+            until(lambda: "tcp rail1" in status(hosts, master), "the master knows of the link")
+            assert client.put(KEYS, MIB) | {"seconds": 0} == {"done": STORED, "engine_bytes": 0, "seconds": 0}
+            assert client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0}
+
+
+def status(hosts: TwoHosts, master: str) -> str:
+    return hosts.run(0, [sys.executable, "-m", "kvstore.client.cli", "status", "--master", master, "--json"])

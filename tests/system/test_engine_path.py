@@ -1,0 +1,318 @@
+"""Values between a node and clients of other hosts by the transfer engine, with real processes: what is read is what was put, whatever
+dies, restarts, stalls or cannot be reached meanwhile."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client.aio import AsyncClient
+from kvstore.client.config import ClientSettings
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import Denied, KVStoreError, Retry, StaleHandle
+from kvstore.protocol.master_messages import Nodes, NodeTable
+from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Commit, Open, Opened, Read, RegionList, Regions
+from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
+from kvstore.protocol.settings import Size
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.copies import Span
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.description import unpack_engine, unpack_region
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.peer import PeerRegion
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
+from tests.transfer.raw_peers import RawAsker, store
+
+BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
+ASK_AGAIN = 2
+TTL_S = 0.3
+SIZES = (100, 70_000, 16 << 10, MIB + 3)
+KEYS = [b"block-%d" % number for number in range(16)]
+VALUES = [value_of(key, 0, SIZES[number % 4]) for number, key in enumerate(KEYS)]
+LARGE = sum(len(value) for value in VALUES if len(value) > 16 << 10)
+"""Bytes of those that do not come along with a message."""
+
+
+def far_client(system: System, **options: Any) -> Client:
+    """A client that takes itself to be on another host, and has its engine move all but the smallest values."""
+    return system.remote_client(**{"settings": BY_ENGINE, **options})
+
+
+def node_tcp(system: System) -> str:
+    return system.node_status().tcp
+
+
+def engine_of(system: System, tenant: str = "", token: str = "") -> bytes:
+    """How the node's engine is reached, as every client is told."""
+    channel = Channel.open(parse_address(system.address), Hello(ROLE_CLIENT, tenant, token), Deadline(DEADLINE_S))
+    with closing(channel):
+        return channel.call(Nodes(), NodeTable, Deadline(DEADLINE_S)).transfers[0]
+
+
+# --- round trips ---
+
+
+def test_whoever_put_them_and_however_they_are_read_values_are_the_bytes_that_were_put(system: System) -> None:
+    with system.client() as local, far_client(system) as far, far_client(system) as newcomer:
+        assert far.put_batch(KEYS[::2], VALUES[::2]) == [True] * 8
+        assert local.put_batch(KEYS[1::2], VALUES[1::2]) == [True] * 8
+        assert far.put_batch(KEYS, VALUES) == [False] * 16
+        for client in (local, far, newcomer):
+            assert client.get_batch([*KEYS, b"nowhere"]) == [*VALUES, None]
+        assert newcomer.stats().engine_bytes == LARGE
+        assert local.stats().engine_bytes == 0
+        buffers = [bytearray(2 * MIB) for _ in KEYS]
+        assert newcomer.get_batch_into(KEYS, buffers) == [len(value) for value in VALUES]
+        assert all(buffer[: len(value)] == value for buffer, value in zip(buffers, VALUES, strict=True))
+        for key, value in zip(KEYS, VALUES, strict=True):
+            with newcomer.view(key) as memory:
+                assert memory is not None
+                assert bytes(memory) == value
+    counters = system.await_settled().counters
+    assert counters["engine_bytes"] > 2 * LARGE
+    until(lambda: system.node_status().counters["leases"] == 0, "no leases")
+
+
+def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+
+    async def work() -> int:
+        async with AsyncClient(system.address, settings=BY_ENGINE) as client:
+            stored = await asyncio.gather(*(client.put(key, value) for key, value in zip(KEYS, VALUES, strict=True)))
+            assert stored == [True] * 16
+            for found in await asyncio.gather(*(client.get_batch(KEYS) for _ in range(8))):
+                assert found == VALUES
+            async with client.view(KEYS[1]) as memory:
+                assert memory is not None
+                assert bytes(memory) == VALUES[1]
+            return client.stats().engine_bytes
+
+    assert asyncio.run(work()) > 8 * LARGE
+
+
+def test_a_cancelled_get_leaves_the_client_usable(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+
+    async def work() -> None:
+        async with AsyncClient(system.address, settings=BY_ENGINE) as client:
+            await client.put_batch(KEYS, VALUES)
+            for rounds in range(10):
+                getting = asyncio.ensure_future(client.get_batch(KEYS))
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+                getting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await getting
+                assert await client.get_batch(KEYS) == VALUES
+
+    asyncio.run(work())
+    until(lambda: system.node_status().counters["leases"] == 0, "no leases")
+
+
+def test_the_engine_is_used_from_a_mebibyte_on(system: System) -> None:
+    with system.remote_client() as far:
+        far.put_batch([b"a", b"b"], [VALUES[1], VALUES[1]])
+        assert far.stats().engine_bytes == 0
+        far.put(b"c", VALUES[3])
+        assert far.get_batch([b"a", b"b", b"c"]) == [VALUES[1], VALUES[1], VALUES[3]]
+        assert far.stats().engine_bytes == len(VALUES[3]) + 2 * len(VALUES[1]) + len(VALUES[3])
+
+
+def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
+    def used() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    with far_client(system) as first:
+        first.put_batch(KEYS, VALUES)
+    before = used()
+    for _ in range(5):
+        with far_client(system) as far:
+            assert far.get_batch(KEYS) == VALUES
+    assert used() == before
+    until(lambda: system.node_status().counters["engine_connections"] == 0, "the node's connections are closed too")
+
+
+# --- without a way ---
+
+
+def test_a_client_whose_transports_the_node_lacks_moves_values_by_message(system: System) -> None:
+    with far_client(system, transfer=TransferSettings(transports="shm")) as far:
+        assert far.put_batch(KEYS, VALUES) == [True] * 16
+        assert far.get_batch(KEYS) == VALUES
+        assert far.stats().engine_bytes == 0
+
+
+# --- what dies ---
+
+
+def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master()
+        system.start_node("n0", "--dram", "32MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+        with far_client(system) as far:
+            assert far.put_batch(KEYS, VALUES) == [True] * 16
+            assert far.get_batch(KEYS) == VALUES
+            before = engine_of(system)
+            for _ in range(2):
+                system.nodes["n0"].kill()
+                system.start_node("n0")
+                system.await_alive("n0")
+                found = far.get_batch(KEYS)
+                assert all(one in (None, value) for one, value in zip(found, VALUES, strict=True))
+                far.put_batch(KEYS, VALUES)
+                moved = far.stats().engine_bytes
+                assert far.get_batch(KEYS) == VALUES
+                assert far.stats().engine_bytes == moved + LARGE
+            assert unpack_engine(engine_of(system)).name != unpack_engine(before).name
+
+
+@pytest.mark.parametrize("others", [(), ("n1",)], ids=["no other node", "another node"])
+def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp_path: Path, others: tuple[str, ...]) -> None:
+    keys = [b"large-%d" % number for number in range(12)]
+    values = [value_of(key, 0, 2 * MIB) for key in keys]
+    with System(tmp_path) as system:
+        system.start_master()
+        for name in ("n0", *others):
+            system.start_node(name, "--dram", "64MiB")
+        with far_client(system, deadline_s=5.0) as far:
+            assert all(far.put(key, value) for key, value in zip(keys, values, strict=True))
+            places = [found[0].node for found in far.locate(keys)]
+            outcomes: list[Any] = []
+            ended = threading.Event()
+
+            def read() -> None:
+                while not ended.is_set():
+                    try:
+                        outcomes.append(far.get_batch(keys))
+                    except Retry as error:
+                        outcomes.append(error)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            until(lambda: len(outcomes) > 2, "the reader reads")
+            system.nodes["n0"].kill()
+            seen = len(outcomes)
+            until(lambda: len(outcomes) > seen + 2, "the reader reads on")
+            ended.set()
+            reader.join(DEADLINE_S)
+            assert outcomes[0] == values
+            for outcome in outcomes:
+                if not isinstance(outcome, Retry):
+                    assert all(one in (None, value) for one, value in zip(outcome, values, strict=True)), "bytes that nobody put"
+            assert outcomes[-1] == [value if place in others else None for value, place in zip(values, places, strict=True)]
+
+
+# --- writers that stall or die ---
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[System]:
+    """A node with room for one value of 1 MiB, and little time for a put."""
+    with System(tmp_path) as started:
+        started.start_master()
+        started.start_node("n0", "--dram", "1MiB", "--put-ttl-s", str(TTL_S))
+        yield started
+
+
+def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes) -> None:
+    """Open a put as a client of another host, begin to write its slot, say so, and when told to go on write the rest and commit."""
+    deadline = Deadline(DEADLINE_S)
+    channel = Channel.open(parse_address(tcp), Hello(ROLE_CLIENT), deadline)
+    opened = channel.call(Open("", [key], [MIB], [1], [b""], 1), Opened, deadline)
+    [agent] = unpack_engine(engine).agents
+    region = unpack_region(opened.regions[0])
+    with RawAsker(agent.metadata) as writer:
+        writer.join(key.decode())
+        writer.send(store([(region, 0, MIB)]), b"\xee" * 1000, payload_bytes=MIB, deadline_ms=20_000)
+        connection.send("writing")
+        connection.recv()
+        try:
+            writer.socket.sendall(b"\xee" * (MIB - 1000))
+            writer.answer()
+            ending = "written"
+        except OSError:
+            ending = "hung up on"
+        reply = channel.call(Commit([opened.put_ids[0]], [0]), Flags, deadline)
+        connection.send((ending, list(reply.flags)))
+        connection.recv()
+
+
+def test_a_client_killed_while_it_writes_leaves_its_room_and_its_key_to_others(small: System) -> None:
+    value = value_of(b"k", 1, MIB)
+    with small.client() as client:
+        with process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
+            assert heard(writer) == "writing"
+            os.kill(pid, signal.SIGKILL)
+            assert client.put(b"k", value, deadline_s=DEADLINE_S), "the killed one's slot was all the room there is"
+            assert client.get(b"k") == value
+    until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")
+
+
+def test_what_a_stopped_client_writes_after_its_put_expired_harms_nobody(small: System) -> None:
+    value = value_of(b"k", 1, MIB)
+    with small.client() as client, process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
+        assert heard(writer) == "writing"
+        with stopped(pid):
+            assert client.put(b"k", value, deadline_s=DEADLINE_S), "though the stopped one still has its connections"
+            assert client.get(b"k") == value
+        writer.send("go on")
+        assert heard(writer) == ("hung up on", [ASK_AGAIN])
+        assert client.get(b"k") == value
+        until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")
+
+
+# --- tenants ---
+
+TOKENS = {"red": "red's secret", "blue": "blue's secret"}
+
+
+def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text("[tenants]\n" + "".join(f'{tenant} = "{token}"\n' for tenant, token in TOKENS.items()))
+    secret, deadline = value_of(b"k", 0, MIB), Deadline(DEADLINE_S)
+    with System(tmp_path) as system:
+        system.settings = dataclasses.replace(system.settings, tenant="red", token=TOKENS["red"])
+        system.start_master(0, "--tokens", str(tokens))
+        system.start_node("n0", "--dram", "16MiB")
+        described = engine_of(system, "red", TOKENS["red"])
+        with (
+            far_client(system, tenant="red", token=TOKENS["red"]) as red_client,
+            far_client(system, tenant="blue", token=TOKENS["blue"]) as blue_client,
+            TransferEngine("blue's", TransferSettings(transports="tcp", rails="lo"), serves=False) as engine,
+        ):
+            assert red_client.put(b"k", secret)
+            assert blue_client.get(b"k") is None
+            hello = {tenant: Hello(ROLE_CLIENT, tenant, TOKENS[tenant]) for tenant in TOKENS}
+            red, blue = (Channel.open(parse_address(node_tcp(system)), hello[tenant], deadline) for tenant in ("red", "blue"))
+            with closing(red), closing(blue):
+                there = red.call(Read([b"k"], [0], 0, 10_000, 1), Blocks, deadline)
+                assert list(there.statuses) == [MAPPED]
+                assert list(blue.call(Read([b"k"], [0], 0, 10_000, 1), Blocks, deadline).statuses) == [MISS]
+                asked = Regions(there.slabs)
+                assert blue.call(asked, RegionList, deadline).regions == [b""]
+                [shown] = red.call(asked, RegionList, deadline).regions
+                assert shown
+                opened = blue.call(Open("", [b"mine"], [MIB], [1], [b""], 1), Opened, deadline)
+                peer = engine.connect(described)
+                mine, known = unpack_region(opened.regions[0]), unpack_region(shown)
+                # Blue's own key opens nothing of red's, and no more of its slab than its slot.
+                for region in (known._replace(key=mine.key), mine._replace(region_id=mine.region_id + 1)):
+                    with pytest.raises((Denied, StaleHandle)):
+                        engine.transfer([(b"x" * 100, Span(PeerRegion(peer, region)), 100)], deadline_s=5.0)
+                    with pytest.raises((Denied, StaleHandle)):
+                        engine.transfer([(Span(PeerRegion(peer, region)), bytearray(100), 100)], deadline_s=5.0)
+                with pytest.raises(KVStoreError, match="outside region"):
+                    beyond = PeerRegion(peer, mine._replace(size_bytes=2 * MIB))
+                    engine.transfer([(b"x" * 100, Span(beyond, MIB - 50), 100)], deadline_s=5.0)
+            assert red_client.get(b"k") == secret
