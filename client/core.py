@@ -4,6 +4,7 @@ Reads are in reading.py, writes in writing.py. One core serves all threads or ta
 counters, routes) is thread-safe.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -21,6 +22,7 @@ from kvstore.protocol.errors import (
     Denied,
     Fenced,
     InvalidArgument,
+    KVStoreError,
     ProtocolError,
     StaleHandle,
     Unavailable,
@@ -42,6 +44,8 @@ from kvstore.transfer.peer import Peer, PeerRegion
 from kvstore.transfer.transports import AUTO
 
 M = TypeVar("M", bound=Message)
+
+log = logging.getLogger("kvstore.client")
 
 MAX_SLAB_WORK: Final = 1 << 30
 """Mapping a slab faults all of its pages in: never on an event loop."""
@@ -203,9 +207,14 @@ class Core:
             raise Unreachable(f"the transfer engine cannot move values of node {node.name}: {error}") from None
         self.counters.add(engine_bytes=sum(size_bytes for _, _, size_bytes in copies))
 
-    def engine_failed(self, node: Node, deadline: Deadline) -> Operation[None]:
-        """A node's engine could not be used: leave it alone for a while, unless the master knows another way to it by now."""
-        self.remote.failed(node)
+    def engine_failed(self, node: Node, error: KVStoreError, deadline: Deadline) -> Operation[None]:
+        """A node's engine could not be used: leave it alone for a while, unless there is another way by now: this host's links have
+        changed, or the master knows of a change of the node's."""
+        log.warning("values of node %s go by message: %s", node.name, error)
+        if (yield Work(self.remote.refresh, MAX_SLAB_WORK)):
+            self.remote.forget(node.node_id)
+        else:
+            self.remote.failed(node)
         yield from self.refresh_nodes(deadline)
 
     def show_slabs(self, channel: AnyChannel, node: Node, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:

@@ -296,7 +296,7 @@ class Reading(Generic[R]):
                 raise
             # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
             yield Post(channel, Release([blocks.lease]))
-            yield from core.engine_failed(node, self._deadline)
+            yield from core.engine_failed(node, error, self._deadline)
             self._retry(0, [wanted[place] for place in places], error)
             return
         moved = [(place, room) for place, room in zip(places, rooms, strict=True) if room is not None]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.client.routes import Node
-from kvstore.protocol.errors import Broken, Closed, ProtocolError, Unreachable
+from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.peer import Peer, PeerRegion
 
@@ -57,6 +58,16 @@ class RemoteMemory:
     @property
     def is_started(self) -> bool:
         return self._engine is not None
+
+    def refresh(self) -> bool:
+        """Look at this host's links again: True if the engine has other ways now. Some milliseconds."""
+        engine = self._engine
+        if engine is None:
+            return False
+        try:
+            return engine.refresh(Discovery.configured(self._settings).look())
+        except (Broken, ConfigError):  # the system does not tell, or a rail of the settings is gone
+            return False
 
     def is_usable(self, node: Node) -> bool:
         """Whether the node has an engine that has not failed lately."""

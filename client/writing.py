@@ -220,8 +220,8 @@ class Writing:
         message = Open(self._namespace, *self._columns(indices), self._parents_of(indices), 1)
         try:
             peer = yield from core.peer_of(node)
-        except Unreachable:
-            yield from core.engine_failed(node, self._deadline)
+        except Unreachable as error:
+            yield from core.engine_failed(node, error, self._deadline)
             return False
         loan, opened = yield from core.begin(node.route, message, Opened, self._deadline)
         try:
@@ -233,7 +233,7 @@ class Writing:
             loan.discard()  # the node forgets the puts of a connection that ends
             if is_gone or not isinstance(error, Unreachable):
                 raise
-            yield from core.engine_failed(node, self._deadline)
+            yield from core.engine_failed(node, error, self._deadline)
             return False
         loan.give_back()
         yield from self._cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])

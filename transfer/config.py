@@ -26,6 +26,12 @@ class TransferSettings:
     shm_slice_bytes: Size = setting(
         Size(4 << 20), "The same for shared memory, where a slice is a copy.", minimum=64 << 10, maximum=16 << 20
     )
+    ucx_slice_bytes: Size = setting(
+        Size(8 << 20), "The same for UCX, where each slice costs a rendezvous.", minimum=64 << 10, maximum=16 << 20
+    )
+    nixl_slice_bytes: Size = setting(
+        Size(16 << 20), "The same for NIXL, which cuts and spreads by itself.", minimum=64 << 10, maximum=16 << 20
+    )
     tcp_streams: int = setting(2, "TCP connections to a peer on each rail.", minimum=1, maximum=64)
     window_slices: int = setting(2, "Slices under way on one connection: one in work, the others asked for.", minimum=1, maximum=64)
     max_endpoints: int = setting(256, "Connections kept open on a rail; the SIEVE policy chooses which to close.", minimum=1)
@@ -42,3 +48,9 @@ class TransferSettings:
     serve_threads: int = setting(16, "Threads that serve peers; connections beyond wait their turn.", minimum=1, maximum=256)
     copy_threads: int = setting(0, "Threads that copy shared memory; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     link_poll_interval_s: float = setting(1.0, "How often the state of the links is looked at.", minimum=0.01)
+
+    def slice_bytes_of(self, transport: str) -> int:
+        """The size of a slice that goes by this transport."""
+        return int(
+            {"shm": self.shm_slice_bytes, "ucx": self.ucx_slice_bytes, "nixl": self.nixl_slice_bytes}.get(transport, self.slice_bytes)
+        )

@@ -279,8 +279,9 @@ class TransferEngine:
         return transfer
 
     def _slice_bytes(self, peer: Peer) -> int:
-        is_shared = any(path.transport == "shm" for path in peer.routes)
-        return int(self.settings.shm_slice_bytes if is_shared else self.settings.slice_bytes)
+        """As the transport says that the peer's slices go by first."""
+        transport = min(peer.routes.items(), key=lambda item: item[1].facts.preference)[0].transport if peer.routes else ""
+        return self.settings.slice_bytes_of(transport)
 
     # --- notifications, figures, the end ---
 

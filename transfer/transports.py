@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError
@@ -58,7 +59,7 @@ class Maker:
         if transport == "ucx":
             from kvstore.transfer.ucx import UcxConnection
 
-            return self._over(UcxConnection, rail)
+            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share its one worker
         if transport == "nixl":
             from kvstore.transfer.nixl import NixlAgent
 
@@ -69,8 +70,9 @@ class Maker:
         agent: TransferAgent = kind(self._name, rail)
         return agent
 
-    def _over(self, kind: type[Connection], rail: Rail) -> TransferAgent:
-        return ConnectionAgent(self._name, rail, self._settings, kind, exports=self._exports, target=self._target, listens=self._listens)
+    def _over(self, kind: type[Connection], rail: Rail, settings: TransferSettings | None = None) -> TransferAgent:
+        chosen = settings or self._settings
+        return ConnectionAgent(self._name, rail, chosen, kind, exports=self._exports, target=self._target, listens=self._listens)
 
 
 def _load(path: str) -> type[Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.client.buffers import as_destination
 from kvstore.client.effects import Move
 from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
-from kvstore.client.remote import REST_S
+from kvstore.client.remote import REST_S, RemoteMemory
 from kvstore.client.viewing import OpenView, Viewing
 from kvstore.protocol.errors import (
     ChecksumMismatch,
@@ -181,6 +181,14 @@ def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracl
     assert ways(oracle) == [1, 1, 1]
     assert get(oracle, b"k") == [BIG]
     assert ways(oracle) == [1, 1, 1, 1]
+
+
+def test_when_links_of_this_host_have_changed_the_engine_is_tried_again_at_once(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get(oracle, b"k") == [BIG]
+    monkeypatch.setattr(RemoteMemory, "refresh", lambda _: True)
+    oracle.script[Move].append(Unreachable("no path"))
+    assert get(oracle, b"k") == [BIG]
+    assert ways(oracle) == [1, 1, 1]
 
 
 def test_the_slabs_of_a_node_that_restarted_are_asked_for_anew(oracle: Oracle, far: OracleNode) -> None:

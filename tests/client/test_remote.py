@@ -1,6 +1,7 @@
 """Promises of remote.py, with real engines on this host: which nodes' engines are used, and what is remembered of them for how long."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from kvstore.protocol.errors import Closed, ConfigError, Unreachable
 from kvstore.transfer import netlink
 from kvstore.transfer.address import Address
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.topology import ETHERNET, LOOPBACK, Nic
 
 SETTINGS = TransferSettings(transports="tcp", rails="lo")
 DEADLINE_S = 10.0
@@ -93,6 +96,33 @@ def test_where_the_system_does_not_tell_its_interfaces_no_node_can_be_reached(
     monkeypatch.setattr(netlink, "_dump", refuse)
     with pytest.raises(Unreachable, match="the topology of this host is unknown"):
         _ = remote.engine
+
+
+def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not remote.refresh(), "no engine yet"
+    remote._settings = TransferSettings(transports="tcp")
+    whole = Discovery.configured(remote._settings).look()
+    only_loopback = replace(whole, nics=tuple(nic for nic in whole.nics if nic.kind == LOOPBACK))
+    with monkeypatch.context() as patch:
+        patch.setattr(Discovery, "look", lambda _: only_loopback)
+        assert [agent.rail.device for agent in remote.engine.agents] == ["lo"]
+        assert not remote.refresh(), "nothing has changed"
+    another = Nic("lo1", ETHERNET, "lo1", ("127.0.0.2",))
+    with monkeypatch.context() as patch:
+        patch.setattr(Discovery, "look", lambda _: replace(only_loopback, nics=(*only_loopback.nics, another)))
+        assert remote.refresh()
+    assert [agent.rail.device for agent in remote.engine.agents] == ["lo1"]
+
+
+def test_links_that_cannot_be_looked_at_stay_as_they_were(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = remote.engine.agents
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(netlink, "_dump", refuse)
+    assert not remote.refresh()
+    assert remote.engine.agents == agents
 
 
 def test_a_closed_client_makes_no_engine(remote: RemoteMemory) -> None:

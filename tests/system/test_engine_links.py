@@ -21,9 +21,18 @@ DROP = f"table inet engine {{ chain input {{ type filter hook input priority 0; 
 DEADLINE_S = ClientSettings().deadline_s
 
 
+def await_links(hosts: TwoHosts, *devices: str) -> None:
+    """The kernel takes up to a second to say that a link is up."""
+    for host in (0, 1):
+        for device in devices:
+            command = ["ip", "-br", "link", "show", device]
+            until(lambda host=host, command=command: " UP " in hosts.run(host, command), f"{device} up")  # type: ignore[misc]
+
+
 @contextmanager
 def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
     """A master and a node on host 0, whose engine uses these rails: the master's address. Both are reached by the first rail."""
+    await_links(hosts, "rail0")
     config = folder / "node.toml"
     config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\nlink_poll_interval_s = 0.05\n')
     here, address = hosts.prefix(0), hosts.rails[0].addresses[0]
@@ -68,14 +77,19 @@ def test_a_client_that_starts_behind_a_firewall_moves_values_by_message(tmp_path
 
 
 def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path) -> None:
-    with two_hosts(0, 0) as hosts, a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:
-        assert client.put(KEYS, MIB)["done"] == STORED
-        assert client.get(KEYS, MIB)["engine_bytes"] == WHOLE
-        hosts.run(0, ["ip", "address", "flush", "dev", "rail1"])
-        hosts.run(0, ["ip", "address", "add", "10.77.1.9/24", "dev", "rail1"])
-        moved = client.get(KEYS, MIB)
-        assert moved["done"] == RIGHT, "by the old way's failure, and the new one or a message"
-        until(lambda: client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0}, "the new way is used")
+    with two_hosts(0, 0) as hosts:
+        await_links(hosts, "rail1")
+        with a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:
+            assert client.put(KEYS, MIB)["done"] == STORED
+            assert client.get(KEYS, MIB)["engine_bytes"] == WHOLE
+            hosts.run(0, ["ip", "address", "flush", "dev", "rail1"])
+            hosts.run(0, ["ip", "address", "add", "10.77.1.9/24", "dev", "rail1"])
+            moved = client.get(KEYS, MIB)
+            assert moved["done"] == RIGHT, "by the old way's failure, and the new one or a message"
+            until(
+                lambda: client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0},
+                "the new way is used",
+            )
 
 
 def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first_failure_on(tmp_path: Path) -> None:
@@ -84,6 +98,7 @@ def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first
         with a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:
             client.put(["small"], 100)  # now it knows how the node described itself
             hosts.run(1, ["ip", "link", "set", "rail1", "up"])
+            await_links(hosts, "rail1")
             until(lambda: "tcp rail1" in status(hosts, master), "the master knows of the link")
             assert client.put(KEYS, MIB) | {"seconds": 0} == {"done": STORED, "engine_bytes": 0, "seconds": 0}
             assert client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0}
