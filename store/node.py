@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from kvstore.store.answering import Answers
 from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
 from kvstore.store.claims import Claims
 from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.engine import make_engine
 from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mover import Mover
@@ -43,9 +44,8 @@ from kvstore.transfer.links import LinkChange, LinkWatch
 from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.server import Server, default_run_dir
 from kvstore.transfer.session import Session
-from kvstore.transfer.topology import LOOPBACK, Topology
+from kvstore.transfer.topology import Topology
 from kvstore.transfer.topology_json import dump_topology
-from kvstore.transfer.transports import chosen_transports
 
 WILDCARDS = ("0.0.0.0", "::")
 TICK_S = 0.1
@@ -80,7 +80,7 @@ class Node:
         self._instance = new_instance()
         self._engine: TransferEngine | None = None
         try:
-            self._engine = self._make_engine()
+            self._engine = make_engine(self._transfer, self._instance, listens_on=parse_address(settings.listen).host)
             self._assemble()
         except BaseException:
             if self._engine is not None:
@@ -181,17 +181,6 @@ class Node:
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self._link.start()
         return places
-
-    def _make_engine(self) -> TransferEngine | None:
-        """Serves clients of other hosts. It listens where the node does: on the loopback only if that does. None, and a warning, where
-        the system does not tell its network interfaces. Raises ConfigError for settings that cannot be met."""
-        try:
-            topology = Discovery.configured(self._transfer).look()
-        except Broken as error:
-            log.warning("no transfer engine: the topology of this host is unknown: %s", error)
-            return None
-        settings = engine_settings(self._transfer, topology, listens_on=parse_address(self._settings.listen).host)
-        return TransferEngine(f"node-{self._instance:x}", settings, topology=topology)
 
     def _watch_links(self, link: MasterLink) -> LinkWatch | None:
         """Have the master know this host's topology, as it is at any time. None, and a warning, where the system does not tell it."""
@@ -367,15 +356,6 @@ def check(settings: NodeSettings) -> None:
         raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
     if settings.advertise and parse_address(settings.advertise).unix:
         raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
-
-
-def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str) -> TransferSettings:
-    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
-    is not either."""
-    names = [name for name in chosen_transports(transfer, topology) if name != "shm"]
-    loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
-    is_inside = listens_on in ("127.0.0.1", "::1", "localhost")
-    return replace(transfer, rails=transfer.rails or (loopback if is_inside else ""), transports=",".join(names) or "tcp")
 
 
 def open_tiers(settings: NodeSettings) -> dict[int, Tier]:

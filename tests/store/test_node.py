@@ -14,13 +14,13 @@ from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.settings import Size
 from kvstore.store.block import Block
 from kvstore.store.config import NodeSettings
-from kvstore.store.node import Node, engine_settings, open_tiers, readable_blocks
+from kvstore.store.node import Node, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.transfer import netlink
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine
-from kvstore.transfer.topology import ETHERNET, LOOPBACK, Nic, Topology
+from kvstore.transfer.topology import ETHERNET, Nic, Topology
 from tests.store.engines import eventually
 
 
@@ -114,38 +114,6 @@ def test_a_node_that_is_not_told_its_interfaces_runs_without_a_topology(
     node.close()
     assert "no transfer engine" in caplog.text
     assert "the topology of this host is unknown: the kernel does not tell the network interfaces" in caplog.text
-
-
-HOST = Topology("host", nics=(Nic("lo", LOOPBACK, "lo", ("127.0.0.1",)), Nic("eth0", ETHERNET, "eth0", ("10.0.0.1",))))
-
-
-@pytest.mark.parametrize(
-    ("listens_on", "rails", "chosen"),
-    [
-        ("127.0.0.1", "", "lo"),
-        ("::1", "", "lo"),
-        ("localhost", "", "lo"),
-        ("0.0.0.0", "", ""),
-        ("10.0.0.1", "", ""),
-        ("127.0.0.1", "eth0", "eth0"),
-    ],
-)
-def test_the_engine_is_not_to_be_reached_from_outside_unless_the_node_is_or_its_rails_are_named(
-    listens_on: str, rails: str, chosen: str
-) -> None:
-    assert engine_settings(TransferSettings(rails=rails), HOST, listens_on=listens_on).rails == chosen
-
-
-@pytest.mark.parametrize(
-    ("transports", "chosen"),
-    [("auto", "tcp"), ("shm", "tcp"), ("shm,tcp", "tcp"), ("ucx, shm ,tcp", "ucx,tcp"), ("my.own:Agent", "my.own:Agent")],
-)
-def test_the_engine_serves_other_hosts_for_clients_of_this_one_map_slabs(transports: str, chosen: str) -> None:
-    assert engine_settings(TransferSettings(transports=transports), HOST, listens_on="0.0.0.0").transports == chosen
-
-
-def test_a_node_on_a_host_without_a_loopback_in_its_topology_takes_the_rails_there_are() -> None:
-    assert engine_settings(TransferSettings(), Topology("host"), listens_on="127.0.0.1").rails == ""
 
 
 def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(

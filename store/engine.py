@@ -1,0 +1,33 @@
+"""A node's transfer engine: made as the node is to be reached."""
+
+import logging
+from dataclasses import replace
+
+from kvstore.protocol.errors import Broken
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.discovery import Discovery
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.topology import LOOPBACK, Topology
+from kvstore.transfer.transports import chosen_transports
+
+log = logging.getLogger("kvstore.store")
+
+
+def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str) -> TransferEngine | None:
+    """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
+    tell its network interfaces. Raises ConfigError for settings that cannot be met."""
+    try:
+        topology = Discovery.configured(transfer).look()
+    except Broken as error:
+        log.warning("no transfer engine: the topology of this host is unknown: %s", error)
+        return None
+    return TransferEngine(f"node-{instance:x}", engine_settings(transfer, topology, listens_on=listens_on), topology=topology)
+
+
+def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str) -> TransferSettings:
+    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
+    is not either."""
+    names = [name for name in chosen_transports(transfer, topology) if name != "shm"]
+    loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
+    is_inside = listens_on in ("127.0.0.1", "::1", "localhost")
+    return replace(transfer, rails=transfer.rails or (loopback if is_inside else ""), transports=",".join(names) or "tcp")
