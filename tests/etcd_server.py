@@ -3,7 +3,9 @@
 Needs the `etcd` program (Debian: etcd-server), and `openssl` for TLS; `make test` installs them.
 """
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -142,9 +144,16 @@ def found(program: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different TCP ports of the loopback that nobody listens on now; another process may take one before it is used."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """`count` different TCP ports of the loopback that nobody uses now, below those that the kernel gives to outgoing connections: one of
+    them could otherwise take the port of a daemon that is about to start again."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    held: list[socket.socket] = []
     try:
+        for port in random.sample(range(first_outgoing // 2, first_outgoing), first_outgoing // 2):
+            if len(held) == count:
+                break
+            with contextlib.suppress(OSError):  # in use: the next one
+                held.append(socket.create_server(("127.0.0.1", port)))
         return [listener.getsockname()[1] for listener in held]
     finally:
         for listener in held:
