@@ -110,8 +110,8 @@ class Request:
 
 
 class TransferAgent(ABC):
-    """See the module. Thread-safe. Made by `Agent(rail, options)`; raises ConfigError when its library or device is missing, saying
-    what to install.
+    """See the module. Thread-safe. A user's own is made by `Agent(name, rail)`; it raises ConfigError when its library or device is
+    missing, saying what to install.
 
     A write is over when its bytes are in the peer's memory, not when they are on their way. After a request is over (also by failure,
     `cancel` or its deadline) the agent moves none of its bytes any more, in either direction. Requests may be carried out in any order.

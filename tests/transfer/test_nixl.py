@@ -62,7 +62,7 @@ class TestOverTcp(AgentConformance):
 
     @pytest.mark.parametrize("direction", [Direction.WRITE])
     def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: Pair, peer: PeerProcess, direction: Direction) -> None:
-        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/nixl.md)."""
+        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/transfer.md)."""
         super().test_a_stalled_peer_is_given_up_and_memory_left_alone(pair, peer, direction)
 
     def test_a_request_ends_at_its_deadline_and_takes_the_others_along(self, pair: Pair, peer: PeerProcess) -> None:
