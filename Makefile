@@ -9,7 +9,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 ENGINE := sieve endpoints slices bandwidth paths topology topology_json netlink routing description deadline \
 	memory exports copies transfers peer rails mover transports liveness mapping incoming exchange
 # What its own test file has to cover in full, branches included.
-COVERED := tests/protocol tests/kvcache tests/tiers tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
+COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
 	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
 	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
 	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE)))
@@ -36,7 +36,7 @@ test: $(BIN)/.dev etcd typing  ## the whole suite
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer master store client benchmarks) tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer scheduler lab master store client router benchmarks) tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench

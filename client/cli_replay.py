@@ -14,7 +14,7 @@ from kvstore.client.cli_options import client_options, echo_json, json_option
 from kvstore.client.cluster import Cluster, ClusterPlan
 from kvstore.client.config import ClientSettings
 from kvstore.client.replay_run import run
-from kvstore.client.traces import count_requests, read_trace
+from kvstore.kvcache.traces import count_requests, read_trace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.settings import parse_size
 

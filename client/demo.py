@@ -14,12 +14,12 @@ from rich.text import Text
 from kvstore.client.block_bytes import BlockArena, block_key
 from kvstore.client.cluster import Cluster, ClusterPlan
 from kvstore.client.config import ClientSettings
-from kvstore.client.conversations import generate
 from kvstore.client.render import nodes_table, percent, status_lines
 from kvstore.client.replay_report import settled_status
 from kvstore.client.replay_run import run
 from kvstore.client.sync import Client
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.conversations import generate
+from kvstore.kvcache.traces import TraceRequest
 from kvstore.protocol.settings import Size, format_size, parse_size
 
 BLOCK_BYTES: Final = Size(8 << 10)

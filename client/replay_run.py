@@ -14,7 +14,7 @@ from kvstore.client.connecting import connect
 from kvstore.client.control import Control
 from kvstore.client.replay import Replay, ReplayCounts
 from kvstore.client.replay_report import ReplayReport, settled_status
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.traces import TraceRequest
 from kvstore.protocol.errors import Retry
 
 DEATH_NOTICE_S: Final = 1.0

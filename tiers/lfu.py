@@ -36,7 +36,7 @@ class LFU(EvictionPolicy[K]):
         self._end: _Bucket[K] = _Bucket(0)
         self._max_scan = max_scan
 
-    def insert(self, key: K) -> None:
+    def insert(self, key: K, parent: K | None = None) -> None:
         self._raise(key, self._bucket_of.get(key, self._end))
 
     def touch(self, key: K) -> None:

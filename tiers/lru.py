@@ -20,7 +20,7 @@ class LRU(EvictionPolicy[K]):
         self._keys: OrderedDict[K, None] = OrderedDict()
         self._max_scan = max_scan
 
-    def insert(self, key: K) -> None:
+    def insert(self, key: K, parent: K | None = None) -> None:
         self._keys[key] = None
         self._keys.move_to_end(key)
 

@@ -18,8 +18,9 @@ class EvictionPolicy(ABC, Generic[K]):
     name: ClassVar[str]
 
     @abstractmethod
-    def insert(self, key: K) -> None:
-        """A new key. One already present is a touch."""
+    def insert(self, key: K, parent: K | None = None) -> None:
+        """A new key. One already present is a touch. `parent` is the key of the block before it in its prompt, None for a first one; it
+        need not be present."""
 
     @abstractmethod
     def touch(self, key: K) -> None:

@@ -35,7 +35,7 @@ class Sieve(EvictionPolicy[K]):
         self._hand = self._end
         self._max_scan = max_scan
 
-    def insert(self, key: K) -> None:
+    def insert(self, key: K, parent: K | None = None) -> None:
         if key in self._nodes:
             self._nodes[key].visited = True
             return

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from kvstore.client.cluster import ClusterPlan
 from kvstore.client.demo import Demo, Recovery, best_prefix_hits
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.traces import TraceRequest
 
 
 def shown(demo: Demo, console: Console) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.client import replay
 from kvstore.client.block_bytes import block_key
 from kvstore.client.replay import Replay, ReplayCounts
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.traces import TraceRequest
 
 
 class DictStore:

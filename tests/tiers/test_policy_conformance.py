@@ -16,7 +16,7 @@ class Fifo(EvictionPolicy[int]):
         self.keys: list[int] = []
         self.max_scan = max_scan
 
-    def insert(self, key: int) -> None:
+    def insert(self, key: int, parent: int | None = None) -> None:
         if key not in self.keys:
             self.keys.append(key)
 

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from kvstore.client.conversations import BLOCK_TOKENS, PROMPT_TOKENS, generate
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.conversations import BLOCK_TOKENS, PROMPT_TOKENS, generate
+from kvstore.kvcache.traces import TraceRequest
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from kvstore.client.traces import TraceRequest
+from kvstore.kvcache.traces import TraceRequest
 
 BLOCK_TOKENS: Final = 512
 CONTINUED: Final = (0.31, 0.42, 0.51, 0.59)

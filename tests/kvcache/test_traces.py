@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.traces import MAX_ID, MAX_LINE_BYTES, TraceRequest, count_requests, parse_request, read_trace
+from kvstore.kvcache.traces import MAX_ID, MAX_LINE_BYTES, TraceRequest, count_requests, parse_request, read_trace
 from kvstore.protocol.errors import TraceError
 
 GOOD = {"timestamp": 27000, "input_length": 1030, "output_length": 7, "hash_ids": [0, 14, MAX_ID]}

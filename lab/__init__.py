@@ -1,0 +1,1 @@
+"""The policy lab: eviction policies on recorded prompts, the bounds they are measured against, and plots."""
