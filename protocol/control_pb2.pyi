@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNKNOWN: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+ROLE_UNKNOWN: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
 
 class TierStatus(_message.Message):
     __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health")
@@ -219,3 +229,160 @@ class ListKeysReply(_message.Message):
     sizes: _containers.RepeatedScalarFieldContainer[int]
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PrefillSample(_message.Message):
+    __slots__ = ("input_tokens", "prefix_tokens", "duration_s")
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    input_tokens: int
+    prefix_tokens: int
+    duration_s: float
+    def __init__(self, input_tokens: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class DecodeSample(_message.Message):
+    __slots__ = ("batch", "context_tokens", "duration_s")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    context_tokens: int
+    duration_s: float
+    def __init__(self, batch: _Optional[int] = ..., context_tokens: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("name", "role", "address", "node", "queue_s", "send_backlog_bytes", "send_bytes_per_s", "batch", "context_tokens", "capacity_tokens", "seen_request_ids", "prefill_samples", "decode_samples")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEND_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    address: str
+    node: str
+    queue_s: float
+    send_backlog_bytes: int
+    send_bytes_per_s: float
+    batch: int
+    context_tokens: int
+    capacity_tokens: int
+    seen_request_ids: _containers.RepeatedScalarFieldContainer[int]
+    prefill_samples: _containers.RepeatedCompositeFieldContainer[PrefillSample]
+    decode_samples: _containers.RepeatedCompositeFieldContainer[DecodeSample]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., queue_s: _Optional[float] = ..., send_backlog_bytes: _Optional[int] = ..., send_bytes_per_s: _Optional[float] = ..., batch: _Optional[int] = ..., context_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., seen_request_ids: _Optional[_Iterable[int]] = ..., prefill_samples: _Optional[_Iterable[_Union[PrefillSample, _Mapping]]] = ..., decode_samples: _Optional[_Iterable[_Union[DecodeSample, _Mapping]]] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("report_interval_s",)
+    REPORT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    report_interval_s: float
+    def __init__(self, report_interval_s: _Optional[float] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("tenant", "token", "keys", "block_tokens", "input_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    token: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    block_tokens: int
+    input_tokens: int
+    output_tokens: int
+    ttft_slo_s: float
+    tbt_slo_s: float
+    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., block_tokens: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tbt_slo_s: _Optional[float] = ...) -> None: ...
+
+class ScheduleReply(_message.Message):
+    __slots__ = ("request_id", "prefill", "decode", "prefill_address", "decode_address", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s", "rejected", "rejected_value", "rejected_limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FROM_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    TBT_S_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_VALUE_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    prefill: str
+    decode: str
+    prefill_address: str
+    decode_address: str
+    prefix_blocks: int
+    transfer_from: str
+    transfer_blocks: int
+    transfer_s: float
+    queue_s: float
+    prefill_s: float
+    tbt_s: float
+    rejected: str
+    rejected_value: float
+    rejected_limit: float
+    def __init__(self, request_id: _Optional[int] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., prefill_address: _Optional[str] = ..., decode_address: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., transfer_from: _Optional[str] = ..., transfer_blocks: _Optional[int] = ..., transfer_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., tbt_s: _Optional[float] = ..., rejected: _Optional[str] = ..., rejected_value: _Optional[float] = ..., rejected_limit: _Optional[float] = ...) -> None: ...
+
+class InstancesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InstanceStatus(_message.Message):
+    __slots__ = ("report", "report_age_s", "unseen_requests", "unseen_s", "scheduled")
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_S_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    report: ReportRequest
+    report_age_s: float
+    unseen_requests: int
+    unseen_s: float
+    scheduled: int
+    def __init__(self, report: _Optional[_Union[ReportRequest, _Mapping]] = ..., report_age_s: _Optional[float] = ..., unseen_requests: _Optional[int] = ..., unseen_s: _Optional[float] = ..., scheduled: _Optional[int] = ...) -> None: ...
+
+class InstancesReply(_message.Message):
+    __slots__ = ("dispatcher", "instances", "counters", "estimators")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    DISPATCHER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATORS_FIELD_NUMBER: _ClassVar[int]
+    dispatcher: str
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceStatus]
+    counters: _containers.ScalarMap[str, int]
+    estimators: str
+    def __init__(self, dispatcher: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., estimators: _Optional[str] = ...) -> None: ...

@@ -272,3 +272,211 @@ class Control:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class SchedulerStub:
+    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Report = channel.unary_unary(
+                '/kvstore.v1.Scheduler/Report',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.ReportRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.ReportReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/kvstore.v1.Scheduler/Leave',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.LeaveReply.FromString,
+                _registered_method=True)
+        self.Schedule = channel.unary_unary(
+                '/kvstore.v1.Scheduler/Schedule',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.ScheduleReply.FromString,
+                _registered_method=True)
+        self.Instances = channel.unary_unary(
+                '/kvstore.v1.Scheduler/Instances',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.InstancesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.InstancesReply.FromString,
+                _registered_method=True)
+
+
+class SchedulerServicer:
+    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """
+
+    def Report(self, request, context):
+        """An instance lives, and this is what waits and runs there. A new name joins; one silent for instance_ttl_s has left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """An instance ends, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Schedule(self, request, context):
+        """Where one request goes, or why nowhere. Starts the transfer that the decision needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Instances(self, request, context):
+        """All instances, for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SchedulerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.ReportRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.ReportReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.LeaveRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.LeaveReply.SerializeToString,
+            ),
+            'Schedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Schedule,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.ScheduleRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.ScheduleReply.SerializeToString,
+            ),
+            'Instances': grpc.unary_unary_rpc_method_handler(
+                    servicer.Instances,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.InstancesRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.InstancesReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kvstore.v1.Scheduler', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kvstore.v1.Scheduler', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Scheduler:
+    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Scheduler/Report',
+            kvstore_dot_protocol_dot_control__pb2.ReportRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Scheduler/Leave',
+            kvstore_dot_protocol_dot_control__pb2.LeaveRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Schedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Scheduler/Schedule',
+            kvstore_dot_protocol_dot_control__pb2.ScheduleRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.ScheduleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Instances(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Scheduler/Instances',
+            kvstore_dot_protocol_dot_control__pb2.InstancesRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.InstancesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
