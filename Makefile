@@ -59,6 +59,14 @@ bench-rails: $(BIN)/.dev  ## the transfer engine over three shaped rails that ar
 		{ echo "make bench-rails needs ip, tc and nft: install iproute2 and nftables"; exit 1; }
 	$(BIN)/python -m benchmarks.rails
 
+.PHONY: bench-policy
+bench-policy: $(BIN)/.dev  ## eviction policies on the conversation trace, their cost, and the live store's replay; writes benchmarks/out/policy.json
+	$(BIN)/python -m benchmarks.policy
+
+.PHONY: bench-scheduler
+bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster simulator; writes benchmarks/out/scheduler.json
+	$(BIN)/python -m benchmarks.scheduler
+
 .PHONY: docs
 docs: $(BIN)/.dev  ## docs/settings.md and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py

@@ -17,6 +17,7 @@ from kvstore.client.replay_run import run
 from kvstore.kvcache.traces import count_requests, read_trace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.settings import parse_size
+from kvstore.tiers.policies import POLICY_NAMES
 
 OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
 """Options that describe a cluster of the replay's own."""
@@ -31,7 +32,7 @@ OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
 @click.option("--hbm", default="", metavar="DEVICE:SIZE", help="Own cluster: HBM tier of each node.")
 @click.option("--nodes", default=1, show_default=True, metavar="N", help="Own cluster: number of nodes.")
 @click.option("--catalog", default="", metavar="URL", help="Own cluster: memory:, lmdb:PATH or etcd://HOST:PORT,...")
-@click.option("--policy", default="", metavar="NAME", help="Own cluster: eviction policy, lru, lfu or sieve.")
+@click.option("--policy", default="", metavar="NAME", help=f"Own cluster: eviction policy, {', '.join(POLICY_NAMES)}.")
 @json_option
 @client_options
 def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, settings: ClientSettings, **own: Any) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from kvstore.client.cluster import Cluster, ClusterPlan
+from kvstore.tiers.policies import POLICY_NAMES
 
 
 @click.command(short_help="Run a whole cluster on this machine, until Ctrl-C.")
@@ -17,7 +18,7 @@ from kvstore.client.cluster import Cluster, ClusterPlan
 @click.option("--hbm", default="", metavar="DEVICE:SIZE", help="HBM tier of each node, such as cuda:0:8GiB.")
 @click.option("--nodes", default=1, show_default=True, metavar="N", help="Number of nodes.")
 @click.option("--catalog", default="", metavar="URL", help="memory:, lmdb:PATH or etcd://HOST:PORT,...  [default: the master's]")
-@click.option("--policy", default="", metavar="NAME", help="Eviction policy: lru, lfu or sieve.  [default: the node's, lru]")
+@click.option("--policy", default="", metavar="NAME", help=f"Eviction policy: {', '.join(POLICY_NAMES)}.  [default: the node's]")
 @click.option("--config", default="", metavar="FILE", help="TOML file with the daemons' settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: one when the cluster listens, one when it is ready.")
 def up(as_json: bool, **plan: Any) -> None:

@@ -30,6 +30,8 @@ class Hint(NamedTuple):
     node_id: int
     generation: int
     size_bytes: int
+    asked_ns: int = 0
+    """When the master said so, of a block on another host while this one has a node, where a copy may come to be; else 0."""
 
 
 class Hints:

@@ -12,6 +12,7 @@ from kvstore.client.locations import Hint
 from kvstore.client.routes import Node
 from kvstore.protocol.errors import (
     ChecksumMismatch,
+    DeadlineExceeded,
     InvalidArgument,
     KVStoreError,
     LeaseExpired,
@@ -32,6 +33,10 @@ Wanted = tuple[int, Hint]
 
 ATTEMPTS: Final = 3
 """A hint may be stale, and the node that the master then names may be gone: the third try knows both."""
+FAR_HINT_NS: Final = 10 * 1_000_000_000
+"""After this long the master is asked again where a block of another host is: copies are made of what is read often."""
+RENEW_TIMEOUT_S: Final = 0.25
+"""A master that does not answer by then is not worth waiting for: the block is most likely still where it was."""
 
 
 class Sink(Protocol[R]):
@@ -97,6 +102,7 @@ class Reading(Generic[R]):
         self._sink = sink
         self._deadline = deadline
         self._clock_ns = clock_ns
+        self._begun_ns = deadline.at_ns - int(deadline.timeout_s * 1e9)
         self._inline_bytes = int(core.settings.get_inline_bytes)
         self._lease_ms = int(core.settings.read_lease_s * 1000)
         self._again: dict[int, list[int]] = defaultdict(list)
@@ -116,7 +122,9 @@ class Reading(Generic[R]):
         if hint is not None:
             found = {hint.node_id: [(0, hint)]}
         else:
-            found = yield from self._find({0: list(range(len(self._keys)))}, from_hints=True)
+            found = yield from self._find({0: list(range(len(self._keys)))}, self._deadline, from_hints=True)
+        if old := self._old(found):
+            found = yield from self._renew(found, old)
         for attempt in range(1, ATTEMPTS + 1):
             for node_id, wanted in found.items():
                 yield from self._read_from(node_id, wanted)
@@ -124,7 +132,7 @@ class Reading(Generic[R]):
             if not again or attempt == ATTEMPTS:
                 break
             self._core.counters.add(retries=1)
-            found = yield from self._find(again, from_hints=False)
+            found = yield from self._find(again, self._deadline, from_hints=False)
         self._core.counters.read(self._tiers, self._bytes_in, misses=len(self._keys) - len(self._found))
         if self._refusal is not None:
             raise self._refusal
@@ -135,7 +143,7 @@ class Reading(Generic[R]):
 
     # --- finding ---
 
-    def _find(self, wanted: dict[int, list[int]], *, from_hints: bool) -> Operation[dict[int, list[Wanted]]]:
+    def _find(self, wanted: dict[int, list[int]], deadline: Deadline, *, from_hints: bool) -> Operation[dict[int, list[Wanted]]]:
         """Which node to ask for which keys; keys that nobody has are left out."""
         found: dict[int, list[Wanted]] = {}
         for avoid, indices in wanted.items():
@@ -148,7 +156,9 @@ class Reading(Generic[R]):
                 unknown = [i for i, hint in zip(indices, hints, strict=True) if hint is None]
             for start in range(0, len(unknown), MAX_BATCH):
                 part = unknown[start : start + MAX_BATCH]
-                reply = yield from self._core.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, self._deadline)
+                reply = yield from self._core.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, deadline)
+                if any(reply.replicas) and not self._core.nodes.is_known:
+                    yield from self._core.refresh_nodes(deadline)  # which of them are on this host
                 learned = []
                 for i, hint in zip(part, self._best(reply, avoid), strict=True):
                     if hint is not None:
@@ -157,18 +167,38 @@ class Reading(Generic[R]):
                 self._core.hints.learn(learned)
         return found
 
+    def _old(self, found: dict[int, list[Wanted]]) -> dict[int, Hint]:
+        """What was on another host some time ago: a copy of it may be on this one by now."""
+        nodes, until_ns = self._core.nodes, self._begun_ns - FAR_HINT_NS
+        if not nodes.local_id:
+            return {}
+        far = (wanted for node_id, wanted in found.items() if not nodes.is_local(node_id))
+        return {i: hint for wanted in far for i, hint in wanted if 0 < hint.asked_ns <= until_ns}
+
+    def _renew(self, found: dict[int, list[Wanted]], old: dict[int, Hint]) -> Operation[dict[int, list[Wanted]]]:
+        """Ask anew for what is old of `found`. It stays as it was if no master answers soon."""
+        try:
+            renewed = yield from self._find({0: list(old)}, Deadline(min(RENEW_TIMEOUT_S, self._deadline.left_s())), from_hints=False)
+        except (Unavailable, DeadlineExceeded):
+            self._core.hints.learn((self._keys[i], hint._replace(asked_ns=self._begun_ns)) for i, hint in old.items())
+            return found
+        for node_id, wanted in found.items():
+            renewed.setdefault(node_id, []).extend(item for item in wanted if item[0] not in old)
+        return {node_id: wanted for node_id, wanted in renewed.items() if wanted}
+
     def _best(self, reply: Locations, avoid: int) -> Iterator[Hint | None]:
-        """For each key the replica to read: on this host if possible, then in the fastest tier."""
-        replica = 0
+        """For each key the replica to read: on this host if possible, then in the fastest tier, then at the node that this client writes to
+        (its slabs are mapped already)."""
+        nodes, replica = self._core.nodes, 0
         for count, size, generation in zip(reply.replicas, reply.sizes, reply.generations, strict=True):
             best = None
             for at in range(replica, replica + count):
                 node_id, tiers = reply.nodes[at], reply.tiers[at]
                 if node_id != avoid:
-                    rank = (not self._core.nodes.is_local(node_id), tiers & -tiers, node_id)
+                    rank = (not nodes.is_local(node_id), tiers & -tiers, node_id != nodes.local_id, node_id)
                     best = min(best, rank) if best is not None else rank
             replica += count
-            yield None if best is None else Hint(best[2], generation, size)
+            yield None if best is None else Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.local_id else 0)
 
     # --- reading ---
 

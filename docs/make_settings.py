@@ -6,6 +6,8 @@ from typing import Any, Final
 from kvstore.client.config import ClientSettings
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import settings_table
+from kvstore.router.config import RouterSettings
+from kvstore.router.standin_config import StandinSettings
 from kvstore.store.config import NodeSettings
 from kvstore.transfer.config import SECTION, TransferSettings
 
@@ -26,6 +28,7 @@ Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (102
 PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ("kvstore-master", "", "master", MasterSettings),
     ("kvstore-node", "", "node", NodeSettings),
+    ("kvstore-router", "", "router", RouterSettings),
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
@@ -39,6 +42,12 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "`TransferSettings(...)` to `TransferEngine`, or as `transfer=` to `Client` and `AsyncClient`.\n\n",
         SECTION,
         TransferSettings,
+    ),
+    (
+        "Stand-in engines",
+        "Of `python -m kvstore.router.standin`; [router.md](router.md) says what they are for.\n\n",
+        "standin",
+        StandinSettings,
     ),
 )
 """Title, remark, section and settings of each."""

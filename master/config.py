@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
+from kvstore.scheduler.baselines import DISPATCHERS
+from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,34 @@ class MasterSettings:
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)
     control_threads: int = setting(16, "Control calls served at once.", minimum=1, maximum=1024)
     max_connections: int = setting(8192, "Connections beyond this are refused.", minimum=1)
+    dispatcher: str = setting(
+        "kvcache_centric", "How the scheduler chooses instances (docs/scheduling.md): " + ", ".join(DISPATCHERS) + ".", choices=DISPATCHERS
+    )
+    kvcache_balancing_threshold: float = setting(
+        DEFAULT_BALANCING_THRESHOLD,
+        "kvcache_centric fetches a prefix where the longest one in the cluster is more than this many times the instance's own.",
+        minimum=1,
+    )
+    admission: str = setting(
+        "all",
+        "Which requests the scheduler takes on: all that keep their SLOs; early, by the load of both pools as it is; "
+        "predicted, by the load when the prefill will be over.",
+        choices=("all", "early", "predicted"),
+    )
+    admission_load_limit: float = setting(1.0, "Share of an SLO that early and predicted admission load a pool to.", minimum=0.01)
+    report_interval_s: float = setting(0.5, "How often inference instances report to the scheduler.", minimum=0.01, maximum=3600)
+    instance_ttl_s: float = setting(5.0, "An inference instance silent for this long gets no more requests.", minimum=0.01)
+    decision_ttl_s: float = setting(
+        5.0,
+        "A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost.",
+        minimum=0.01,
+    )
+    max_instances: int = setting(1024, "Inference instances beyond this are refused.", minimum=1, maximum=65_536)
+    scheduler_model: str = setting(
+        "", "Model that instances run, by name or a .json file: how times are foreseen until enough was measured; default: a plain guess."
+    )
+    scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
+    scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
 
 
 def read_tokens(path: str) -> dict[str, bytes]:

@@ -7,18 +7,24 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.master.directory import Directory
+from kvstore.master.grpc_calls import in_loop
 from kvstore.master.membership import Node, NodeInfo
 from kvstore.master.records import Description
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, ProtocolError, grpc_status
+from kvstore.protocol.control_pb2_grpc import (
+    ControlServicer,
+    SchedulerServicer,
+    add_ControlServicer_to_server,
+    add_SchedulerServicer_to_server,
+)
+from kvstore.protocol.errors import ConfigError, InvalidArgument, ProtocolError
 from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.reactor import Reactor
 
@@ -105,30 +111,25 @@ class ControlService(ControlServicer):
                     return
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
-        try:
-            return self._reactor.call(function, deadline_s=self._timeout_s)
-        except KVStoreError as error:
-            _abort(context, error)
-
-
-def _abort(context: grpc.ServicerContext, error: KVStoreError) -> NoReturn:
-    context.abort(grpc.StatusCode[grpc_status(error)], str(error))
-    raise AssertionError("abort raises")
+        return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)
 
 
 class ControlServer:
-    """The gRPC server around it. Owns its threads and its port."""
+    """The gRPC server around it and around the scheduler. Owns its threads and its port."""
 
-    def __init__(self, service: ControlService, host: str, port: int, *, threads: int) -> None:
+    def __init__(self, service: ControlService, scheduler: SchedulerServicer, host: str, port: int, *, threads: int) -> None:
         """Raises ConfigError when the port cannot be had."""
         # Two masters of one port would each get half of the calls: a port in use is an error.
         self._server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="control"), options=[("grpc.so_reuseport", 0)])
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-        servicer.set("kvstore.v1.Control", health_pb2.HealthCheckResponse.SERVING)
-        names = (pb.DESCRIPTOR.services_by_name["Control"].full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        ours = [pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Control", "Scheduler")]
+        for name in ours:
+            servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

@@ -13,14 +13,16 @@ from itertools import repeat
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.master import records
 from kvstore.master.catalog import Op
 from kvstore.master.commands import Commands
+from kvstore.master.copying import Copying
 from kvstore.master.holders import HINT
+from kvstore.master.locating import Indexes, locate
 from kvstore.master.membership import Membership, Node, NodeInfo, TierReport
 from kvstore.master.placement import place
+from kvstore.master.prefixes import Prefixes, prefixes
 from kvstore.master.publishing import Effects, Plan, Publishing
 from kvstore.master.records import NO_DESCRIPTION, BlockRecord, Description, DescriptionPart, NodeRecord, RemovedRecord
 from kvstore.master.removals import Removals
@@ -34,7 +36,6 @@ from kvstore.protocol.master_messages import Grants, Locations
 from kvstore.protocol.message import BUSY, PRESENT
 
 NS_PER_S: Final = 1_000_000_000
-Indexes = NDArray[np.intp]
 _NOBODY: Final = Tenant("", -1, b"")
 
 
@@ -88,6 +89,7 @@ class Directory:
         self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns)
         self.members = Membership(wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s))
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
+        self.copying = Copying(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self._live: frozenset[int] = frozenset()
         self._sweep_row = 0
         self._removals = Removals(self._tenants, self.members)
@@ -143,6 +145,7 @@ class Directory:
     def tick(self, now_ns: int) -> list[Node]:
         """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""
         self._reservations.expire(self._tenants, now_ns)
+        self.copying.expire(now_ns)
         silent = self.members.expire(now_ns)
         if silent:
             self._set_live()
@@ -177,23 +180,13 @@ class Directory:
         gap = self.exists(tenant, keys).find(0)
         return len(keys) if gap < 0 else gap
 
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        """How many of these keys, from the first on without a gap, can be read at each node."""
+        return prefixes(self._rows, self._find(tenant, keys))
+
     def lookup(self, tenant: str, keys: Sequence[bytes], *, avoid: int = 0) -> Locations:
         """Where the keys are, at nodes that live and are not `avoid` (0: none)."""
-        rows, sets = self._rows, self._rows.sets
-        found = self._find(tenant, keys)
-        held = np.frombuffer(rows.holders, np.uint32)[found]
-        replicas = np.frombuffer(sets.replicas, np.uint8)[held]
-        found[replicas == 0] = NO_ROW
-        held_list = held.tolist()
-        answer = Locations(
-            replicas.tobytes(),
-            _picked(rows.sizes, found),
-            _picked(rows.checksums, found),
-            _picked(rows.generations, found),
-            array("I", b"".join(map(sets.nodes.__getitem__, held_list))),
-            b"".join(map(sets.tiers.__getitem__, held_list)),
-        )
-        return _without(answer, avoid) if avoid and avoid in answer.nodes else answer
+        return locate(self._rows, self._find(tenant, keys), avoid=avoid)
 
     def reserve(
         self, tenant: str, keys: Sequence[bytes], sizes: Sequence[int], *, local_node: int = 0, avoid: int = 0, now_ns: int
@@ -324,6 +317,7 @@ class Directory:
         self._reservations.check_integrity(self._tenants)
         assert self._live == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
+        self.copying.check_integrity()
 
     def _tenant(self, name: str) -> Tenant:
         """The tenant, or an empty one: a question makes none."""
@@ -367,6 +361,7 @@ class Directory:
             node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
 
     def _plan_remove_one(self, removal: Removal, owner: Tenant, key: bytes) -> None:
+        self.copying.cancel(owner, key)
         row = owner.rows.get(key, NO_ROW)
         dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._live]
         removal.ops.extend(self._publishing.strip(owner, key, dead))
@@ -379,28 +374,5 @@ class Directory:
         return self._rows.sets.readable_at(self._rows.holders[owner.rows.get(key, NO_ROW)])
 
 
-def _picked(column: "array[int]", rows: Indexes) -> "array[int]":
-    return array("Q", np.frombuffer(column, np.uint64)[rows].tobytes())
-
-
 def _ns(seconds: float) -> int:
     return int(seconds * NS_PER_S)
-
-
-def _without(answer: Locations, avoid: int) -> Locations:
-    """`answer` without the replicas at node `avoid`; a block that is only there is a miss."""
-    replicas, at, kept = bytearray(answer.replicas), 0, array("I")
-    tiers = bytearray()
-    for index, count in enumerate(answer.replicas):
-        for node_id, mask in zip(answer.nodes[at : at + count], answer.tiers[at : at + count], strict=True):
-            if node_id == avoid:
-                replicas[index] -= 1
-            else:
-                kept.append(node_id)
-                tiers.append(mask)
-        at += count
-
-    def present(column: Sequence[int]) -> "array[int]":
-        return array("Q", [value if count else 0 for value, count in zip(column, replicas, strict=True)])
-
-    return Locations(bytes(replicas), present(answer.sizes), present(answer.checksums), present(answer.generations), kept, bytes(tiers))

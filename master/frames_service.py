@@ -13,8 +13,8 @@ from typing import Any, Final
 from kvstore.master.commands import Commands
 from kvstore.master.committing import Committer
 from kvstore.master.directory import Directory
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Drop, Hold, Publish
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
@@ -26,6 +26,8 @@ from kvstore.transfer.session import Session
 
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
 """What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
+
+Command = Drop | Hold | Copy
 
 log = logging.getLogger("kvstore.master")
 
@@ -74,7 +76,9 @@ class FramesService:
         self._command_timeout_s = command_timeout_s
         self._links: dict[int, Session] = {}
         self.reachable = Reachable("", "", "", 0)
-        self.counters = dict.fromkeys(("requests", "keys", "lookup_misses", "published", "commands_failed"), 0)
+        self.counters = dict.fromkeys(
+            ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
+        )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: self._lookup,
@@ -87,6 +91,7 @@ class FramesService:
             Nodes.TYPE: self._nodes,
             Publish.TYPE: self._publish,
             Claim.TYPE: self._claim,
+            Copied.TYPE: self._copied,
         }
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
@@ -198,7 +203,7 @@ class FramesService:
         tenant = _tenant(session)
         removal = self._directory.plan_remove(tenant, message.keys, force=bool(message.force))
 
-        def told(answers: list[tuple[int, Drop | Hold, bytes | None]]) -> None:
+        def told(answers: list[tuple[int, Command, bytes | None]]) -> None:
             unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
             for node_id, command, flags in answers:
                 assert isinstance(command, Drop)
@@ -249,21 +254,56 @@ class FramesService:
         self.counters["published"] += len(publish.keys)
         self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
 
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
+        comes of it shows in the directory, trouble in the log, once a call. For the loop's thread."""
+        if not keys:
+            return
+        link = self._links.get(node_id)
+        try:
+            if link is None:
+                raise Unavailable(f"node {node_id} has no link to this master")
+            orders = self._directory.copying.plan(
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
+            )
+        except KVStoreError as error:
+            log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
+            return
+        self.counters["copies_ordered"] += sum(len(order.keys) for order in orders)
+
+        def told(answers: list[tuple[int, Command, bytes | None]]) -> None:
+            for _node_id, order, flags in answers:
+                assert isinstance(order, Copy)
+                self._directory.copying.answered(node_id, order, flags)
+
+        self._order([(node_id, order) for order in orders], told)
+
+    def _copied(self, session: Session, header: Header, message: Copied) -> None:
+        """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
+        peer = session.context
+        if not isinstance(peer, NodePeer):
+            raise Unauthorized("only a registered node may report copies")
+        entered = self._directory.copying.enter(peer.node_id, message)
+        self.counters["copies_entered"] += sum(entered.flags)
+        session.reply(header.request_id, Flags(bytes(entered.flags)))
+        self._committer.commit(entered.ops)
+        self.tell(entered.commands)  # after the flags: only then does the node have the blocks
+
     def tell(self, commands: Commands) -> None:
         """Send commands whose answers change nothing here: the nodes' own events will."""
         self._command(commands, lambda _answers: None)
 
-    def _command(
-        self, commands: Commands, then: Callable[[list[tuple[int, Drop | Hold, bytes | None]]], None], *, force: bool = False
-    ) -> None:
+    def _command(self, commands: Commands, then: Callable[[list[tuple[int, Command, bytes | None]]], None], *, force: bool = False) -> None:
+        self._order(commands.messages(force=force), then)
+
+    def _order(self, messages: Sequence[tuple[int, Command]], then: Callable[[list[tuple[int, Command, bytes | None]]], None]) -> None:
         """Send commands and call `then` with (node id, command, flags or None for no answer) when all have been answered."""
-        messages: Sequence[tuple[int, Drop | Hold]] = commands.messages(force=force)
-        answers: list[tuple[int, Drop | Hold, bytes | None]] = []
+        answers: list[tuple[int, Command, bytes | None]] = []
         if not messages:
             then(answers)
             return
 
-        def answered(node_id: int, message: Drop | Hold, flags: bytes | None) -> None:
+        def answered(node_id: int, message: Command, flags: bytes | None) -> None:
             answers.append((node_id, message, flags))
             if len(answers) == len(messages):
                 then(answers)
@@ -276,7 +316,7 @@ class FramesService:
                 link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
 
     def _on_answer(
-        self, node_id: int, message: Drop | Hold, answered: Callable[[int, Drop | Hold, bytes | None], None]
+        self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]
     ) -> Callable[[Header | None, memoryview | KVStoreError], None]:
         def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
             flags = None

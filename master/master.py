@@ -18,8 +18,10 @@ from kvstore.master.config import MasterSettings, read_tokens
 from kvstore.master.control_service import ControlServer, ControlService, node_status
 from kvstore.master.directory import Directory, Timing
 from kvstore.master.frames_service import FramesService, Reachable
+from kvstore.master.make_scheduling import make_estimators, make_scheduling
 from kvstore.master.membership import NodeInfo
 from kvstore.master.records import Description
+from kvstore.master.scheduler_service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import Header
@@ -53,6 +55,7 @@ class Master:
         """
         self._settings = settings
         self._token_digests = read_tokens(settings.tokens)
+        estimators = make_estimators(settings)
         self.reactor = Reactor()
         self.fenced: KVStoreError | None = None
         """Set when another master has taken over: this one has stopped."""
@@ -78,6 +81,7 @@ class Master:
             command_timeout_s=settings.command_timeout_s,
         )
         self._server.handler = self._frames
+        self._scheduling = make_scheduling(settings, self._directory, estimators, replicate=self._frames.replicate, wall_ns=time.time_ns())
 
     def _listen(self) -> tuple[str, str]:
         """Take the addresses before the catalog: opening it fences its owner, which a master with a port in use has no business to do."""
@@ -111,7 +115,14 @@ class Master:
         control = parse_address(settings.control) if settings.control else None
         control_host = control.host if control else listen.host
         control_port = control.port if control else (listen.port + 1 if listen.port else 0)
-        self._control = ControlServer(service, control_host, control_port, threads=settings.control_threads)
+        scheduler = SchedulerService(
+            self.reactor,
+            self._scheduling,
+            check_token=self._frames.check_token,
+            report_interval_s=settings.report_interval_s,
+            timeout_s=settings.control_timeout_s,
+        )
+        self._control = ControlServer(service, scheduler, control_host, control_port, threads=settings.control_threads)
         is_wildcard = control_host in ("0.0.0.0", "::")
         told_host = settings.advertise or ("" if is_wildcard else control_host)
         self._frames.reachable = Reachable(socket.gethostname(), self._unix, told_host, self._control.port)
@@ -134,6 +145,8 @@ class Master:
     def _tick(self) -> None:
         for node in self._directory.tick(self.reactor.now_ns()):
             log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
+        for name in self._scheduling.tick(self.reactor.now_ns()):
+            log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
         ops = self._directory.sweep(self._settings.sweep_rows)
         if ops:
             self._committer.commit(ops)

@@ -100,3 +100,57 @@ class Claim(Message):
     sizes: Ints
     checksums: Ints
     parents: list[bytes]
+
+
+@dataclass(slots=True)
+class Copy(Message):
+    """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
+
+    The source is node `source`, at the socket `unix` for processes of the host `host_id`, else at `tcp`. `epoch` is the master's.
+    Answer, at once: Flags (1: it will be tried; 0: it is here, or being written, or too much is waiting already).
+    """
+
+    TYPE = 34
+    FORM = (
+        ("epoch", "u64"),
+        ("tenant", "text"),
+        ("namespace", "text"),
+        ("source", "u32"),
+        ("host_id", "text"),
+        ("unix", "text"),
+        ("tcp", "text"),
+        ("keys", "keys"),
+        ("sizes", "u64s"),
+        ("checksums", "u64s"),
+        ("generations", "u64s"),
+        ("parents", "parents"),
+    )
+    epoch: int
+    tenant: str
+    namespace: str
+    source: int
+    host_id: str
+    unix: str
+    tcp: str
+    keys: list[bytes]
+    sizes: Ints
+    checksums: Ints
+    generations: Ints
+    parents: list[bytes]
+
+
+@dataclass(slots=True)
+class Copied(Message):
+    """Node to master: what became of blocks that a Copy ordered. Those that arrived are in its DRAM, not visible: may they become so?
+
+    `epoch` is the registration's. Answer: Flags. 1: the master names this node as a holder from now on. 0: the order is over (the block
+    was removed or replaced since, its last holder gave it up, or it did not arrive); the node forgets what it has of it.
+    """
+
+    TYPE = 35
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("keys", "keys"), ("generations", "u64s"), ("arrived", "u8s"))
+    epoch: int
+    tenant: str
+    keys: list[bytes]
+    generations: Ints
+    arrived: bytes

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
@@ -45,6 +46,8 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Drop,
         Hold,
         Claim,
+        Copy,
+        Copied,
         Put,
         Open,
         Opened,
@@ -57,11 +60,14 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         SlabFds,
         Regions,
         RegionList,
+        Events,
+        EventBatch,
     )
 }
 """Type number to message."""
 
 REPLIES: Final = frozenset(
-    kind.TYPE for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList)
+    kind.TYPE
+    for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList, EventBatch)
 )
 """Types that answer a request; all others are requests. Both ends of one connection may ask."""

@@ -17,7 +17,8 @@ class Hello(Message):
     """First message of every connection: who asks. `epoch` is a node's registration epoch.
 
     It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
-    Hello again on the same connection once it is.
+    Hello again on the same connection once it is. To another node, whose blocks of `tenant` it is to read, a node says the epoch of
+    the master that both obey, and tokens.node_pass in place of the token; it may only read there.
     """
 
     TYPE = 1

@@ -56,6 +56,8 @@ class Claims:
                 return
             for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
                 flags[at] = self._settle(put, frame.checksums[at], status, generation)
+            if self._table.events.is_recording:
+                self._table.events.stored(first.tenant, [put.block for at, put in wanted if flags[at] == STORED])
             # What was there already may not be durable yet: "already there" is said once it is.
             self._publisher.when_published(frame.wait_seq, answer)
 

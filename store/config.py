@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
+from kvstore.tiers.policies import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class NodeSettings:
     dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
     nvme: str = setting("", "DIR:SIZE of the NVMe tier; none by default.")
     hbm: str = setting("", "DEVICE:SIZE of the HBM tier (cuda:0:8GiB), any torch device; none by default. Needs the extra kvstore[hbm].")
-    policy: str = setting("lru", "Eviction policy of every tier.", choices=("lru", "lfu", "sieve"))
+    policy: str = setting(
+        DEFAULT, f"Eviction policy of every tier: {', '.join(POLICY_NAMES)}; {DEFAULT} is {DEFAULT_POLICY}.", choices=POLICY_NAMES
+    )
     hugepages: bool = setting(False, "Take huge pages for DRAM when the system has enough reserved.")
     prefault_step: Size = setting(Size(64 << 20), "Bytes of DRAM touched at once by the thread that makes fresh memory fast.", minimum=4096)
     high_watermark: float = setting(
@@ -34,6 +37,9 @@ class NodeSettings:
     tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)
     publish_batch: int = setting(4096, "Events in one message to the master.", minimum=1, maximum=65536)
     publish_in_flight: int = setting(4, "Messages to the master that may wait for their answer.", minimum=1)
+    copy_batch: Size = setting(Size(8 << 20), "Bytes fetched at once from another node whose blocks the master has copied here.", minimum=1)
+    copy_queue: int = setting(65536, "Blocks to be copied that may wait; more are refused.", minimum=1)
+    copy_timeout_s: float = setting(5.0, "Time that one batch has to come from the other node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a call to the master's control plane.", minimum=0.01)
     reconnect_interval_s: float = setting(
         0.2, "Pause before the master is tried again; doubles up to reconnect_max_interval_s.", minimum=0.001

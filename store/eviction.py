@@ -7,50 +7,69 @@ first, and at most one slab with warm blocks in it is flushed for one slab's wor
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from kvstore.store.block import Block
 from kvstore.tiers.policy import EvictionPolicy
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The blocks of a group by key, which is unique in one tenant, and the order of these keys. The policy knows keys and no blocks: a
+    block that comes back is a new Block and the same key."""
+
+    policy: EvictionPolicy[bytes]
+    blocks: dict[bytes, Block] = field(default_factory=dict)
+
+    def victim(self, evictable: Callable[[Block], bool]) -> Block | None:
+        blocks = self.blocks
+        key = self.policy.victim(lambda key: evictable(blocks[key]))
+        return blocks[key] if key is not None else None
 
 
 class EvictionOrder:
     """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller.
 
     A group's policy is there while the group has blocks: tenants and sizes of the past cost a search for the coldest nothing.
+    So what it remembers of blocks that left ends with the group's last block.
     """
 
-    def __init__(self, make_policy: Callable[[], EvictionPolicy[Block]]) -> None:
+    def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]]) -> None:
         self._make_policy = make_policy
-        self._policies: dict[int, EvictionPolicy[Block]] = {}
+        self._groups: dict[int, _Group] = {}
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
 
     def insert(self, block: Block, group: int) -> None:
-        policy = self._policies.get(group)
-        if policy is None:
-            policy = self._policies[group] = self._make_policy()
-        policy.insert(block)
+        """A block whose key is not in the group."""
+        members = self._groups.get(group)
+        if members is None:
+            members = self._groups[group] = _Group(self._make_policy())
+        members.blocks[block.key] = block
+        members.policy.insert(block.key, block.parent or None)
 
     def touch(self, block: Block, group: int) -> None:
-        self._policies[group].touch(block)
+        self._groups[group].policy.touch(block.key)
 
     def remove(self, block: Block, group: int) -> None:
-        policy = self._policies[group]
-        policy.remove(block)
-        if not len(policy):
-            del self._policies[group]
+        members = self._groups[group]
+        del members.blocks[block.key]
+        members.policy.remove(block.key)
+        if not members.blocks:
+            del self._groups[group]
             self._debts.pop(group, None)
 
     def holds(self, block: Block, group: int) -> bool:
-        return group in self._policies and block in self._policies[group]
+        return group in self._groups and self._groups[group].blocks.get(block.key) is block
 
     def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """The group's next block to leave; None when it has none that may."""
-        policy = self._policies.get(group)
-        return policy.victim(evictable) if policy is not None else None
+        members = self._groups.get(group)
+        return members.victim(evictable) if members is not None else None
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """Of the other groups' next victims the one read longest ago."""
-        victims = [policy.victim(evictable) for other, policy in self._policies.items() if other != group]
+        victims = [members.victim(evictable) for other, members in self._groups.items() if other != group]
         return min((block for block in victims if block is not None), key=lambda block: block.last_access, default=None)
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
@@ -71,11 +90,13 @@ class EvictionOrder:
         return False
 
     def __len__(self) -> int:
-        return sum(map(len, self._policies.values()))
+        return sum(len(members.blocks) for members in self._groups.values())
 
     def check_integrity(self) -> None:
-        """Assert the policies' invariants, and that none is empty. For tests; O(blocks)."""
-        for policy in self._policies.values():
-            policy.check_integrity()
-            assert len(policy)
-        assert self._debts.keys() <= self._policies.keys()
+        """Assert the policies' invariants, and that each has the keys of its blocks and is not empty. For tests; O(blocks)."""
+        for members in self._groups.values():
+            members.policy.check_integrity()
+            assert members.blocks
+            assert len(members.policy) == len(members.blocks)
+            assert all(block.key == key and key in members.policy for key, block in members.blocks.items())
+        assert self._debts.keys() <= self._groups.keys()

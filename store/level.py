@@ -23,7 +23,7 @@ class TierCounts:
 class Level:
     """See the module. It frees and copies nothing. The block table is the only caller."""
 
-    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[Block]], high: float, low: float) -> None:
+    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[bytes]], high: float, low: float) -> None:
         """`high` and `low` are watermarks, as shares of the capacity."""
         self.index = index
         self.tier = tier

@@ -6,22 +6,25 @@ It owns all of them and the order in which they start and stop. It does not read
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Publish
 from kvstore.protocol.errors import Broken, ConfigError, KVStoreError, ProtocolError
-from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.session_messages import Ok
+from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.answering import Answers
+from kvstore.store.asking import ask
 from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
 from kvstore.store.claims import Claims
 from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.copies import Copies
 from kvstore.store.engine import make_engine
+from kvstore.store.events import EventLog
 from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mover import Mover
@@ -52,8 +55,6 @@ TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
 FLUSH_INTERVAL_S = 1.0
 """How often queued deletions are written down in a tier that nothing else is written to."""
-ANSWER_TIMEOUT_S = 3600.0
-"""The master answers a Publish when its catalog has it, however long that is away; a broken link is noticed by itself."""
 
 log = logging.getLogger("kvstore.store")
 
@@ -99,6 +100,7 @@ class Node:
             self._tiers,
             make_policy=lambda: make_policy(settings.policy),
             emit=self._publisher.emit,
+            events=EventLog(lambda: time.time_ns() // 1000),
             put_ttl_ns=int(settings.put_ttl_s * 1e9),
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
@@ -130,6 +132,15 @@ class Node:
             max_lease_ns=int(settings.max_lease_s * 1e9),
             has_engine=self._engine is not None,
         )
+        self._copies = Copies(
+            self.reactor,
+            self._table,
+            dram,
+            self._waiting,
+            batch_bytes=settings.copy_batch,
+            queue_blocks=settings.copy_queue,
+            timeout_s=settings.copy_timeout_s,
+        )
         self._stop_prefault = threading.Event()
         self._server: Server | None = None
         self._link: MasterLink | None = None
@@ -154,6 +165,7 @@ class Node:
             self._puts,
             self._reads,
             self._regions,
+            self._copies,
             instance=self._instance,
         )
         self._server = Server(self.reactor, self._service, max_connections=settings.max_connections)
@@ -227,6 +239,7 @@ class Node:
             self._server.close()
         if self._session is not None:
             self._session.close("the node stops")
+        self._copies.close()
         self._mover.close()
         if self._prefaulter is not None:
             self._prefaulter.join(self._settings.shutdown_timeout_s)
@@ -246,6 +259,7 @@ class Node:
         if self._regions is not None:
             self._regions.sweep()
         self._waiting.retry()  # whatever made room: an answer that has been sent lets go of its blocks without a word
+        self._copies.step()
 
     # --- the link ---
 
@@ -262,30 +276,20 @@ class Node:
         self._service.token_digests = dict(registration.tenant_token_sha256)
 
         def send(message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
-            def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
-                if not session.is_open:
-                    return  # the link is lost, not the message refused
-                if isinstance(body, KVStoreError):
-                    answered(body)
-                elif header is not None and header.type == Ok.TYPE:
-                    answered(None)
-                else:
-                    answered(ProtocolError("the master answered a Publish with something else"))
+            def on_reply(reply: Ok | KVStoreError) -> None:
+                if session.is_open:  # else the link is lost, not the message refused
+                    answered(reply if isinstance(reply, KVStoreError) else None)
 
-            session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
+            ask(session, message, Ok, on_reply)
 
-        def ask(message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
-            def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
-                if isinstance(body, KVStoreError):
-                    decided(body)
-                elif header is not None and header.type == Grants.TYPE:
-                    decided(Grants.unpack(body))
-                else:
-                    decided(ProtocolError("the master answered a Claim with something else"))
+        def claim(message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
+            ask(session, message, Grants, decided)
 
-            session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
+        def report(message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
+            ask(session, message, Flags, decided)
 
-        self._claims.link_up(ask, registration.registration_epoch)
+        self._copies.link_up(report, registration.registration_epoch)
+        self._claims.link_up(claim, registration.registration_epoch)
         self._publisher.link_up(send, registration.registration_epoch, on_synced=self.on_synced)
 
     def _on_link_lost(self, session: Session) -> None:
@@ -293,6 +297,7 @@ class Node:
             self._session = self._service.link = None
             self._publisher.link_down()
             self._claims.link_down()
+            self._copies.link_down()
             if self._link is not None:
                 self._link.lost(self._registration_epoch)
 
@@ -335,6 +340,7 @@ class Node:
             "engine_connections": self._engine.served_connections if self._engine is not None else 0,
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
+            **self._copies.counters(),
         }
         return tiers, counters
 

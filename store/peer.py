@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvstore.protocol.errors import Unauthorized
+from kvstore.protocol.errors import Denied, Unauthorized
+from kvstore.protocol.session_messages import ROLE_NODE
 from kvstore.store.open_puts import Put
 from kvstore.transfer.session import Session
 
@@ -41,3 +42,11 @@ def peer_of(session: Session) -> Peer:
     if not isinstance(session.context, Peer):
         raise Unauthorized("say Hello first")
     return session.context
+
+
+def writer_of(session: Session) -> Peer:
+    """As `peer_of`, for what only clients may do. Raises Denied for another node: its pass lets it read."""
+    peer = peer_of(session)
+    if peer.role == ROLE_NODE:
+        raise Denied("a node may read another's blocks, and write none")
+    return peer

@@ -21,7 +21,7 @@ from kvstore.store.block import Block
 from kvstore.store.claims import Claims
 from kvstore.store.open_puts import Grant
 from kvstore.store.open_puts import Put as OpenPut
-from kvstore.store.peer import MAX_SLABS, Peer, PutFrame, peer_of
+from kvstore.store.peer import MAX_SLABS, Peer, PutFrame, peer_of, writer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.regions import SharedRegions
 from kvstore.store.table import BlockTable
@@ -61,7 +61,7 @@ class PutService:
 
     def open(self, session: Session, header: Header, message: Open) -> None:
         """Answer with slots for as many keys as there is room for, or wait."""
-        peer = peer_of(session)
+        peer = writer_of(session)
         if message.engine and self._regions is None:
             raise InvalidArgument("this node has no transfer engine: use Put")
         if not message.engine and not session.is_local:
@@ -150,9 +150,9 @@ class PutService:
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
         """Make written puts visible, and answer when the master has made them durable."""
-        peer_of(session)
+        peer = peer_of(session)
         flags = bytearray()
-        wait_seq = 0
+        stored: list[Block] = []
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
             put = self._table.put(put_id, session)
             if put is None:
@@ -162,10 +162,11 @@ class PutService:
                 self._table.abort(put)
                 flags.append(ASK_AGAIN)
             else:
-                wait_seq = self._table.commit(put, checksum).event_seq
+                stored.append(self._table.commit(put, checksum))
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
-        self._answer_when_published(session, header, wait_seq, flags)
+        self._table.events.stored(peer.tenant, stored)
+        self._answer_when_published(session, header, stored[-1].event_seq if stored else 0, flags)
 
     def _is_whole(self, put: OpenPut, grant: Grant, checksum: int) -> bool:
         """A value that came by the transfer engine: nobody writes it any more, and it is what the writer said."""
@@ -187,7 +188,7 @@ class PutService:
 
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads."""
-        peer = peer_of(session)
+        peer = writer_of(session)
         self._check(message)
         if sum(message.sizes) != header.payload_bytes:
             raise ProtocolError(f"a payload of {header.payload_bytes} bytes for values of {sum(message.sizes)} bytes")
@@ -235,15 +236,18 @@ class PutService:
             self._claims.claim(session, header, frame)
             return
         flags = bytearray()
+        stored: list[Block] = []
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
             if put is not None and self._is_open(put):
-                frame.wait_seq = self._table.commit(put, checksum).event_seq
+                stored.append(self._table.commit(put, checksum))
+                frame.wait_seq = put.block.event_seq
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
                 continue
             if put is not None:
                 self._table.settle(put.put_id, session)
             flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
+        self._table.events.stored(peer_of(session).tenant, stored)
         self._answer_when_published(session, header, frame.wait_seq, flags)
 
     def _verify(self, frame: PutFrame) -> None:

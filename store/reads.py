@@ -8,6 +8,7 @@ from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Read, Release
+from kvstore.protocol.session_messages import ROLE_CLIENT
 from kvstore.store.block import DRAM, TIERS, Block
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover, SlowRead
@@ -90,11 +91,19 @@ class ReadService:
                 table.warm(block)
             else:
                 slow.append(self._plan(index, block))
+        if table.events.is_recording and peer.role == ROLE_CLIENT:
+            table.events.read(tenant, self._hits(peer, message))
         if slow:
             reads = [one.read for one in slow]
             self._mover.read(reads, lambda results: self._fetched(session, header, message, answer, slow, results))
         else:
             self._reply(session, header, message, answer)
+
+    def _hits(self, peer: Peer, message: Read) -> list[Block]:
+        """The blocks that are read, in the order of their keys; none of them has left since, for each has a reader."""
+        wanted = zip(message.keys, message.generations, strict=True)
+        found = ((self._table.find(peer.tenant, key), generation) for key, generation in wanted)
+        return [block for block, generation in found if block is not None and generation in (0, block.generation)]
 
     def _is_reachable(self, session: Session, message: Read) -> bool:
         """Whether this reader reaches the node's memory itself: over its mapping, or with the transfer engine."""

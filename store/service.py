@@ -4,16 +4,18 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvstore.protocol.catalog_messages import Drop, Hold
+from kvstore.protocol.catalog_messages import Copy, Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
+from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
-from kvstore.protocol.session_messages import SERVER_NODE, Flags, Hello, Welcome
-from kvstore.protocol.tokens import check_token
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
+from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
+from kvstore.store.copies import Copies
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
-from kvstore.store.peer import MAX_SLABS, Peer, peer_of
+from kvstore.store.peer import MAX_SLABS, Peer, peer_of, writer_of
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
@@ -40,6 +42,7 @@ class NodeService:
         puts: PutService,
         reads: ReadService,
         regions: SharedRegions | None,
+        copies: Copies,
         *,
         instance: int,
     ) -> None:
@@ -51,6 +54,7 @@ class NodeService:
         self._puts = puts
         self._reads = reads
         self._regions = regions
+        self._copies = copies
         self._instance = instance
         self.name = ""
         self.unix_path = ""
@@ -70,6 +74,8 @@ class NodeService:
             Regions.TYPE: self._show_regions,
             Drop.TYPE: self._drop,
             Hold.TYPE: self._hold,
+            Copy.TYPE: self._copy,
+            Events.TYPE: self._events,
         }
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
@@ -91,6 +97,7 @@ class NodeService:
         self._waiting.forget_owner(session)
         self._leases.forget_owner(session)
         self._table.forget_owner(session)
+        self._table.events.forget_asker(session)
         self._waiting.retry()
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
@@ -98,17 +105,27 @@ class NodeService:
             raise Unavailable("this node has not found its master yet; try again")
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
-        check_token(self.token_digests, message.tenant, message.token)
+        if message.role == ROLE_NODE:
+            self._check_node(message)
+        else:
+            check_token(self.token_digests, message.tenant, message.token)
         session.context = Peer(message.tenant, message.role)
         welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, host_id(), self.unix_path)
         session.reply(header.request_id, welcome)
+
+    def _check_node(self, message: Hello) -> None:
+        """Another node introduces itself, to read what the master told it to copy. Raises Unauthorized, StaleEpoch."""
+        assert self.token_digests is not None
+        if message.epoch != self.master_epoch:
+            raise StaleEpoch(f"node {message.name!r} obeys a master of epoch {message.epoch}, and this node one of {self.master_epoch}")
+        check_node_pass(self.token_digests, message.tenant, message.token, master_epoch=message.epoch, source=self.node_id)
 
     def _release(self, session: Session, header: Header, message: Release) -> None:
         self._reads.release(session, message)
         self._waiting.retry()
 
     def _slabs(self, session: Session, header: Header, message: Slabs) -> None:
-        peer = peer_of(session)
+        peer = writer_of(session) if message.writable else peer_of(session)
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
         fds: list[int] = []
@@ -137,6 +154,10 @@ class NodeService:
         except (StaleHandle, Unauthorized):  # one answer for both: another tenant's slab does not exist for this one
             return 0
         return self._dram.slab_bytes(slab)
+
+    def _events(self, session: Session, header: Header, message: Events) -> None:
+        """For a recorder. Another node is none: its pass is for reading values."""
+        session.reply(header.request_id, self._table.events.answer(session, writer_of(session).tenant, message))
 
     # --- the master's commands ---
 
@@ -180,3 +201,9 @@ class NodeService:
         session.reply(header.request_id, Flags(bytes(flags)))
         if not message.pinned:
             self._waiting.retry()
+
+    def _copy(self, session: Session, header: Header, message: Copy) -> None:
+        self._check_master(session, message.epoch)
+        shown = node_pass(self.token_digests or {}, message.tenant, master_epoch=message.epoch, source=message.source)
+        hello = Hello(ROLE_NODE, message.tenant, shown, self.name, message.epoch)
+        session.reply(header.request_id, Flags(self._copies.take(message, hello)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.events import EventLog
 from kvstore.store.level import Level, TierCounts, is_evictable
 from kvstore.store.open_puts import OpenPuts, Put
 from kvstore.tiers.policy import EvictionPolicy
@@ -42,8 +43,9 @@ class BlockTable:
         self,
         tiers: dict[int, Tier],
         *,
-        make_policy: Callable[[], EvictionPolicy[Block]],
+        make_policy: Callable[[], EvictionPolicy[bytes]],
         emit: Emit,
+        events: EventLog,
         put_ttl_ns: int,
         high_watermark: float,
         low_watermark: float,
@@ -52,6 +54,7 @@ class BlockTable:
         self._levels = {index: Level(index, tier, make_policy, high_watermark, low_watermark) for index, tier in sorted(tiers.items())}
         self._landing = self._levels[DRAM]
         self._emit = emit
+        self.events = events
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._revoking: list[Put] = []
@@ -208,6 +211,8 @@ class BlockTable:
                 self._levels[index].remove(block)
                 self._levels[index].tier.quarantine(slot)
         self._free_quarantined(block)
+        if self.events.is_recording:
+            self.events.removed(block)
         self._emit(EVENT_GONE, block)
 
     def drop_copy(self, block: Block, index: int) -> None:

@@ -1,8 +1,12 @@
-"""Which block leaves first: the interface of eviction policies. The policies themselves are in lru.py, lfu.py and sieve.py.
+"""Which block leaves first: the interface of eviction policies. The policies themselves are a file each, by name in policies.py.
 
 A policy orders keys; it owns no bytes. The block table keeps one policy for each tier and slot group (so a victim always frees
 a slot that the newcomer can use), inserts a key when it becomes readable, touches it when it is read, and removes it when it
-leaves. Not thread-safe: the node's loop is the only caller.
+leaves. A key that leaves and comes back is the same key: policies may remember those that left. Not thread-safe: the node's loop is
+the only caller.
+
+Room is made before it is known who comes: `victim`, `remove` of it, then `insert` of the newcomer, and for a batch all of its victims
+first. An insert may come without them, when there is room. Nobody tells a policy the capacity: see observed_capacity.py.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +17,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class EvictionPolicy(ABC, Generic[K]):
-    """An order over keys. Every operation is O(1), amortised for `victim`."""
+    """An order over keys. Every operation is O(1) or O(log keys), amortised.
+
+    What a policy remembers of keys that left is bounded by the number of keys there were, times a constant that it names.
+    """
 
     name: ClassVar[str]
 
@@ -28,7 +35,7 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """The key left for another reason than eviction. One not present is ignored."""
+        """The key left, evicted or for another reason. One not present is ignored."""
 
     @abstractmethod
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:

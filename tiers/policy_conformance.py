@@ -104,6 +104,35 @@ class PolicyConformance:
             policy.check_integrity()
         assert sorted(evicted) == list(range(50))
 
+    def test_keys_that_left_come_back_as_any_other(self) -> None:
+        policy = self.filled(20)
+        for _ in range(3):
+            evicted = []
+            while (victim := policy.victim()) is not None:
+                evicted.append(victim)
+                policy.remove(victim)
+            assert sorted(evicted) == list(range(20))
+            for key in range(20):
+                policy.insert(key)
+                policy.check_integrity()
+            assert len(policy) == 20
+
+    def test_a_batch_makes_all_of_its_room_before_it_comes(self) -> None:
+        policy = self.filled(30)
+        present = set(range(30))
+        for start in range(30, 300, 15):
+            for _ in range(15):
+                victim = policy.victim()
+                assert victim is not None
+                policy.remove(victim)
+                present.remove(victim)
+            for key in range(start, start + 15):
+                policy.insert(key, key - 1)
+            present.update(range(start, start + 15))
+            policy.check_integrity()
+            assert len(policy) == 30
+            assert all(key in policy for key in present)
+
     def test_refused_keys_are_passed_over_and_stay(self) -> None:
         policy = self.filled(4)
         assert policy.victim(lambda key: key == 2) == 2

@@ -105,7 +105,7 @@ Scripted = Message | BaseException | Callable[..., Any]
 class Oracle:
     """Drives operations. `script[MessageType]` holds what happens instead at the next such messages; `log` has all of them."""
 
-    def __init__(self, *nodes: OracleNode, **settings: Any) -> None:
+    def __init__(self, *nodes: OracleNode, spread: int = 0, **settings: Any) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.unreachable: set[str] = set()
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
@@ -121,7 +121,7 @@ class Oracle:
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.Move] = []
-        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, host_id=HERE, spread=0)
+        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, host_id=HERE, spread=spread)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)

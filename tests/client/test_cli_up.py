@@ -105,7 +105,7 @@ def test_people_are_told_in_one_line() -> None:
         (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),
         (["--nodes", "0"], "an embedded cluster has 1 to 64"),
         (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),
-        (["--policy", "fifo"], "--policy: 'fifo' is not one of lru, lfu, sieve"),
+        (["--policy", "fifo"], "--policy: 'fifo' is not one of default, arc, gdsf"),
         (["--listen", "nowhere"], "master: "),
     ],
 )

@@ -88,7 +88,9 @@ def test_a_stale_hint_is_dropped_and_the_master_asked_once_again(nodes: Pair) ->
     oracle.core.hints.learn([(b"k", Hint(1, 99, 1))])
     assert get(oracle, b"k") == [b"v"]
     assert oracle.core.counters.snapshot().stale_hints == 1
-    assert oracle.core.hints.find([b"k"]) == [Hint(2, 1, 1)]
+    [hint] = oracle.core.hints.find([b"k"])
+    assert hint is not None
+    assert hint[:3] == (2, 1, 1)
 
 
 def test_a_block_that_the_master_knows_and_no_node_has_is_a_miss(nodes: Pair) -> None:
@@ -98,13 +100,77 @@ def test_a_block_that_the_master_knows_and_no_node_has_is_a_miss(nodes: Pair) ->
     assert get(oracle, b"k") == [None]
 
 
-def test_a_replica_on_this_host_is_preferred_then_the_faster_tier(nodes: Pair) -> None:
-    nodes[0].local = False
-    nodes[0].tier, nodes[1].tier = 4, 2
-    oracle = Oracle(*nodes)
+@pytest.mark.parametrize(
+    ("local", "tiers", "own", "chosen"),
+    [
+        ((True, False), (4, 2), 1, 1),
+        ((False, True), (2, 4), 2, 2),
+        ((False, False), (4, 2), 0, 2),
+        ((True, True), (4, 2), 1, 2),
+        ((True, True), (2, 2), 1, 1),
+        ((True, True), (2, 2), 2, 2),
+        ((False, False), (2, 2), 0, 1),
+    ],
+    ids=["this host", "this host again", "faster tier", "faster tier of this host", "own node", "own node again", "any"],
+)
+def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_node(
+    nodes: Pair, local: tuple[bool, bool], tiers: tuple[int, int], own: int, chosen: int
+) -> None:
+    for node, is_local, tier in zip(nodes, local, tiers, strict=True):
+        node.local, node.tier = is_local, tier
+    oracle = Oracle(*nodes, spread=own - 1 if all(local) else 0)
     oracle.store(b"k", b"v", 1, 2)
     get(oracle, b"k")
-    assert oracle.core.hints.find([b"k"]) == [Hint(2, 1, 1)]
+    assert oracle.core.nodes.local_id == own
+    assert [hint and hint.node_id for hint in oracle.core.hints.find([b"k"])] == [chosen], "from the first question on"
+
+
+def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle(*nodes)
+    for key in (b"k", b"other", b"near"):
+        oracle.store(key, b"v", 1 if key == b"near" else 2)
+    assert get(oracle, b"k", b"other", b"near") == [b"v"] * 3
+    nodes[0].blocks[b"k"] = nodes[1].blocks[b"k"]
+    oracle.replicas[b"k"] = [1, 2]
+    before = len(oracle.sent(Lookup))
+    assert get(oracle, b"k", b"near") == [b"v"] * 2
+    assert len(oracle.sent(Lookup)) == before, "not so soon"
+    monkeypatch.setattr("kvstore.client.reading.FAR_HINT_NS", 0)
+    assert get(oracle, b"near", b"k", b"other") == [b"v"] * 3
+    assert [message.keys for message in oracle.sent(Lookup)[before:]] == [[b"k", b"other"]], "what is near is not asked for"
+    assert [hint and hint.node_id for hint in oracle.core.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
+    assert get(oracle, b"k") == [b"v"]
+    assert len(oracle.sent(Lookup)) == before + 1
+
+
+def test_a_block_elsewhere_that_is_gone_when_the_master_is_asked_anew_is_a_miss(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.reading.FAR_HINT_NS", 0)
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    assert get(oracle, b"k") == [b"v"]
+    oracle.replicas.clear()
+    assert get(oracle, b"k") == [None]
+
+
+@pytest.mark.parametrize("failure", [Unavailable("gone"), DeadlineExceeded("hangs")], ids=["gone", "hangs"])
+def test_while_no_master_answers_a_block_is_read_where_it_was(nodes: Pair, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    monkeypatch.setattr("kvstore.client.reading.FAR_HINT_NS", 0)
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    get(oracle, b"k")
+    oracle.script[Lookup].append(failure)
+    assert get(oracle, b"k") == [b"v"]
+
+
+def test_a_client_on_no_nodes_host_does_not_ask_anew(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.reading.FAR_HINT_NS", 0)
+    nodes[0].local = False
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    get(oracle, b"k")
+    asked = len(oracle.sent(Lookup))
+    assert get(oracle, b"k") == [b"v"]
+    assert len(oracle.sent(Lookup)) == asked
 
 
 def test_an_unreachable_node_is_avoided(nodes: Pair) -> None:

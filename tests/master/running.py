@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,6 +39,18 @@ class Places:
     unix: str
     control: str
     pid: int = 0
+    master: Master | None = None
+    """The master itself, where it is of this process: for what nobody asks over a socket."""
+
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+        """Have the master order copies."""
+        master = self.master
+        assert master is not None
+
+        def order() -> None:
+            master._frames.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+
+        master.reactor.call(order, deadline_s=TIMEOUT_S)
 
     def client(self, tenant: str = "red", token: str = "") -> Channel:
         return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
@@ -62,7 +74,7 @@ def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
     thread = threading.Thread(target=master.reactor.run)
     thread.start()
     try:
-        yield Places(places.listen, places.unix, places.control)
+        yield Places(places.listen, places.unix, places.control, master=master)
     finally:
         master.reactor.stop()
         thread.join()

@@ -127,9 +127,9 @@ def test_a_call_that_a_stopping_master_cannot_answer_is_refused(tmp_path: Path) 
 def test_health_and_reflection_are_served(places: Places) -> None:
     with grpc.insecure_channel(places.control) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "kvstore.v1.Control"):
+        for name in ("", "kvstore.v1.Control", "kvstore.v1.Scheduler"):
             reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=TIMEOUT_S)
-    assert "kvstore.v1.Control" in [service.name for service in answer.list_services_response.service]
+    assert {"kvstore.v1.Control", "kvstore.v1.Scheduler"} <= {service.name for service in answer.list_services_response.service}

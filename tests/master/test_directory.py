@@ -55,6 +55,14 @@ def test_a_prefix_ends_at_its_first_gap() -> None:
     assert master.directory.match_prefix(TENANT, []) == 0
 
 
+def test_the_prefixes_are_those_of_each_node() -> None:
+    master, node = one_node(b"a", b"b", b"d")
+    other = master.register("b")
+    master.sync(other, Event(b"a"))
+    found = master.directory.prefixes(TENANT, [b"a", b"b", b"c", b"d"])
+    assert (found.blocks, found.block_bytes) == ({node.node_id: 2, other.node_id: 1}, 100)
+
+
 def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss() -> None:
     master, node = one_node()
     other = master.register("b")

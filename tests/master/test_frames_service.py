@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
+from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Read
@@ -214,6 +216,101 @@ def test_a_node_that_says_nothing_costs_a_remove_no_more_than_the_commands_deadl
         assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
         client.close()
         node.close()
+
+
+# Copies
+
+
+@dataclass(slots=True)
+class Two:
+    """Two nodes: the first holds a and b, at generations 1 and 2."""
+
+    places: Places
+    one: NodeSide
+    two: NodeSide
+
+    def replicate(self, *keys: bytes) -> None:
+        self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
+
+    def report(self, arrived: bytes = b"\1\1", epoch: int = 0) -> tuple[Header, bytes]:
+        return self.two.ask(Copied(epoch or self.two.registration.registration_epoch, TENANT, [b"a", b"b"], [1, 2], arrived))
+
+
+@pytest.fixture
+def two(places: Places) -> Iterator[Two]:
+    nodes = Two(places, NodeSide(places, "one"), NodeSide(places, "two"))
+    nodes.one.sync(Event(b"a", 1), Event(b"b", 2))
+    nodes.two.sync()
+    yield nodes
+    nodes.one.close()
+    nodes.two.close()
+
+
+def test_copies_from_the_order_to_the_lookup(two: Two, client: Channel) -> None:
+    two.replicate(b"b", b"none", b"a")
+    header, body = two.two.read()
+    assert header.type == Copy.TYPE
+    order = Copy.unpack(body)
+    assert (order.source, order.unix, order.tcp, order.keys) == (1, "/u", "t:1", [b"b", b"a"])
+    two.two.answer(header, Flags(b"\1\1"))
+    header, body = two.report(b"\1\0")
+    assert (header.type, Flags.unpack(body).flags) == (Flags.TYPE, b"\1\0")
+    assert list(ask(client, Lookup([b"a", b"b"]), Locations).nodes) == [1, 2, 1]
+    with two.places.stub() as stub:
+        counters = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters
+    assert (counters["copies_ordered"], counters["copies_entered"]) == (2, 1)
+
+
+def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_word(two: Two, client: Channel) -> None:
+    asking = Asking(client, Pin([b"a"]))
+    two.one.answer(two.one.read()[0], Flags(b"\1"))
+    assert asking.result() == b"\1"
+    two.replicate(b"a", b"b")
+    two.two.answer(two.two.read()[0], Flags(b"\1\1"))
+    assert two.report()[0].type == Flags.TYPE
+    header, body = two.two.read()
+    assert (header.type, Hold.unpack(body).keys, Hold.unpack(body).pinned) == (Hold.TYPE, [b"a"], 1)
+
+
+@pytest.mark.parametrize(
+    "answer", [Flags(b"\0\0"), Failure(TierFailed.code, "out of order"), Flags(b"\1")], ids=["no", "failed", "nonsense"]
+)
+def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(two: Two, answer: Message) -> None:
+    two.replicate(b"a", b"b")
+    two.two.answer(two.two.read()[0], answer)
+    assert two.report()[1] == Flags(b"\0\0").pack()
+    two.replicate(b"a", b"b")
+    assert Copy.unpack(two.two.read()[1]).keys == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "source_node_id", "text"),
+    [
+        (1, 1, "nothing is copied from node 1 to node 1: node 1 has no need of copies of its own blocks"),
+        (9, 1, "nothing is copied from node 1 to node 9: node 9 has no link to this master"),
+        (2, 9, "nothing is copied from node 9 to node 2: node 9 is not alive"),
+    ],
+)
+def test_copies_that_cannot_be_made_are_one_line_in_the_log(
+    two: Two, caplog: pytest.LogCaptureFixture, node_id: int, source_node_id: int, text: str
+) -> None:
+    two.places.replicate(TENANT, [b"a", b"b"], node_id=node_id, source_node_id=source_node_id)
+    assert [record.getMessage().startswith(text) for record in caplog.records] == [True]
+
+
+def test_an_order_for_nothing_is_none(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    two.replicate()
+    two.replicate(b"none")
+    two.replicate(b"a")
+    assert Copy.unpack(two.two.read()[1]).keys == [b"a"]
+    assert not caplog.records
+
+
+def test_a_report_under_a_registration_that_is_over_and_one_of_a_client_are_refused(two: Two, client: Channel) -> None:
+    header, body = two.report(epoch=1)
+    assert (header.type, Failure.unpack(body).code) == (Failure.TYPE, StaleEpoch.code)
+    with pytest.raises(Unauthorized, match="only a registered node may report copies"):
+        ask(client, Copied(1, TENANT, [b"a"], [1], b"\1"), Flags)
 
 
 def test_a_forced_remove_says_so_to_the_node(places: Places, client: Channel) -> None:

@@ -19,6 +19,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.store.answering import Answers
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
+from kvstore.store.copies import Copies
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
 from kvstore.store.publisher import Publisher
@@ -81,8 +82,20 @@ class Served:
         self.reads = ReadService(
             self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=engine is not None
         )
+        self.copies = Copies(
+            self.reactor, self.store.table, self.store.dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S
+        )
         self.service = NodeService(
-            self.store.table, self.store.dram, self.mover, self.leases, self.waiting, self.puts, self.reads, self.regions, instance=77
+            self.store.table,
+            self.store.dram,
+            self.mover,
+            self.leases,
+            self.waiting,
+            self.puts,
+            self.reads,
+            self.regions,
+            self.copies,
+            instance=77,
         )
         self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
         self.server = Server(self.reactor, self.service, max_connections=100)
@@ -146,6 +159,7 @@ class Served:
         if self.service.link is not None:
             self.service.link.close()
         self.publisher.close()
+        self.copies.close()
         self.mover.close()
         self.store.table.check_integrity()
         self.store.close()

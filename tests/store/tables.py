@@ -6,6 +6,7 @@ from pathlib import Path
 import xxhash
 
 from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.events import EventLog
 from kvstore.store.open_puts import Put
 from kvstore.store.table import BlockTable, Move
 from kvstore.tiers.dram import DramTier
@@ -69,10 +70,13 @@ class Store:
             assert folder is not None
             self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
         self.events: list[tuple[int, Block, int]] = []
+        self.now_us = 0
+        """The wall clock of recorded events."""
         self.table = BlockTable(
             self.tiers,
             make_policy=lambda: make_policy(policy),
             emit=lambda kind, block: self.events.append((kind, block, block.tier_mask())),
+            events=EventLog(lambda: self.now_us),
             put_ttl_ns=PUT_TTL_NS,
             high_watermark=high,
             low_watermark=low,

@@ -131,7 +131,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--listen", "192.0.2.1:0"], "cannot listen"),
         (["--advertise", "unix:/tmp/x"], "HOST:PORT"),
         (["--master", "nonsense"], "HOST:PORT"),
-        (["--policy", "random"], "lru, lfu, sieve"),
+        (["--policy", "random"], "one of default, arc, gdsf"),
         (["--hbm", "cuda:99:1MiB"], "HBM"),
         (["--hbm", "nodevice:1MiB"], "HBM"),
         (["--hbm", "cpu"], "PLACE:SIZE"),

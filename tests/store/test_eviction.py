@@ -4,6 +4,7 @@ import pytest
 
 from kvstore.store.block import Block
 from kvstore.store.eviction import EvictionOrder
+from kvstore.tiers.lru import LRU
 from kvstore.tiers.policies import make_policy
 
 
@@ -82,4 +83,45 @@ def test_its_length_counts_blocks_of_all_groups(order: EvictionOrder) -> None:
     order.insert(block("c", 3), 1)
     order.remove(first, 0)
     assert len(order) == 2
+    order.check_integrity()
+
+
+def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
+    """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
+    order = EvictionOrder(lambda: make_policy("lhd"))
+    order.insert(block("stays", 1), 0)
+    first = block("back", 2)
+    order.insert(first, 0)
+    order.remove(first, 0)
+    again = block("back", 3)
+    order.insert(again, 0)
+    new = block("new", 4)
+    order.insert(new, 0)
+    assert order.holds(again, 0)
+    assert not order.holds(first, 0)
+    order.remove(order.victim(0, anyone) or again, 0)
+    assert order.victim(0, anyone) is new
+    order.check_integrity()
+
+
+def test_the_policy_is_told_keys_and_parents() -> None:
+    told: list[tuple[bytes, bytes | None]] = []
+
+    class Told(LRU[bytes]):
+        def insert(self, key: bytes, parent: bytes | None = None) -> None:
+            told.append((key, parent))
+            super().insert(key, parent)
+
+    order = EvictionOrder(Told)
+    order.insert(block("first", 1), 0)
+    order.insert(Block("red", b"second", 100, 1, parent=b"first"), 0)
+    assert told == [(b"first", None), (b"second", b"first")]
+
+
+def test_two_groups_may_hold_blocks_of_one_key(order: EvictionOrder) -> None:
+    mine, theirs = block("same", 1), Block("blue", b"same", 100, 1, last_access=2)
+    order.insert(mine, 0)
+    order.insert(theirs, 1)
+    order.remove(mine, 0)
+    assert order.victim(1, anyone) is theirs
     order.check_integrity()

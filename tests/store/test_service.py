@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import Drop, Hold, Publish
-from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.catalog_messages import Copy, Drop, Hold, Publish
+from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Open, Opened, Read, Slabs
-from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Flags, Hello, Ok
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Failure, Flags, Hello, Ok
+from kvstore.protocol.tokens import node_pass
 from kvstore.store.block import Block
 from kvstore.store.peer import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
 from kvstore.transfer.address import connect, host_id, parse_address
+from kvstore.transfer.channel import Channel
+from kvstore.transfer.deadline import Deadline
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 from tests.transfer.wires import frame, read_frame
 
@@ -45,6 +48,11 @@ def master(node: Served) -> Iterator[Master]:
     master.close()
 
 
+def copy_of(key: bytes, *, epoch: int) -> Copy:
+    """From a node that is not there."""
+    return Copy(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""])
+
+
 def find(node: Served, name: str) -> Block | None:
     return node.call(lambda: node.store.table.find("red", name.encode()))
 
@@ -68,6 +76,31 @@ def test_with_tokens_only_the_tenants_own_lets_in(tmp_path: Path) -> None:
                 node.connect(tenant=tenant, token=token)
             refusals.append(str(refused.value).replace(repr(tenant), "T"))
         assert len(set(refusals)) == 1, "a wrong token does not tell that the tenant exists"
+
+
+def test_another_node_under_the_same_master_reads_by_its_pass_and_writes_nothing(tmp_path: Path) -> None:
+    tokens = {"red": hashlib.sha256(b"secret").digest()}
+    with served(tmp_path, dram_bytes=64 * KIB, tokens=tokens) as node:
+        node.service.master_epoch = 3
+
+        def meet(*, epoch: int = 3, source: int = 5, tenant: str = "red") -> Client:
+            hello = Hello(ROLE_NODE, tenant, node_pass(tokens, "red", master_epoch=epoch, source=source), "other", epoch)
+            return Client(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S)))
+
+        for wrong in ({"source": 6}, {"tenant": "blue"}):
+            with pytest.raises(Unauthorized):
+                meet(**wrong)
+        with pytest.raises(StaleEpoch, match="node 'other' obeys a master of epoch 2, and this node one of 3"):
+            meet(epoch=2)
+        writer, reader = node.connect(token="secret"), meet()
+        writer.put({"a": b"a" * 100})
+        assert reader.read("a")[1] == [b"a" * 100]
+        for refused in (lambda: reader.put({"b": b"b"}), lambda: reader.open({"b": 1}), lambda: reader.slabs([0], writable=True)):
+            with pytest.raises(Denied, match="a node may read another's blocks, and write none"):
+                refused()
+        assert find(node, "b") is None
+        writer.close()
+        reader.close()
 
 
 def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
@@ -167,7 +200,7 @@ def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client
 # --- the master ---
 
 
-@pytest.mark.parametrize("message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"])])
+@pytest.mark.parametrize("message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"]), copy_of(b"b", epoch=9)])
 def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
     client.put({"a": b"a"})
     with pytest.raises(Unauthorized, match="master"):
@@ -211,7 +244,7 @@ def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client,
 def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     assert isinstance(master.ask(Hold(7, "red", [b"a"])), Flags)
-    for message in (Hold(6, "red", [b"a"], 0), Drop(6, "red", [b"a"], [9])):
+    for message in (Hold(6, "red", [b"a"], 0), Drop(6, "red", [b"a"], [9]), copy_of(b"b", epoch=6)):
         answer = master.ask(message)
         assert isinstance(answer, Failure)
         assert answer.code == StaleEpoch.code

@@ -1,0 +1,241 @@
+"""The client's side of the Scheduler service: where a request goes, and what an instance says of itself. By gRPC.
+
+It moves no request and no block. An engine that has to report all the time uses reporter.py, which is a thread around this.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import find_control, translated
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import SchedulerStub
+from kvstore.protocol.errors import Closed, InvalidArgument, Unavailable
+from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.request import Slo
+from kvstore.transfer.deadline import Deadline
+
+NO_SLO: Final = Slo()
+_HUNG_UP: Final = "the master, or another thread, has ended the connection"
+
+
+class Role(IntEnum):
+    """What an instance does."""
+
+    PREFILL = pb.ROLE_PREFILL
+    DECODE = pb.ROLE_DECODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """What an instance says of itself. `name` is stable while it lives and differs from all others'."""
+
+    name: str
+    role: Role
+    address: str
+    """How requests are sent to it; the master hands it on as it is. For kvstore-router a URL."""
+    node: str = ""
+    """The name of the storage node that its blocks are put to, so that it has what that node has. Empty: it never has a prefix."""
+    queue_s: float = 0.0
+    """Prefill: seconds until it can start on something new."""
+    send_backlog_bytes: int = 0
+    """Bytes that its node was told to send to others and has not sent yet."""
+    send_bytes_per_s: float = 0.0
+    """As measured; 0: not measured yet."""
+    batch: int = 0
+    """Decode: sequences."""
+    context_tokens: int = 0
+    """Decode: tokens of KV cache of all of them together."""
+    capacity_tokens: int = 0
+    """Decode: tokens of KV cache that fit; 0: no limit."""
+    seen_request_ids: Sequence[int] = ()
+    """Requests that came in since the last report: the numbers above include them."""
+    prefill_samples: Sequence[PrefillSample] = ()
+    decode_samples: Sequence[DecodeSample] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a request goes. Times are predictions."""
+
+    request_id: int
+    """What both instances name in `seen_request_ids` once the request has come in."""
+    prefill: str
+    decode: str
+    prefill_address: str
+    decode_address: str
+    prefix_blocks: int
+    """Leading blocks of the prompt that need not be computed, once the transfer is over."""
+    transfer_from: str
+    """The prefill instance that the last `transfer_blocks` of them are being copied from; empty: nothing is."""
+    transfer_blocks: int
+    transfer_s: float
+    queue_s: float
+    prefill_s: float
+    tbt_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token."""
+        return self.transfer_s + self.queue_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request goes nowhere. `value` is what was predicted and `limit` what it had to stay below, in the reason's unit."""
+
+    reason: Reason
+    value: float = 0.0
+    limit: float = 0.0
+
+
+class _Link(NamedTuple):
+    """A connection to one master, and its methods."""
+
+    channel: grpc.Channel
+    stub: Any
+
+
+class SchedulerClient:
+    """A connection to the scheduler of the first master that answers, found again when that one is gone.
+
+    A context manager; threads may share it. Every call ends within `deadline_s` and raises Unavailable or DeadlineExceeded when no
+    master can be reached, Unauthorized for a wrong tenant or token, InvalidArgument for what is outside its range, and Closed.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Connects at the first call."""
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._is_closed = False
+
+    def schedule(
+        self, keys: Sequence[bytes], *, block_tokens: int, input_tokens: int, output_tokens: int = 0, slo: Slo = NO_SLO
+    ) -> Placement | Refusal:
+        """Where a prompt of `input_tokens` goes, whose full blocks of `block_tokens` each have these keys, in order.
+
+        The transfer that the placement needs has been started. `output_tokens` as predicted; 0: not known. A master that hangs up
+        within the call may count a request that never comes, until it takes it for lost.
+        """
+        request = pb.ScheduleRequest(
+            tenant=self.settings.tenant,
+            token=self.settings.token,
+            keys=keys,
+            block_tokens=_number("block_tokens", block_tokens, bits=32),
+            input_tokens=_number("input_tokens", input_tokens, bits=32),
+            output_tokens=_number("output_tokens", output_tokens, bits=32),
+            ttft_slo_s=_finite_or_0(slo.ttft_s),
+            tbt_slo_s=_finite_or_0(slo.tbt_s),
+        )
+        reply: pb.ScheduleReply = self._call("Schedule", request)
+        if reply.rejected:
+            return Refusal(Reason(reply.rejected), reply.rejected_value, reply.rejected_limit)
+        return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
+
+    def report(self, report: InstanceReport) -> float:
+        """The instance lives, and this is its state: seconds until the next report is due. Raises Full where there are too many."""
+        request = pb.ReportRequest(
+            name=report.name,
+            role=pb.Role.Name(report.role),
+            address=report.address,
+            node=report.node,
+            queue_s=report.queue_s,
+            send_backlog_bytes=_number("send_backlog_bytes", report.send_backlog_bytes, bits=64),
+            send_bytes_per_s=report.send_bytes_per_s,
+            batch=_number("batch", report.batch, bits=32),
+            context_tokens=_number("context_tokens", report.context_tokens, bits=64),
+            capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
+            seen_request_ids=report.seen_request_ids,
+            prefill_samples=[
+                pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
+                for each in report.prefill_samples
+            ],
+            decode_samples=[
+                pb.DecodeSample(batch=each.batch, context_tokens=each.context_tokens, duration_s=each.duration_s)
+                for each in report.decode_samples
+            ],
+        )
+        return float(self._call("Report", request).report_interval_s)
+
+    def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
+        """The instance ends: nothing more is sent to it. One that is not known is no error. `deadline`: instead of `deadline_s`."""
+        self._call("Leave", pb.LeaveRequest(name=name), deadline)
+
+    def instances(self) -> pb.InstancesReply:
+        """All instances as they last reported, and what the scheduler has decided."""
+        reply: pb.InstancesReply = self._call("Instances", pb.InstancesRequest())
+        return reply
+
+    def close(self) -> None:
+        """A second close is a no-op."""
+        with self._lock:
+            link, self._link, self._is_closed = self._link, None, True
+        if link is not None:
+            link.channel.close()
+
+    def _call(self, method: str, request: Any, deadline: Deadline | None = None, *, is_last: bool = False) -> Any:
+        """Ask the master; if it is gone, the first one that answers now, once."""
+        deadline = deadline or Deadline(self.settings.deadline_s)
+        link = self._linked(deadline)
+        try:
+            return getattr(link.stub, method)(request, timeout=deadline.left_s())
+        except grpc.RpcError as error:
+            failure = translated(error)
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
+                failure = Unavailable(_HUNG_UP)
+        except ValueError:  # of a channel that another thread has closed in the meantime
+            failure = Unavailable(_HUNG_UP)
+        if is_last or not isinstance(failure, Unavailable):
+            raise failure
+        self._give_up(link)
+        return self._call(method, request, deadline, is_last=True)
+
+    def _linked(self, deadline: Deadline) -> _Link:
+        """The connection, made if there is none. Of threads that look for a master at once the first to find one is followed."""
+        with self._lock:
+            if self._is_closed:
+                raise Closed("this SchedulerClient was closed")
+            if self._link is not None:
+                return self._link
+        address = find_control(replace(self.settings, deadline_s=deadline.left_s()))
+        # Within a process, connections to one address are shared, and with them the pause after a failure. Not this one.
+        channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        found = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+        with self._lock:
+            if self._link is None and not self._is_closed:
+                self._link = found
+                return found
+        channel.close()
+        return self._linked(deadline)
+
+    def _give_up(self, link: _Link) -> None:
+        with self._lock:
+            if self._link is not link:
+                return
+            self._link = None
+        link.channel.close()
+
+    def __enter__(self) -> "SchedulerClient":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _number(name: str, value: int, *, bits: int) -> int:
+    """A protobuf field takes no other number, and says so by a ValueError that does not name it."""
+    if not 0 <= value < 1 << bits:
+        raise InvalidArgument(f"{name} is {value}: it must be in [0, 2**{bits})")
+    return value
+
+
+def _finite_or_0(seconds: float) -> float:
+    return 0.0 if seconds == float("inf") else seconds

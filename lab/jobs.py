@@ -1,0 +1,116 @@
+"""What the lab is asked to replay, as values: a job for each row of a report, and the row that it gives. It starts no processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.kvcache.traces import TraceRequest
+from kvstore.lab.pools import Routing, compare
+from kvstore.lab.replay import Replay
+from kvstore.lab.tiers import TwoTiers
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy at one capacity. Hits are those before each prompt's first miss; the ratio is theirs to all blocks."""
+
+    policy: str
+    capacity_blocks: int
+    prefix_hit_ratio: float
+    hits: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierRow:
+    """One policy over DRAM and NVMe. Hits as in PolicyRow, by the fastest tier that had the block."""
+
+    policy: str
+    dram_blocks: int
+    nvme_blocks: int
+    prefix_hit_ratio: float
+    dram_hits: int
+    nvme_hits: int
+    blocks: int
+    demotions: int
+    promotions: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One pool against local caches of the same blocks in all, by one way of dealing prompts out to instances."""
+
+    policy: str
+    routing: str
+    instances: int
+    blocks_per_instance: int
+    pooled_prefix_hit_ratio: float
+    local_prefix_hit_ratio: float
+    gain: float | None
+    """Pooled over local; None where the local caches had no hit."""
+    blocks: int
+
+
+Row = PolicyRow | TierRow | PoolRow
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyJob:
+    policy: str
+    capacity_blocks: int
+
+    def run(self, requests: Sequence[TraceRequest]) -> PolicyRow:
+        counts = Replay(self.policy, self.capacity_blocks).run(requests)
+        return PolicyRow(self.policy, self.capacity_blocks, counts.prefix_hit_ratio, counts.prefix_hits, counts.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class TierJob:
+    policy: str
+    dram_blocks: int
+    nvme_blocks: int
+
+    def run(self, requests: Sequence[TraceRequest]) -> TierRow:
+        counts = TwoTiers(self.policy, dram_blocks=self.dram_blocks, nvme_blocks=self.nvme_blocks).run(requests)
+        return TierRow(
+            self.policy,
+            self.dram_blocks,
+            self.nvme_blocks,
+            counts.prefix_hit_ratio,
+            counts.dram_hits,
+            counts.nvme_hits,
+            counts.blocks,
+            counts.demotions,
+            counts.promotions,
+            counts.evictions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolJob:
+    policy: str
+    routing: Routing
+    instances: int
+    blocks_per_instance: int
+
+    def run(self, requests: Sequence[TraceRequest]) -> PoolRow:
+        found = compare(
+            requests,
+            policy=self.policy,
+            instances=self.instances,
+            blocks_per_instance=self.blocks_per_instance,
+            routing=self.routing,
+        )
+        return PoolRow(
+            self.policy,
+            self.routing.value,
+            self.instances,
+            self.blocks_per_instance,
+            found.pooled.prefix_hit_ratio,
+            found.local.prefix_hit_ratio,
+            found.gain,
+            found.local.blocks,
+        )
+
+
+Job = PolicyJob | TierJob | PoolJob

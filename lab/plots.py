@@ -1,0 +1,301 @@
+"""Charts from plain numbers: lines, distributions and stacked bars, saved as SVG or PNG. It knows neither policies nor requests.
+
+Every line and part has its name beside it instead of in a box apart. Needs matplotlib (the extra `plots`), which is imported when a chart
+is drawn. The same numbers give the same bytes.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kvstore.lab.plot_theme import SETTINGS, adapt, colour, marker, series_colour
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES: Final = (".svg", ".png")
+SIZE_INCHES: Final = (8.4, 4.7)
+PNG_DOTS_PER_INCH: Final = 160
+CDF_POINTS: Final = 400
+"""Points of a distribution that are drawn: more cannot be told apart."""
+MAX_MARKERS: Final = 9
+"""Markers on one line: those of longer ones are spread out."""
+MAX_NAMED_TICKS: Final = 8
+"""With no more places than this on a logarithmic axis, each has its tick."""
+DASHES: Final = (0, (4, 2))
+BAR_WIDTH: Final = 0.62
+NAME_GAP: Final = 0.052
+"""Between two names beside the chart, as a share of its height."""
+AXES: Final = (0.09, 0.125, 0.72, 0.765)
+"""Left, bottom, width, height of the chart's ground, as shares of the figure's. What stands around it may need more: `save` makes room."""
+MARGIN_INCHES: Final = 0.15
+MAX_UPRIGHT: Final = 70
+"""Characters that the names of all bars have room for side by side."""
+
+
+class Weight(Enum):
+    """How much a line wants to be looked at."""
+
+    NORMAL = "normal"
+    MAIN = "main"
+    """What the chart is about: a thicker line."""
+    BOUND = "bound"
+    """What nothing can exceed: dashed, without colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A name beside the chart, and the point of the data that it is for."""
+
+    name: str
+    x: float
+    y: float
+    colour: str
+    marker: str
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: `y` over `x`, of equal length, in ascending order of `x`."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    weight: Weight = Weight.NORMAL
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> "Figure":
+    """A line a series, each with its own colour and marker and its name at its right end. Labels name the units.
+
+    The vertical axis begins at 0 unless it is logarithmic. Raises InvalidArgument for no series or one without points or of unequal
+    lengths, ConfigError without matplotlib.
+    """
+    if not series or not all(len(line.x) == len(line.y) > 0 for line in series):
+        raise InvalidArgument("a line chart needs one series at least, each with as many x as y and one point at least")
+    figure, axes = _chart(title, x_label, y_label)
+    keys = []
+    coloured = 0
+    for line in series:
+        is_bound = line.weight is Weight.BOUND
+        style = _bound_style() if is_bound else _line_style(line, coloured)
+        coloured += not is_bound
+        axes.plot(line.x, line.y, **style)
+        keys.append(_Key(line.name, line.x[-1], line.y[-1], style["color"], style["marker"], is_bound))
+    if log_x:
+        _logarithmic(axes, sorted({x for line in series for x in line.x}))
+    else:
+        axes.xaxis.set_major_formatter(_number)
+    if log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_number)
+    _name(axes, keys)
+    return figure
+
+
+def cdf(
+    samples: Mapping[str, Sequence[float] | np.ndarray],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str = "share at or below",
+    log_x: bool = False,
+) -> "Figure":
+    """For each name the share of its samples that are at most x. Infinite samples count, but no x reaches them.
+
+    On a logarithmic axis samples below 1 of x's unit are drawn at the least positive one. Raises as `line_chart` does, and InvalidArgument
+    for a name without a finite sample.
+    """
+    ordered = {name: np.sort(np.asarray(values, dtype=float)) for name, values in samples.items()}
+    finite = {name: values[np.isfinite(values)] for name, values in ordered.items()}
+    if not all(values.size for values in finite.values()):
+        raise InvalidArgument("a distribution needs one finite sample at least of each name")
+    end = max((float(values[-1]) for values in finite.values()), default=0.0)
+    return line_chart(
+        [_distribution(name, values, ordered[name].size, end, log_x) for name, values in finite.items()],
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        log_x=log_x,
+    )
+
+
+def stacked_bars(
+    bars: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> "Figure":
+    """A bar each of `bars`, of the parts laid on one another in their order: `parts` gives each part's value in every bar.
+
+    Labels name the units. Raises InvalidArgument for no bar, no part, or a part with another number of values, ConfigError without
+    matplotlib.
+    """
+    if not bars or not parts or not all(len(values) == len(bars) for values in parts.values()):
+        raise InvalidArgument("stacked bars need one bar and one part at least, and of each part a value for every bar")
+    figure, axes = _chart(title, x_label, y_label)
+    below = np.zeros(len(bars))
+    keys = []
+    for index, (name, values) in enumerate(parts.items()):
+        heights = np.asarray(values, dtype=float)
+        style: dict[str, Any] = {"width": BAR_WIDTH, "color": series_colour(index), "edgecolor": colour("ground"), "linewidth": 1.2}
+        axes.bar(range(len(bars)), heights, bottom=below, **style)
+        keys.append(_Key(name, len(bars) - 1 + BAR_WIDTH / 2, float(below[-1] + heights[-1] / 2), series_colour(index), "s"))
+        below += heights
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, bars)) > MAX_UPRIGHT else {}
+    axes.set_xticks(range(len(bars)), bars, **slanted)
+    axes.set_xlim(-0.6, len(bars) - 0.4)
+    axes.set_ylim(0, float(below.max()) * 1.12 or 1)
+    axes.yaxis.set_major_formatter(_number)
+    axes.grid(visible=False, axis="x")
+    for index, total in enumerate(below):
+        axes.annotate(_figure(total), (index, total), (0, 4), textcoords="offset points", ha="center", color=colour("text"))
+    _name(axes, keys)
+    return figure
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Write the chart as its file's suffix says: .svg readable on light and on dark ground, .png on white.
+
+    Raises InvalidArgument for another suffix, ConfigError when the file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InvalidArgument(f"cannot save a plot as {path.name}: name a file that ends in {' or '.join(SUFFIXES)}")
+    import matplotlib
+
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        # Neither the day nor the library's version: equal numbers are to give equal files.
+        metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+        frame: dict[str, Any] = {"facecolor": colour("ground"), "bbox_inches": "tight", "pad_inches": MARGIN_INCHES}
+        figure.savefig(drawn, format=path.suffix[1:], dpi=PNG_DOTS_PER_INCH, metadata=metadata, **frame)
+    content = drawn.getvalue()
+    try:
+        path.write_bytes(adapt(content.decode()).encode() if path.suffix == ".svg" else content)
+    except OSError as error:
+        raise ConfigError(f"cannot write the plot {path}: {error.strerror or error}") from None
+
+
+def _chart(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+    """An empty chart."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("plots need matplotlib: pip install 'kvstore[plots]'") from None
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=SIZE_INCHES, facecolor=colour("ground"))
+        axes = figure.add_axes(AXES, facecolor=colour("ground"))
+        axes.set_title(title, loc="left", color=colour("text"), fontsize=12, fontweight="bold", pad=11)
+        axes.set_xlabel(x_label, color=colour("text"), labelpad=6)
+        axes.set_ylabel(y_label, color=colour("text"), labelpad=6)
+    axes.grid(visible=True, color=colour("grid"), linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=colour("soft"), which="both", length=3)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(colour("edge"))
+    return figure, axes
+
+
+def _bound_style() -> dict[str, Any]:
+    return {"color": colour("soft"), "linestyle": DASHES, "linewidth": 1.5, "marker": ""}
+
+
+def _line_style(line: Series, index: int) -> dict[str, Any]:
+    is_main = line.weight is Weight.MAIN
+    every = max(1, -(-len(line.x) // MAX_MARKERS))
+    return {
+        "color": series_colour(index),
+        "linewidth": 2.8 if is_main else 1.5,
+        "marker": marker(index),
+        "markersize": 7 if is_main else 5.5,
+        # Each line's begin at another point, so that lines that run together still show all their markers.
+        "markevery": (index % every, every),
+        "markeredgecolor": colour("ground"),
+        "markeredgewidth": 0.8,
+        "zorder": 3 if is_main else 2,
+    }
+
+
+def _distribution(name: str, values: np.ndarray, count: int, end: float, log_x: bool) -> Series:
+    """The line of one distribution, drawn on to `end`, where the longest one ends."""
+    picked = np.unique(np.linspace(0, values.size - 1, min(values.size, CDF_POINTS)).round().astype(int))
+    x = [*values[picked], end]
+    y = [*((picked + 1) / count), values.size / count]
+    if log_x:
+        positive = values[values > 0]
+        least = float(positive[0]) if positive.size else 1.0
+        x = [max(place, least) for place in x]
+    return Series(name, [float(place) for place in x], [float(share) for share in y])
+
+
+def _logarithmic(axes: "Axes", places: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    if len(places) <= MAX_NAMED_TICKS:
+        axes.set_xticks(places)
+        axes.set_xticks([], minor=True)
+    axes.xaxis.set_minor_formatter("")
+    axes.xaxis.set_major_formatter(_number)
+
+
+def _number(value: float, position: float = 0) -> str:
+    """Of a tick, whatever its position."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def _figure(value: float) -> str:
+    """Of a bar: three digits are as much as one reads."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _name(axes: "Axes", keys: Sequence[_Key]) -> None:
+    """Names beside the chart, each as near as may be to what it names, with a line that leads there and the marker."""
+    ends = [_share_of(axes, key.x, key.y) for key in keys]
+    for key, (x, y), place in zip(keys, ends, _apart([y for _, y in ends]), strict=True):
+        drawn: dict[str, Any] = {"transform": axes.transAxes, "color": key.colour, "clip_on": False}
+        axes.plot([x, 1.03], [y, place], linewidth=0.7, **drawn)
+        axes.plot([1.03, 1.075], [place, place], linewidth=1.5, linestyle=DASHES if key.is_dashed else "-", **drawn)
+        axes.plot([1.0525], [place], marker=key.marker, markersize=5.5, linestyle="", **drawn)
+        axes.text(1.09, place, key.name, transform=axes.transAxes, va="center", color=colour("text"))
+
+
+def _share_of(axes: "Axes", x: float, y: float) -> tuple[float, float]:
+    """A point of the data as shares of the chart's width and height."""
+    place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+    return float(place[0]), float(place[1])
+
+
+def _apart(wanted: Sequence[float]) -> list[float]:
+    """Heights as near to those wanted as a gap between any two allows, within the chart as far as they fit."""
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    places = [0.0] * len(wanted)
+    floor = 0.0
+    for index in order:
+        places[index] = max(wanted[index], floor)
+        floor = places[index] + NAME_GAP
+    ceiling = 1.0
+    for index in reversed(order):
+        places[index] = min(places[index], ceiling)
+        ceiling = places[index] - NAME_GAP
+    return places

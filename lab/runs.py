@@ -1,0 +1,128 @@
+"""Many jobs over one trace, in processes of their own: a pipe each, one job at a time. It knows nothing of what a job does.
+
+Processes are spawned, not forked: the caller may have threads. They get no SIGINT (Ctrl-C goes to the whole group of a terminal): whoever
+waits here is interrupted, and ends them.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, cast
+
+from kvstore.kvcache.traces import TraceRequest
+from kvstore.lab.jobs import Job, Row
+from kvstore.lab.keys import spread
+from kvstore.protocol.errors import Broken, InvalidArgument, KVStoreError
+
+MAX_PROCESSES: Final = 256
+
+
+def run_jobs(
+    jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[Job], None] = lambda job: None
+) -> list[Row]:
+    """The jobs' rows, in the order of the jobs, over the requests with their ids spread (keys.py).
+
+    With 0 processes as many as there are processors, with 1 in the caller's own. `on_done` is called in the caller's process as jobs
+    end, in any order. Raises InvalidArgument for too many processes, what a job raises of kvstore's errors, and Broken, with the job's
+    policy, for any other exception or a process that died. All processes are gone then.
+    """
+    if not 0 <= processes <= MAX_PROCESSES:
+        raise InvalidArgument(f"{processes} processes: there can be from 1 to {MAX_PROCESSES}, or 0 for one a processor")
+    requests = spread(requests)
+    count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    return _in_turn(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)
+
+
+def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[Job], None]) -> list[Row]:
+    rows = []
+    for job in jobs:
+        rows.append(_outcome(job, _attempt(job, requests)))
+        on_done(job)
+    return rows
+
+
+def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: int, on_done: Callable[[Job], None]) -> list[Row]:
+    rows: dict[int, Row] = {}
+    todo = iter(range(len(jobs)))
+    with _workers(count, requests) as pipes:
+        at_work: dict[Connection, int] = {}
+        for pipe in pipes:
+            _give(pipe, jobs, todo, at_work)
+        while at_work:
+            for pipe in cast("list[Connection]", wait(list(at_work))):
+                index = at_work.pop(pipe)
+                rows[index] = _outcome(jobs[index], _answer(pipe))
+                on_done(jobs[index])
+                _give(pipe, jobs, todo, at_work)
+    return [rows[index] for index in range(len(jobs))]
+
+
+def _give(pipe: Connection, jobs: Sequence[Job], todo: Iterator[int], at_work: dict[Connection, int]) -> None:
+    """The next job, if there is one."""
+    index = next(todo, None)
+    if index is not None:
+        at_work[pipe] = index
+        with contextlib.suppress(OSError):  # it died: its end of the pipe says so when it is asked
+            pipe.send(jobs[index])
+
+
+def _answer(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return Broken("the process that ran it died, perhaps for want of memory")
+
+
+def _outcome(job: Job, found: Any) -> Row:
+    if isinstance(found, Broken):
+        raise Broken(f"the policy {job.policy} failed: {found} ({job})")
+    if isinstance(found, KVStoreError):
+        raise found
+    row: Row = found
+    return row
+
+
+def _attempt(job: Job, requests: Sequence[TraceRequest]) -> Row | KVStoreError:
+    try:
+        return job.run(requests)
+    except KVStoreError as error:
+        return error
+    except Exception as error:  # a policy's own fault, of whatever kind: it is what the lab is there to find
+        return Broken(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+@contextlib.contextmanager
+def _workers(count: int, requests: Sequence[TraceRequest]) -> Iterator[list[Connection]]:
+    """Processes that answer jobs until the end of the block, then are ended, whatever they do."""
+    context = multiprocessing.get_context("spawn")
+    started: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process: BaseProcess = context.Process(target=work, args=(theirs, requests), daemon=True)
+            # What is blocked here is blocked there, from its first instruction on.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process.start()
+                started.append((process, ours))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                theirs.close()
+        yield [pipe for _, pipe in started]
+    finally:
+        for worker, pipe in started:
+            worker.kill()
+            worker.join()
+            worker.close()
+            pipe.close()
+
+
+def work(pipe: Connection, requests: Sequence[TraceRequest]) -> None:
+    """In a process of its own: answer each job with its row or its error, until the other end is closed."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(_attempt(pipe.recv(), requests))

@@ -1,0 +1,25 @@
+"""How a gRPC call reaches the loop: carried into its thread, with its result or typed error carried back. It knows no service."""
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import grpc
+
+from kvstore.protocol.errors import KVStoreError, grpc_status
+from kvstore.transfer.reactor import Reactor
+
+T = TypeVar("T")
+
+
+def in_loop(reactor: Reactor, context: grpc.ServicerContext, function: Callable[[], T], *, timeout_s: float) -> T:
+    """The result of `function`, run in the loop's thread. Ends the call with its typed error."""
+    try:
+        return reactor.call(function, deadline_s=timeout_s)
+    except KVStoreError as error:
+        abort(context, error)
+
+
+def abort(context: grpc.ServicerContext, error: KVStoreError) -> NoReturn:
+    """End the call with the status of the error's branch."""
+    context.abort(grpc.StatusCode[grpc_status(error)], str(error))
+    raise AssertionError("abort raises")

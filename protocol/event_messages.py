@@ -1,0 +1,58 @@
+"""What a recorder asks a node: what happened to the blocks of its tenant since it asked last. Not on the path of any value."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.message import Ints, Message
+
+STORED: Final = 1
+"""Written by a client: blocks that are new at this node."""
+READ: Final = 2
+"""Given to a client: the blocks of one Read that were there."""
+REMOVED: Final = 3
+"""Not at this node any more: evicted, deleted, or lost with a damaged copy."""
+MAX_ANSWER_EVENTS: Final = 4096
+"""Blocks in one EventBatch, unless its first event alone has more: putting them together takes 3 ms of the node's loop."""
+
+
+@dataclass(slots=True)
+class Events(Message):
+    """What happened to this tenant's blocks at this node, from `cursor` on (0: from now on)? Answer: EventBatch, at once.
+
+    The first one has the node record for the tenant, the end of the last connection that asked ends it. At most `max_events` blocks are
+    told, the first event's in any case.
+    """
+
+    TYPE = 52
+    FORM = (("cursor", "u64"), ("max_events", "u32"))
+    cursor: int
+    max_events: int = MAX_ANSWER_EVENTS
+
+
+@dataclass(slots=True)
+class EventBatch(Message):
+    """Events in order: kind, wall clock of the node, number of blocks; then key, size and parent (b"" none) of each event's blocks.
+
+    `next_cursor` is for the next Events. `lost` blocks' events were overwritten before they were asked for; they are older than all told.
+    """
+
+    TYPE = 53
+    FORM = (
+        ("next_cursor", "u64"),
+        ("lost", "u64"),
+        ("kinds", "count"),
+        ("kinds", "u8s"),
+        ("times_us", "u64s"),
+        ("blocks", "u32s"),
+        ("keys", "keys"),
+        ("sizes", "u64s"),
+        ("parents", "parents"),
+    )
+    next_cursor: int
+    lost: int
+    kinds: bytes
+    times_us: Ints
+    blocks: Ints
+    keys: list[bytes]
+    sizes: Ints
+    parents: list[bytes]

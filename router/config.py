@@ -1,0 +1,52 @@
+"""The settings of kvstore-router. What they do is in docs/router.md."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import Size, setting
+
+SECTION: Final = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """See docs/settings.md, which is made from this."""
+
+    listen: str = setting("127.0.0.1:8000", "HOST:PORT for clients (HTTP).")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
+    tenant: str = setting("", "The tenant whose blocks count as cached.")
+    token: str = setting("", "The tenant's token.")
+    model: str = setting("", "Name of the model that the engines serve, as clients and the blocks' namespace have it. Needed.")
+    dtype: str = setting("bfloat16", "Element type of the blocks' namespace.")
+    block_tokens: int = setting(
+        512, "Tokens in a block; this, the model and the dtype must be what the engines use.", minimum=1, maximum=65_536
+    )
+    tokenizer: str = setting("", "A Hugging Face tokenizer.json; default: a token a byte, for stand-in engines.")
+    ttft_slo_s: float = setting(0.0, "Promised time to the first token, unless a request names its own; 0: none.", minimum=0)
+    tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)
+    predicted_output_tokens: int = setting(343, "Tokens that an answer is expected to have, or what was asked for if less.", minimum=0)
+    default_output_tokens: int = setting(256, "The most tokens of an answer, for a request that does not say.", minimum=1)
+    max_output_tokens: int = setting(8192, "Requests that ask for more are refused.", minimum=1)
+    max_prompt_tokens: int = setting(131_072, "Longer prompts are refused.", minimum=1)
+    max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)
+    max_requests: int = setting(1024, "Requests served at once; those beyond are refused.", minimum=1)
+    attempts: int = setting(6, "How often a request is scheduled when engines fail before its first token.", minimum=1, maximum=100)
+    retry_pause_s: float = setting(0.2, "Pause before the second attempt; it doubles from one to the next.", minimum=0)
+    schedule_timeout_s: float = setting(2.0, "Time for the master to say where a request goes.", minimum=0.01)
+    connect_timeout_s: float = setting(1.0, "Time for a connection to an engine.", minimum=0.01)
+    first_token_timeout_s: float = setting(120.0, "Time for a prefill, its queue included.", minimum=0.01)
+    next_token_timeout_s: float = setting(30.0, "Time between two tokens of an engine.", minimum=0.01)
+    client_timeout_s: float = setting(30.0, "A client that sends or takes nothing for this long is hung up on.", minimum=0.01)
+    drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
+    threads: int = setting(8, "Questions to the master, and prompts tokenised, at once.", minimum=1, maximum=256)
+
+
+def check_settings(settings: RouterSettings) -> None:
+    """Raises ConfigError for what no single setting can be blamed for alone."""
+    if not settings.model:
+        raise ConfigError("no model is named: give --model NAME, as the engines' blocks have it")
+    if settings.default_output_tokens > settings.max_output_tokens:
+        raise ConfigError(
+            f"default_output_tokens is {settings.default_output_tokens}, above max_output_tokens, which is {settings.max_output_tokens}"
+        )

@@ -1,0 +1,29 @@
+"""What a router did so far: the JSON of /stats. Of one event loop."""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start, but `active`, which is what is being served now."""
+
+    active: int = 0
+    requests: int = 0
+    completed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """By the scheduler's reason; `busy` is the router's own limit."""
+    failed: int = 0
+    """For want of an engine or a master, or by their failure."""
+    hung_up: int = 0
+    """By clients, before the end."""
+    retries: int = 0
+    prompt_tokens: int = 0
+    prefix_tokens: int = 0
+    """Of these, not computed."""
+    output_tokens: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return values | {"rejected": dict(self.rejected)}

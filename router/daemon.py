@@ -1,0 +1,67 @@
+"""kvstore-router: settings in, an OpenAI-style HTTP proxy out, until a signal.
+
+Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "pid": ...}. Logs go to standard error. Exit code 2:
+the settings cannot be met.
+"""
+
+import asyncio
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import click
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.scheduling import SchedulerClient
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.settings import load_settings, options
+from kvstore.router.config import SECTION, RouterSettings, check_settings
+from kvstore.router.extra import need
+from kvstore.router.tokenizing import Tokenizer, load_tokenizer
+from kvstore.transfer.daemon import begin_logging, say
+from kvstore.transfer.server import allow_many_descriptors
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvstore")
+@options(RouterSettings)
+def main(config: str | None, **flags: Any) -> None:
+    """Run a router: it takes OpenAI-style requests, and sends each where the master's scheduler says."""
+    begin_logging()
+    try:
+        need("aiohttp", "kvstore[router]")
+        settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
+        check_settings(settings)
+        tokenizer = load_tokenizer(settings.tokenizer)
+        allow_many_descriptors()
+        asyncio.run(_run(settings, tokenizer))
+    except KVStoreError as error:
+        click.echo(f"kvstore-router: error: {error}", err=True)
+        sys.exit(2)
+
+
+async def _run(settings: RouterSettings, tokenizer: Tokenizer) -> None:
+    # Here, since aiohttp may be missing.
+    from kvstore.router.app import RouterApp
+    from kvstore.router.counters import Counters
+    from kvstore.router.engines import Engines
+    from kvstore.router.relay import Relay
+    from kvstore.router.scheduling import AsyncScheduler
+    from kvstore.router.serving import host_port, listening, serve
+
+    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=settings.schedule_timeout_s)
+    listener = listening(settings.listen)
+    facts = {"listen": host_port(listener), "pid": os.getpid()}
+    engines, counters = Engines(settings), Counters()
+    with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
+        try:
+            scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
+            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, settings, counters, threads)
+            await serve(app.web, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=lambda: None)
+        finally:
+            await engines.close()
+
+
+if __name__ == "__main__":
+    main()

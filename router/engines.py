@@ -1,0 +1,220 @@
+"""The engines' side of the router: requests to them, and what they answer. docs/router.md describes the members.
+
+An engine speaks OpenAI's /v1/completions with vLLM's additions: `return_token_ids`, and `kv_transfer_params`, by which the prefill engine
+tells the decode engine where the blocks are. The router adds `request_id` to both, as the engine has to report it to the master, and reads
+nothing of what the prefill engine says there.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import aiohttp
+
+from kvstore.client.scheduling import Placement
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
+from kvstore.router.answers import Piece
+from kvstore.router.config import RouterSettings
+from kvstore.router.sse import DONE, EventParser
+
+PATH: Final = "/v1/completions"
+SHOWN_CHARACTERS: Final = 300
+"""Of what an engine says went wrong."""
+RETRIED: Final = frozenset({404, 408, 409, 425, 429})
+"""Statuses below 500 that another engine, or this one later, need not give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request, as engines take it."""
+
+    id: str
+    model: str
+    tokens: list[int]
+    keys: list[bytes]
+    """Of the full blocks of `tokens`."""
+    max_tokens: int
+    sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What a prefill gives."""
+
+    piece: Piece
+    token_ids: list[int]
+    handle: Mapping[str, Any]
+    """For the decode engine."""
+
+
+class DecodeStream:
+    """An answer on its way from a decode engine. Iterate once; close it, which cancels what has not come."""
+
+    def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
+        self._response = response
+        self._address = address
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Raises Unavailable, DeadlineExceeded: the engine failed, hung up early, or is silent for too long."""
+        parser = EventParser()
+        is_over = False
+        with _Translated(self._address):
+            async for chunk in self._response.content.iter_any():
+                for data in parser.feed(chunk):
+                    if data == DONE:
+                        is_over = True
+                        continue
+                    piece = _piece(_object(data))
+                    if piece is not None:
+                        yield piece
+            if not is_over:
+                raise ProtocolError("the stream ended before its end was said")
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class Engines:
+    """Connections to all engines. Of one event loop; close it."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """To be made within the event loop."""
+        self._settings = settings
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def prefill(self, work: Work, placement: Placement) -> FirstToken:
+        """Have the prompt computed, its blocks stored, and one token made.
+
+        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over; InvalidArgument: it
+        says that the request is wrong. Cancelled, it hangs up.
+        """
+        params = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "decode_address": placement.decode_address,
+            "request_id": placement.request_id,
+            "prefix_blocks": placement.prefix_blocks,
+        }
+        body = {**_body(work, work.tokens, 1, params), "stream": False}
+        timeout_s = self._settings.first_token_timeout_s
+        with _Translated(placement.prefill_address):
+            async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
+                async with asyncio.timeout(timeout_s):
+                    return _first_token(_object(await response.text(errors="replace")))
+
+    async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
+        """Have the tokens after the first one made. When it returns, the engine has accepted. Raises as `prefill`."""
+        params = {**first.handle, "request_id": placement.request_id}
+        tokens = work.tokens + first.token_ids
+        body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
+        with _Translated(placement.decode_address):
+            response = await self._post(placement.decode_address, body, work.id, self._settings.next_token_timeout_s)
+            return DecodeStream(response, placement.decode_address)
+
+    async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)
+        headers = {"X-Request-Id": request_id}
+        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout)
+        if response.status == 200:
+            return response
+        async with response:
+            said = _said(await response.text(errors="replace"))
+        if response.status < 500 and response.status not in RETRIED:
+            raise InvalidArgument(f"the engine refuses the request: {said}")
+        raise Unavailable(f"the engine at {address} answers {response.status}: {said}")
+
+
+class _Translated:
+    """Inside, what aiohttp and a malformed answer raise become errors of the tree."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        match error:
+            case ProtocolError():
+                raise Unavailable(f"the engine at {self._address} does not answer as engines do: {error}") from None
+            case None | KVStoreError():
+                return
+            case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+                raise Unreachable(f"the engine at {self._address} cannot be reached: {error}") from None
+            case TimeoutError():  # aiohttp's SocketTimeoutError is one
+                raise DeadlineExceeded(f"the engine at {self._address} takes too long") from None
+            case aiohttp.ClientError() | OSError():
+                raise Unavailable(f"the engine at {self._address} hung up: {error}") from None
+
+
+def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, Any]) -> dict[str, Any]:
+    members = {"model": work.model, "prompt": tokens, "max_tokens": max_tokens, "return_token_ids": True}
+    return {**work.sampling, **members, "kv_transfer_params": params}
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"no JSON: {text[:SHOWN_CHARACTERS]!r}") from None
+    if not isinstance(value, dict):
+        raise ProtocolError(f"no object: {text[:SHOWN_CHARACTERS]!r}")
+    return value
+
+
+def _first_token(answer: Mapping[str, Any]) -> FirstToken:
+    choice, handle = _choice(answer), answer.get("kv_transfer_params") or {}
+    if choice is None or not isinstance(handle, dict):
+        raise ProtocolError("there is no choice in it, or its kv_transfer_params are no object")
+    token_ids = _token_ids(choice)
+    if token_ids is None:
+        raise ProtocolError("it does not know return_token_ids, so that nobody could go on from its first token")
+    return FirstToken(Piece(_text(choice), len(token_ids), choice.get("finish_reason")), token_ids, handle)
+
+
+def _piece(answer: Mapping[str, Any]) -> Piece | None:
+    """None for an event that is no part of the text."""
+    if "error" in answer:
+        raise Unavailable(f"the engine failed: {_said(json.dumps(answer))}")
+    choice = _choice(answer)
+    if choice is None:
+        return None
+    text, token_ids = _text(choice), _token_ids(choice)
+    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), choice.get("finish_reason"))
+
+
+def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise ProtocolError("it has no list of choices")
+    return choices[0] if choices else None
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    text = choice.get("text")
+    if not isinstance(text, str):
+        raise ProtocolError("a choice has no text")
+    return text
+
+
+def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
+    token_ids = choice.get("token_ids")
+    if token_ids is not None and not (isinstance(token_ids, list) and all(isinstance(token, int) for token in token_ids)):
+        raise ProtocolError("token_ids are not integers")
+    return token_ids
+
+
+def _said(text: str) -> str:
+    """The message of an error in OpenAI's form, or what else there is."""
+    try:
+        error = json.loads(text)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+    except (ValueError, RecursionError, LookupError, TypeError):
+        message = text
+    return str(message).strip()[:SHOWN_CHARACTERS] or "nothing more"

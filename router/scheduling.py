@@ -1,0 +1,25 @@
+"""The master's scheduler, asked from an event loop: each question is a blocking call in one of a few threads."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+from kvstore.client.scheduling import Placement, Refusal, SchedulerClient
+from kvstore.scheduler.request import Slo
+
+
+class AsyncScheduler:
+    """Of one event loop. Client and threads are closed by whoever made them."""
+
+    def __init__(self, client: SchedulerClient, threads: Executor, *, block_tokens: int) -> None:
+        self._client = client
+        self._threads = threads
+        self._block_tokens = block_tokens
+
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+        """As SchedulerClient.schedule. Cancelled, the question goes on in its thread, and the master forgets the request in time."""
+        ask = partial(
+            self._client.schedule, keys, block_tokens=self._block_tokens, input_tokens=input_tokens, output_tokens=output_tokens, slo=slo
+        )
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)

@@ -1,0 +1,105 @@
+"""Algorithm 1: where a request makes its first token soonest, counting the KV cache that instances have and may fetch from one another.
+
+Lines are those of the algorithm as published. Two printings of it differ in line 6. Here it is prefix_len <- best_len: with a transfer all
+those blocks are there. The other, min(best_len, instance.prefix_len), would pay for the transfer and compute the blocks nevertheless.
+
+Line 20 and 21 are the migration of hot blocks: a request that the holder's queue keeps away takes the prefix along, so what many ask for is
+soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
+
+Source: Qin et al., Mooncake, FAST 2025, section 5, Algorithm 1.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.scheduler.decision import Decision, Reason, Rejection
+from kvstore.scheduler.decode_selection import broken_slo, select_decoding_instance
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators
+from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.request import Request
+
+DEFAULT_BALANCING_THRESHOLD: Final = 1.0
+"""kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more, which is right as long as a block is
+fetched sooner than computed (reuse.py); more keeps nearly equal copies from travelling; infinity never fetches."""
+
+
+class KVCacheCentric(Dispatcher):
+    """Algorithm 1. A decision is O(prefill + decode instances), and one estimate for each distinct length of prefix."""
+
+    name = "kvcache_centric"
+
+    def __init__(self, estimators: Estimators, *, kvcache_balancing_threshold: float = DEFAULT_BALANCING_THRESHOLD) -> None:
+        """
+        Raises:
+            InvalidArgument: the threshold is below 1; no instance has more than the best one.
+        """
+        if not kvcache_balancing_threshold >= 1:
+            raise InvalidArgument(f"kvcache_balancing_threshold is {kvcache_balancing_threshold:g}: it must be at least 1")
+        self._estimators = estimators
+        self._threshold = kvcache_balancing_threshold
+
+    def dispatch(
+        self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance]
+    ) -> Decision | Rejection:
+        # Line 1, PrefixHash, is the caller's, and so is the matching of line 3: request.keys, and their runs at each instance.
+        if not prefill:
+            return Rejection(Reason.NO_INSTANCE)
+        ttft_s, p = inf, -1  # line 2
+        best_len = max(matches)  # line 3
+        best_instance = self._sender(best_len, matches, prefill)
+        # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has: it is foreseen once for each number of them.
+        prefix_lens = {own: best_len if self._exceeds(best_len, own) else own for own in set(matches)}  # lines 5, 6 and 10
+        transfers_s = {own: self._transfer_s(prefix_len - own, prefill[best_instance]) for own, prefix_len in prefix_lens.items()}
+        prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
+        costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
+        for number, instance in enumerate(prefill):  # line 4
+            total_s = costs_s[matches[number]] + instance.queue_s  # line 12, and the sum of line 14
+            if ttft_s > total_s:  # lines 14 to 16
+                ttft_s, p = total_s, number
+        decoding = select_decoding_instance(request, decode, self._estimators.decode)  # line 17
+        if isinstance(decoding, Rejection):
+            return decoding
+        rejection = broken_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19
+        if rejection is not None or p < 0:
+            return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
+        own = matches[p]
+        prefix_len = prefix_lens[own]
+        return Decision(  # lines 20 to 22; the caller makes the transfer
+            prefill=p,
+            decode=decoding.instance,
+            prefix_blocks=prefix_len,
+            transfer_from=best_instance if prefix_len > own else None,
+            transfer_blocks=prefix_len - own,
+            transfer_s=transfers_s[own],
+            queue_s=prefill[p].queue_s,
+            prefill_s=prefills_s[prefix_len],
+            tbt_s=decoding.tbt_s,
+        )
+
+    def _sender(self, best_len: int, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
+        """The instance of FindBestPrefixMatch: of those with the longest prefix the one that would send it soonest, ties the first."""
+        holders = [number for number, own in enumerate(matches) if own == best_len]
+        if len(holders) == 1 or not best_len:
+            return holders[0]
+        return min(holders, key=lambda number: self._transfer_s(best_len, prefill[number]))
+
+    def _exceeds(self, best_len: int, prefix_len: int) -> bool:
+        """The condition of the lines 5 and 20."""
+        ratio = best_len / prefix_len if prefix_len else (inf if best_len else 0.0)
+        return ratio > self._threshold
+
+    def _transfer_s(self, blocks: int, sender: PrefillInstance) -> float:
+        """Lines 7, 8 and 11: EstimateKVCacheTransferTime, and 0 of nothing."""
+        if not blocks:
+            return 0.0
+        return self._estimators.transfer.transfer_s(
+            blocks * self._estimators.block_bytes,
+            backlog_bytes=sender.send_backlog_bytes,
+            bytes_per_s=sender.send_bytes_per_s,
+        )
+
+    def _prefill_s(self, request: Request, prefix_len: int) -> float:
+        """EstimatePrefillExecutionTime."""
+        return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))

@@ -1,0 +1,34 @@
+"""Whether a prefix is cheaper to fetch than to compute, as Mooncake reasons: a formula of four figures of the model. No estimator.
+
+Source: Qin et al., Mooncake, FAST 2025, section 2 (flops(n) and the inequality); a = 4 and b = 22 are its figures for Llama 3 70B.
+"""
+
+from typing import Final
+
+from kvstore.scheduler.models import ModelFacts
+
+ATTENTION_FLOPS: Final = 4
+"""a: two products with every key, none of them masked out, two operations a multiply-accumulate."""
+MATRIX_FLOPS: Final = 22
+"""b: of all matrices of a layer, in units of hidden^2."""
+
+
+def flops(tokens: int, model: ModelFacts) -> float:
+    """Floating point operations of the prefill of a prompt: l (a n^2 d + b n d^2)."""
+    hidden = model.hidden
+    return float(model.layers * (ATTENTION_FLOPS * tokens**2 * hidden + MATRIX_FLOPS * tokens * hidden**2))
+
+
+def break_even(prefix_tokens: int, model: ModelFacts) -> float:
+    """Bytes a second over operations a second, B / G, above which fetching a prefix beats computing it: 2 d s / (gqa (a p d + b d^2)).
+
+    It is the prefix's bytes over its operations, so it holds for any speed of either.
+    """
+    shared = model.heads // model.kv_heads
+    per_token = ATTENTION_FLOPS * prefix_tokens * model.hidden + MATRIX_FLOPS * model.hidden**2
+    return 2 * model.hidden * model.dtype_bytes / (shared * per_token)
+
+
+def reuse_pays(prefix_tokens: int, model: ModelFacts, *, bytes_per_s: float, flops_per_s: float) -> bool:
+    """Whether an instance that computes `flops_per_s` has a prefix sooner by fetching it at `bytes_per_s`."""
+    return bytes_per_s / flops_per_s > break_even(prefix_tokens, model)

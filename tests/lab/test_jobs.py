@@ -1,0 +1,30 @@
+"""Promises of jobs.py: each job's row is what its replay counted."""
+
+import pickle
+
+import pytest
+
+from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
+from kvstore.lab.pools import Routing
+from tests.lab.prompts import requests
+
+TALK = requests([[1, 2], [1, 2, 3], [4], [1, 2, 3, 5]])
+
+
+def test_a_policy_at_a_capacity() -> None:
+    assert PolicyJob("lru", 3).run(TALK) == PolicyRow("lru", 3, 0.2, 2, 10)
+
+
+def test_a_policy_over_two_tiers() -> None:
+    assert TierJob("lru", 2, 20).run(TALK) == TierRow("lru", 2, 20, 0.5, 1, 4, 10, 4, 1, 0)
+
+
+@pytest.mark.parametrize(("routing", "local", "gain"), [(Routing.ROUND_ROBIN, 0.3, 5 / 3), (Routing.CACHE_AWARE, 0.5, 1.0)])
+def test_a_pool_against_local_caches(routing: Routing, local: float, gain: float) -> None:
+    row = PoolJob("lru", routing, 2, 9).run(TALK)
+    assert row == PoolRow("lru", routing.value, 2, 9, 0.5, local, pytest.approx(gain), 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", [PolicyJob("lru", 1), TierJob("lru", 1, 2), PoolJob("lru", Routing.RANDOM, 1, 2)])
+def test_a_job_can_go_to_another_process(job: Job) -> None:
+    assert pickle.loads(pickle.dumps(job)) == job

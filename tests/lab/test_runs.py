@@ -1,0 +1,132 @@
+"""Promises of runs.py, with real processes: rows in order, every failure named, nothing left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from kvstore.kvcache.traces import TraceRequest
+from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
+from kvstore.lab.runs import run_jobs, work
+from kvstore.protocol.errors import Broken, ConfigError, InvalidArgument
+from tests.lab.prompts import requests
+
+TALK = requests([[1, 2], [1, 2, 3], [4], [1, 2, 3, 5]])
+JOBS: list[Job] = [PolicyJob(policy, capacity) for policy in ("lru", "sieve") for capacity in (9, 3, 1)]
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A job of a policy that fails in a way of one's choice."""
+
+    policy: str
+    way: str
+
+    def run(self, requests: Sequence[TraceRequest]) -> PolicyRow:
+        if self.way == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.way == "waits":
+            signal.pause()
+        if self.way == "raises":
+            raise KeyError("a key of its own")
+        raise AssertionError
+
+
+def faulty(way: str) -> Job:
+    return cast("Job", Faulty("odd", way))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Any:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("processes", [0, 1, 3])
+def test_rows_come_in_the_order_of_jobs_whatever_the_processes(processes: int) -> None:
+    done: list[Job] = []
+    rows = run_jobs(JOBS, TALK, processes=processes, on_done=done.append)
+    assert rows == [job.run(TALK) for job in JOBS]
+    assert sorted(map(str, done)) == sorted(map(str, JOBS))
+
+
+def test_no_jobs_no_rows() -> None:
+    assert run_jobs([], TALK, processes=2) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_policy_that_raises_is_named(processes: int) -> None:
+    with pytest.raises(Broken, match=r"the policy odd failed: KeyError: 'a key of its own' \(.*way='raises'\)"):
+        run_jobs([JOBS[0], faulty("raises"), *JOBS], TALK, processes=processes)
+
+
+def test_an_exception_without_words_is_named_by_its_type() -> None:
+    with pytest.raises(Broken, match="odd failed: AssertionError"):
+        run_jobs([faulty("asserts")], TALK)
+
+
+def test_a_process_that_dies_is_an_error_and_not_a_wait_for_ever() -> None:
+    with pytest.raises(Broken, match="the policy odd failed: the process that ran it died"):
+        run_jobs([faulty("dies"), faulty("dies"), JOBS[0]], TALK, processes=2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_misuse_stays_what_it_is(processes: int) -> None:
+    with pytest.raises(ConfigError, match="'fifo'"):
+        run_jobs([PolicyJob("fifo", 1), JOBS[0]], TALK, processes=processes)
+
+
+@pytest.mark.parametrize("processes", [-1, 257])
+def test_the_number_of_processes_is_bounded(processes: int) -> None:
+    with pytest.raises(InvalidArgument, match="processes"):
+        run_jobs(JOBS, TALK, processes=processes)
+
+
+def test_an_interrupt_ends_every_process() -> None:
+    def interrupt(job: Job) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(JOBS, TALK, processes=2, on_done=interrupt)
+
+
+INTERRUPTED = """
+import sys
+from tests.lab.test_runs import JOBS, TALK, faulty, run_jobs
+try:
+    run_jobs([JOBS[0], faulty("waits"), faulty("waits")], TALK, processes=2, on_done=lambda job: print("done", flush=True))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_goes_to_the_whole_group_and_only_the_caller_hears_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"done\n"
+        os.killpg(process.pid, signal.SIGINT)
+        # The streams end when the last process that has them does.
+        assert process.communicate(timeout=30) == (b"", b"")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_worker_answers_until_the_other_end_is_closed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    worker = threading.Thread(target=work, args=(theirs, TALK))
+    worker.start()
+    ours.send(JOBS[0])
+    assert ours.recv() == JOBS[0].run(TALK)
+    ours.close()
+    worker.join()
+    theirs.close()

@@ -1,0 +1,100 @@
+"""Promises of answers.py."""
+
+import pytest
+
+from kvstore.client.scheduling import Refusal
+from kvstore.protocol.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    Unauthorized,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.router.answers import MAX_RETRY_AFTER_S, Head, Piece, problem_of, refusal_problem
+from kvstore.scheduler.decision import Reason
+
+PIECES = [Piece("a", 1), Piece("", 0), Piece("bc", 2, "length")]
+
+
+def head(*, is_chat: bool) -> Head:
+    return Head(id="x", model="m", created=7, is_chat=is_chat, prompt_tokens=10)
+
+
+def test_a_whole_completion_is_its_pieces_joined() -> None:
+    assert head(is_chat=False).whole(PIECES) == {
+        "id": "x",
+        "object": "text_completion",
+        "created": 7,
+        "model": "m",
+        "choices": [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
+    }
+
+
+def test_a_whole_chat_has_a_message() -> None:
+    answer = head(is_chat=True).whole(PIECES)
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "abc"}
+
+
+def test_events_of_a_completion() -> None:
+    of = head(is_chat=False)
+    assert of.opening() is None
+    assert [of.part(piece)["choices"][0]["text"] for piece in PIECES] == ["a", "", "bc"]
+    assert [of.part(piece)["choices"][0]["finish_reason"] for piece in PIECES] == [None, None, "length"]
+    assert of.part(PIECES[0])["object"] == "text_completion"
+    last = of.last(3)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 13)
+
+
+def test_events_of_a_chat() -> None:
+    of = head(is_chat=True)
+    opening = of.opening()
+    assert opening is not None
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [of.part(piece)["choices"][0]["delta"] for piece in PIECES] == [{"content": "a"}, {}, {"content": "bc"}]
+    assert of.part(PIECES[0])["object"] == "chat.completion.chunk"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (InvalidArgument("x"), 400, {}),
+        (Unavailable("x"), 503, {"Retry-After": "1"}),
+        (Unreachable("x"), 503, {"Retry-After": "1"}),
+        (DeadlineExceeded("x"), 504, {"Retry-After": "1"}),
+        (Unauthorized("x"), 502, {}),
+        (ProtocolError("x"), 500, {}),
+        (KVStoreError("x"), 500, {}),
+    ],
+)
+def test_the_status_says_who_must_act(error: KVStoreError, status: int, retry_after: dict[str, str]) -> None:
+    problem = problem_of(error)
+    assert (problem.status, problem.headers()) == (status, retry_after)
+    assert problem.body()["error"]["message"].endswith("x")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message", "retry_after"),
+    [
+        (Refusal(Reason.TTFT, 12.34, 5.0), "rejected by the scheduler: ttft would be 12.34 s, the limit is 5 s", "8"),
+        (Refusal(Reason.TTFT, 1e9, 5.0), "rejected by the scheduler: ttft would be 1e+09 s, the limit is 5 s", str(MAX_RETRY_AFTER_S)),
+        (Refusal(Reason.TTFT, 5.01, 5.0), "rejected by the scheduler: ttft would be 5.01 s, the limit is 5 s", "1"),
+        (Refusal(Reason.CAPACITY, 9000, 8000), "rejected by the scheduler: capacity would be 9000 tokens, the limit is 8000 tokens", "1"),
+        (Refusal(Reason.PREFILL_LOAD, 1.5, 1), "rejected by the scheduler: prefill_load would be 1.5, the limit is 1", "1"),
+    ],
+)
+def test_a_rejection_names_reason_value_and_limit(refusal: Refusal, message: str, retry_after: str) -> None:
+    problem = refusal_problem(refusal)
+    assert problem.status == 429
+    assert problem.headers() == {"Retry-After": retry_after}
+    error = problem.body()["error"]
+    assert (error["message"], error["code"], error["reason"]) == (message, refusal.reason.value, refusal.reason.value)
+    assert (error["value"], error["limit"]) == (refusal.value, refusal.limit)
+
+
+def test_nothing_to_send_to_is_no_fault_of_the_client() -> None:
+    problem = refusal_problem(Refusal(Reason.NO_INSTANCE))
+    assert (problem.status, problem.code, problem.headers()) == (503, "no_instance", {"Retry-After": "1"})

@@ -1,0 +1,32 @@
+"""Promises of config.py."""
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import load_settings
+from kvstore.router.config import SECTION, RouterSettings, check_settings
+
+
+def test_settings_come_from_flags_and_environment() -> None:
+    settings = load_settings(
+        RouterSettings,
+        SECTION,
+        flags={"model": "m", "max_body_bytes": "2MiB"},
+        environ={"KVSTORE_ROUTER_TTFT_SLO_S": "1.5", "KVSTORE_ROUTER_MODEL": "x"},
+    )
+    check_settings(settings)
+    assert (settings.model, settings.max_body_bytes, settings.ttft_slo_s) == ("m", 2 << 20, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "no model is named: give --model NAME"),
+        ({"model": "m", "max_output_tokens": "100"}, "default_output_tokens is 256, above max_output_tokens, which is 100"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_in_one_line(flags: dict[str, str], message: str) -> None:
+    settings = load_settings(RouterSettings, SECTION, flags=flags, environ={})
+    with pytest.raises(ConfigError) as refused:
+        check_settings(settings)
+    assert str(refused.value).startswith(message)

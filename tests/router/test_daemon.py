@@ -1,0 +1,64 @@
+"""Promises of daemon.py: kvstore-router as a process, and what it refuses to start with."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.router import daemon, standin
+from tests.client.processes import Process
+
+NO_MASTER = ("--master", "127.0.0.1:1")
+
+
+def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal(tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", *NO_MASTER)
+    router = Process("kvstore.router.daemon", *flags, log=tmp_path / "log")
+    try:
+        connection = http.client.HTTPConnection(router.ready["listen"], timeout=10)
+        connection.request("GET", "/health")
+        assert json.load(connection.getresponse()) == {"status": "ok"}
+        connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": "x"}))
+        response = connection.getresponse()
+        assert response.status == 503
+        assert "not served in 1 attempts; the last one: no master can be reached" in json.load(response)["error"]["message"]
+        connection.close()
+    finally:
+        status = router.stop(signal.SIGTERM)
+    assert status == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "no model is named: give --model NAME, as the engines' blocks have it"),
+        (["--model", "m", "--listen", "nowhere"], "'nowhere' is not an address"),
+        (["--model", "m", "--max-requests", "0"], "--max-requests: 0 is below the minimum of 1"),
+        (["--model", "m", "--tokenizer", "/no/such/tokenizer.json"], ""),
+    ],
+)
+def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[str], message: str) -> None:
+    result = CliRunner().invoke(daemon.main, flags)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"kvstore-router: error: {message}")
+
+
+@pytest.mark.parametrize(("program", "name"), [(daemon.main, "kvstore-router"), (standin.main, "kvstore-standin")])
+def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, program: object, name: str) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    result = CliRunner().invoke(program, ["--model", "m"])  # type: ignore[arg-type]
+    assert result.exit_code == 2
+    assert result.stderr == f"{name}: error: aiohttp is not installed, and this needs it: pip install 'kvstore[router]'\n"
+
+
+def test_importing_the_programs_needs_no_aiohttp() -> None:
+    """What else they import, the settings' document does too."""
+    code = "import sys; sys.modules['aiohttp'] = None; import kvstore.router.daemon, kvstore.router.standin, kvstore.router.config"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

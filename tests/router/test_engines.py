@@ -1,0 +1,209 @@
+"""Promises of engines.py, with engines on real sockets."""
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.router.answers import Piece
+from kvstore.router.config import RouterSettings
+from kvstore.router.engines import DecodeStream, Engines, FirstToken
+from kvstore.router.sse import done, event
+from tests.router.scripted import (
+    PROMPT,
+    SETTINGS,
+    Act,
+    ScriptedEngine,
+    answers,
+    choice,
+    following,
+    hangs_up,
+    placement,
+    run,
+    says,
+    streams,
+    work,
+)
+
+HANDLE: Mapping[str, Any] = {"blocks": 3}
+FIRST = FirstToken(Piece("a", 1, "length"), [97], HANDLE)
+QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.05, next_token_timeout_s=0.05)
+
+
+async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **sampling: Any) -> tuple[FirstToken, ScriptedEngine]:
+    async with ScriptedEngine(*script) as engine:
+        engines = Engines(settings)
+        try:
+            return await engines.prefill(work(**sampling), placement(engine.address, "http://there")), engine
+        finally:
+            await engines.close()
+
+
+async def decode(*script: Act, settings: RouterSettings = SETTINGS) -> tuple[list[Piece], ScriptedEngine]:
+    async with ScriptedEngine(*script) as engine:
+        engines = Engines(settings)
+        try:
+            stream = await engines.decode(work(), placement("http://there", engine.address), FIRST)
+            try:
+                return [piece async for piece in stream], engine
+            finally:
+                stream.close()
+        finally:
+            await engines.close()
+
+
+def test_a_prefill_asks_for_one_token_and_says_what_was_decided() -> None:
+    first, engine = run(prefill(temperature=0.5))
+    token = following(PROMPT, 1)
+    assert first == FirstToken(Piece(chr(token[0]), 1, "length"), token, {"blocks": 3, "of": "engine"})
+    assert engine.bodies == [
+        {
+            "model": "m",
+            "prompt": PROMPT,
+            "max_tokens": 1,
+            "stream": False,
+            "temperature": 0.5,
+            "return_token_ids": True,
+            "kv_transfer_params": {
+                "do_remote_decode": True,
+                "do_remote_prefill": False,
+                "decode_address": "http://there",
+                "request_id": 7,
+                "prefix_blocks": 2,
+            },
+        }
+    ]
+    assert engine.headers[0]["X-Request-Id"] == "abc"
+
+
+def test_a_decode_gets_the_prefills_handle_and_goes_on_after_its_token() -> None:
+    pieces, engine = run(decode())
+    tokens = following([*PROMPT, 97], 4)
+    assert pieces == [Piece(chr(token), 1, None if index < 3 else "length") for index, token in enumerate(tokens)]
+    [body] = engine.bodies
+    assert (body["prompt"], body["max_tokens"], body["stream"]) == ([*PROMPT, 97], 4, True)
+    assert body["kv_transfer_params"] == {"blocks": 3, "request_id": 7}
+
+
+def test_tokens_are_counted_without_ids_too_and_other_events_are_passed_over() -> None:
+    frames = [
+        event({"choices": [{"index": 0, "text": "ab"}]}),
+        event({"choices": [], "usage": {}}),
+        event({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}),
+        done(),
+    ]
+    pieces, _ = run(decode(streams(*frames)))
+    assert pieces == [Piece("ab", 1), Piece("", 0, "stop")]
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (answers(500, "out of memory"), Unavailable, "the engine at .* answers 500: out of memory"),
+        (answers(503, ""), Unavailable, "the engine at .* answers 503: nothing more"),
+        (answers(404, "no model"), Unavailable, "answers 404: no model"),
+        (answers(429, "later"), Unavailable, "answers 429: later"),
+        (says("<html>Bad Gateway</html>", 502), Unavailable, "answers 502: <html>Bad Gateway</html>"),
+        (says('{"detail": 1}', 422), InvalidArgument, 'refuses the request: {"detail": 1}'),
+        (answers(400, "temperature is too high"), InvalidArgument, "the engine refuses the request: temperature is too high"),
+        (hangs_up, Unavailable, "the engine at .* hung up"),
+        (says("<html>"), Unavailable, "does not answer as engines do: no JSON: '<html>'"),
+        (says("[]"), Unavailable, "does not answer as engines do: no object: '\\[\\]'"),
+        (says("{}"), Unavailable, "it has no list of choices"),
+        (says('{"choices": [1]}'), Unavailable, "it has no list of choices"),
+        (says('{"choices": []}'), Unavailable, "there is no choice in it"),
+        (says('{"choices": [{}], "kv_transfer_params": 1}'), Unavailable, "its kv_transfer_params are no object"),
+        (says('{"choices": [{"text": "a"}]}'), Unavailable, "it does not know return_token_ids"),
+        (says('{"choices": [{"token_ids": [1]}]}'), Unavailable, "a choice has no text"),
+        (says('{"choices": [{"text": "a", "token_ids": ["x"]}]}'), Unavailable, "token_ids are not integers"),
+    ],
+)
+def test_a_prefill_that_fails_says_whether_another_engine_may_do_better(act: Act, error: type[KVStoreError], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        run(prefill(act))
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (streams(event(choice([97]))), "the stream ended before its end was said"),
+        (streams(event(choice([97])), then=hangs_up), "hung up"),
+        (streams(event({"error": {"message": "CUDA error"}}), done()), "the engine failed: CUDA error"),
+        (streams(event({"error": "text"}), done()), "the engine failed: text"),
+        (streams(b"data: {\n\n"), "no JSON: '{'"),
+        (streams(b"data: \xff\n\n"), "an event is not UTF-8"),
+        (answers(500, "no room"), "answers 500: no room"),
+    ],
+)
+def test_a_decode_that_fails_is_unavailable(act: Act, message: str) -> None:
+    with pytest.raises(Unavailable, match=message):
+        run(decode(act))
+
+
+def test_an_engine_that_is_not_there_is_unreachable() -> None:
+    async def ask(address: str) -> None:
+        engines = Engines(SETTINGS)
+        try:
+            await engines.prefill(work(), placement(address, ""))
+        finally:
+            await engines.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    for address in (f"http://127.0.0.1:{port}", "no URL", "ftp://127.0.0.1"):
+        with pytest.raises(Unreachable, match="cannot be reached"):
+            run(ask(address))
+
+
+def test_a_silent_engine_is_given_up_and_hears_of_it() -> None:
+    async def test(*, is_prefill: bool) -> None:
+        async with ScriptedEngine() as engine:
+            engine.script.append(engine.silent if is_prefill else streams(event(choice([97])), then=engine.silent))
+            engines = Engines(QUICK)
+            where = placement(engine.address, engine.address)
+            try:
+                with pytest.raises(DeadlineExceeded, match="takes too long"):
+                    if is_prefill:
+                        await engines.prefill(work(), where)
+                    else:
+                        await drained(await engines.decode(work(), where, FIRST))
+                await engine.cancelled.wait()
+            finally:
+                await engines.close()
+
+    run(test(is_prefill=True))
+    run(test(is_prefill=False))
+
+
+async def drained(stream: DecodeStream) -> None:
+    try:
+        async for piece in stream:
+            assert piece == Piece("a", 1)
+    finally:
+        stream.close()
+
+
+def test_a_cancelled_prefill_and_a_closed_stream_are_heard_of_at_the_engine() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            engine.script += [engine.silent, streams(event(choice([97])), then=engine.silent)]
+            engines = Engines(SETTINGS)
+            where = placement(engine.address, engine.address)
+            asking = asyncio.create_task(engines.prefill(work(), where))
+            await engine.entered.wait()
+            asking.cancel()
+            await engine.cancelled.wait()
+            engine.cancelled.clear()
+            stream = await engines.decode(work(), where, FIRST)
+            async for _ in stream:
+                break
+            stream.close()
+            await engine.cancelled.wait()
+            await engines.close()
+
+    run(test())

@@ -1,0 +1,61 @@
+"""Promises of scheduling.py, with the scheduler of a real master."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvstore.client.cluster import Cluster
+from kvstore.client.config import ClientSettings
+from kvstore.client.scheduling import InstanceReport, Placement, Refusal, Role, SchedulerClient
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.router.scheduling import AsyncScheduler
+from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.request import Slo
+from tests.router.scripted import run
+
+KEYS = Namespace(model="scheduling", dtype="bfloat16", block_tokens=4).block_keys(range(12))
+
+
+def test_the_masters_answer_is_handed_on(two_nodes: Cluster) -> None:
+    async def test(client: SchedulerClient, threads: ThreadPoolExecutor) -> None:
+        scheduler = AsyncScheduler(client, threads, block_tokens=4)
+
+        async def ask(slo: Slo) -> Placement | Refusal:
+            return await scheduler.schedule(KEYS, input_tokens=14, output_tokens=5, slo=slo)
+
+        nobody = await ask(Slo())
+        assert isinstance(nobody, Refusal)
+        assert nobody.reason is Reason.NO_INSTANCE
+        for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+            client.report(InstanceReport(name=name, role=role, address=f"http://{name}", node="node-0"))
+        placed = await ask(Slo())
+        assert isinstance(placed, Placement)
+        assert (placed.prefill_address, placed.decode_address, placed.prefix_blocks) == ("http://p", "http://d", 0)
+        late = await ask(Slo(ttft_s=1e-9))
+        assert isinstance(late, Refusal)
+        assert (late.reason, late.limit) == (Reason.TTFT, 1e-9)
+        with pytest.raises(InvalidArgument):
+            await scheduler.schedule(KEYS, input_tokens=1, output_tokens=5, slo=Slo())
+        for name in "pd":
+            client.leave(name)
+
+    with SchedulerClient(ClientSettings(master=two_nodes.address)) as client, ThreadPoolExecutor(2) as threads:
+        run(test(client, threads))
+
+
+def test_the_loop_goes_on_while_the_master_is_silent() -> None:
+    async def test() -> None:
+        held: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+        silent = await asyncio.start_server(lambda _reader, writer: held.set_result(writer), "127.0.0.1", 0)
+        settings = ClientSettings(master=f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", deadline_s=0.3)
+        with SchedulerClient(settings) as client, ThreadPoolExecutor(2) as threads:
+            scheduler = AsyncScheduler(client, threads, block_tokens=4)
+            asking = asyncio.create_task(scheduler.schedule(KEYS, input_tokens=14, output_tokens=5, slo=Slo()))
+            (await held).close()  # only a loop that goes on can accept
+            with pytest.raises(Unavailable):
+                await asking
+        silent.close()
+
+    run(test())

@@ -1,0 +1,142 @@
+"""Promises of serving.py, in this process: its own signals, real sockets."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.router.serving import hang_up, host_port, listening, serve
+from tests.router.scripted import run
+
+
+class Waiting:
+    """An application whose handler waits until it is told to end."""
+
+    def __init__(self) -> None:
+        self.entered, self.end, self.cancelled, self.ready = (asyncio.Event() for _ in range(4))
+        self.stopped = False
+        self.app = web.Application()
+        self.app.add_routes([web.get("/", self._handle), web.get("/hang-up", self._hang_up)])
+        self.listener = listening("127.0.0.1:0")
+
+    async def _handle(self, _request: web.Request) -> web.Response:
+        self.entered.set()
+        try:
+            await self.end.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return web.Response(text="the end")
+
+    async def _hang_up(self, request: web.Request) -> web.Response:
+        hang_up(request)
+        return web.Response(text="never read")
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    async def ask(self, path: str = "/") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*self.listener.getsockname())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return reader, writer
+
+
+@asynccontextmanager
+async def served(drain_s: float = 10.0) -> AsyncIterator[tuple[Waiting, "asyncio.Task[None]"]]:
+    waiting = Waiting()
+    serving = asyncio.create_task(serve(waiting.app, waiting.listener, drain_s=drain_s, on_ready=waiting.ready.set, on_stop=waiting.stop))
+    await waiting.ready.wait()
+    yield waiting, serving
+    if not serving.done():
+        os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+def test_a_handler_whose_client_hangs_up_is_cancelled() -> None:
+    async def test() -> None:
+        async with served() as (waiting, _):
+            _reader, writer = await waiting.ask()
+            await waiting.entered.wait()
+            writer.close()
+            await writer.wait_closed()
+            await waiting.cancelled.wait()
+
+    run(test())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal.Signals) -> None:
+    async def test() -> None:
+        async with served() as (waiting, serving):
+            reader, writer = await waiting.ask()
+            await waiting.entered.wait()
+            os.kill(os.getpid(), number)
+            while True:
+                try:
+                    (await asyncio.open_connection(*waiting.listener.getsockname()))[1].close()
+                except OSError:
+                    break
+                await asyncio.sleep(0.001)
+            assert waiting.stopped
+            assert not serving.done()
+            waiting.end.set()
+            assert (await reader.read()).endswith(b"the end")
+            writer.close()
+            await serving
+
+    run(test())
+
+
+def test_what_does_not_end_in_time_is_cancelled() -> None:
+    async def test() -> None:
+        async with served(drain_s=0.01) as (waiting, serving):
+            reader, writer = await waiting.ask()
+            await waiting.entered.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+            assert waiting.cancelled.is_set()
+            assert await reader.read() == b""
+            writer.close()
+
+    run(test())
+
+
+def test_hanging_up_ends_the_connection_without_an_answer() -> None:
+    async def test() -> None:
+        async with served() as (waiting, _):
+            reader, writer = await waiting.ask("/hang-up")
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+
+    run(test())
+
+
+def test_it_listens_where_it_says() -> None:
+    with listening("127.0.0.1:0") as listener:
+        host, _, port = host_port(listener).rpartition(":")
+        with socket.create_connection((host, int(port))):
+            pass
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+def test_an_ipv6_address_is_in_brackets() -> None:
+    with listening("[::1]:0") as listener:
+        assert host_port(listener).startswith("[::1]:")
+
+
+def test_where_nobody_can_listen_is_one_clear_error() -> None:
+    with listening("127.0.0.1:0") as listener:
+        taken = host_port(listener)
+        with pytest.raises(ConfigError, match=f"cannot listen on {taken}: Address already in use"):
+            listening(taken)
+    with pytest.raises(ConfigError, match="cannot listen on unix:/x: HTTP is served on HOST:PORT only"):
+        listening("unix:/x")
+    with pytest.raises(InvalidArgument, match="'nowhere' is not an address"):
+        listening("nowhere")

@@ -1,0 +1,153 @@
+"""Promises of standin_prefill.py, with a real store. A prefill takes microseconds of the clock."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstore.client.cluster import Cluster
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import Corrupt
+from kvstore.router.standin_blocks import BlockStore, TiedClient
+from kvstore.router.standin_prefill import Clock, PrefillEngine
+from tests.router.scripted import run
+
+NOBODY = "127.0.0.1:1"
+
+
+class Times:
+    """A tenth of a second a token that is not cached."""
+
+    def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
+        return (input_tokens - prefix_tokens) / 10
+
+
+@asynccontextmanager
+async def engine(
+    master: str, model: str, speedup: float = 1e6, clock: Clock = time.monotonic
+) -> AsyncIterator[tuple[PrefillEngine, BlockStore, Namespace]]:
+    namespace = Namespace(model=model, dtype="bfloat16", block_tokens=4)
+    async with TiedClient(master, "node-0", tenant="", token="") as client:
+        blocks = BlockStore(client, namespace, 64)
+        yield PrefillEngine(Times(), blocks, namespace, speedup=speedup, clock=clock), blocks, namespace
+
+
+def nothing() -> None:
+    pass
+
+
+async def begun(prefill: PrefillEngine) -> None:
+    """Wait until a prefill runs and none waits."""
+    while prefill.queue_s == 0 or prefill.waiting_s:
+        await asyncio.sleep(0.001)
+
+
+def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with engine(two_nodes.address, "once") as (prefill, blocks, namespace):
+            tokens = list(range(18))
+            first = await prefill.run(tokens, prefix_blocks=0, on_queued=nothing)
+            assert (first.prefix_tokens, first.blocks, first.duration_s) == (0, 4, 1.8)
+            assert await blocks.load(namespace.block_keys(tokens)) == 4
+            again = await prefill.run(tokens, prefix_blocks=4, on_queued=nothing)
+            assert (again.prefix_tokens, again.blocks, again.duration_s) == (16, 4, 0.2)
+            whole = await prefill.run(tokens[:16], prefix_blocks=4, on_queued=nothing)
+            assert whole.prefix_tokens == 15, "the last token gives the first logits"
+            obeyed = await prefill.run(tokens, prefix_blocks=1, on_queued=nothing)
+            assert obeyed.prefix_tokens == 4
+
+    run(test())
+
+
+def test_blocks_that_have_gone_are_computed(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with engine(two_nodes.address, "gone") as (prefill, blocks, namespace):
+            tokens = list(range(16))
+            await blocks.store(namespace.block_keys(tokens)[:2], 0)
+            done = await prefill.run(tokens, prefix_blocks=4, on_queued=nothing)
+            assert (done.prefix_tokens, done.blocks, done.duration_s) == (8, 4, 0.8)
+
+    run(test())
+
+
+def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
+            queued: list[float] = []
+            assert prefill.queue_s == 0
+            async with asyncio.TaskGroup() as group:
+                for number in range(3):
+                    tokens = [number] * 500
+                    group.create_task(prefill.run(tokens, prefix_blocks=0, on_queued=lambda: queued.append(prefill.queue_s)))
+                while len(queued) < 3:
+                    await asyncio.sleep(0)
+                assert queued == [50, 100, 150]
+            assert prefill.queue_s == 0
+
+    run(test())
+
+
+def test_a_queue_is_never_below_nothing(two_nodes: Cluster) -> None:
+    """A sum that is kept by adding and taking away may end a little below 0, which the master refuses."""
+
+    async def test() -> None:
+        async with engine(two_nodes.address, "residue", clock=lambda: 0.0) as (prefill, _, _):
+            seen: list[float] = []
+            async with asyncio.TaskGroup() as group:
+                for length in (1, 7, 2, 3, 1, 6, 4):
+                    group.create_task(prefill.run([1] * length, prefix_blocks=0, on_queued=lambda: seen.append(prefill.queue_s)))
+            assert min(seen) > 0
+            assert prefill.queue_s == 0
+
+    run(test())
+
+
+def test_a_running_prefill_is_waited_for_as_long_as_it_still_takes(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        now_s = 100.0
+        async with engine(two_nodes.address, "rest", speedup=10.0, clock=lambda: now_s) as (prefill, _, _):
+            running = asyncio.create_task(prefill.run([1] * 40_000, prefix_blocks=0, on_queued=nothing))
+            await begun(prefill)
+            now_s += 300.0
+            assert prefill.queue_s == 1000.0
+            now_s += 300.0
+            assert prefill.queue_s == 0
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    run(test())
+
+
+def test_a_cancelled_prefill_gives_its_turn_to_the_next(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with engine(two_nodes.address, "turn", speedup=1.0) as (prefill, _, _):
+            running = asyncio.create_task(prefill.run([1] * 30_000, prefix_blocks=0, on_queued=nothing))
+            await begun(prefill)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert prefill.queue_s == 0
+            assert (await prefill.run([], prefix_blocks=0, on_queued=nothing)).duration_s == 0
+
+    run(test())
+
+
+def test_an_engine_goes_on_without_its_store() -> None:
+    async def test() -> None:
+        async with engine(NOBODY, "alone") as (prefill, _, _):
+            done = await prefill.run(list(range(8)), prefix_blocks=1, on_queued=nothing)
+            assert (done.prefix_tokens, done.blocks, done.duration_s) == (0, 0, 0.8)
+
+    run(test())
+
+
+def test_wrong_bytes_are_no_prefix(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with engine(two_nodes.address, "wrong") as (prefill, _, namespace):
+            async with TiedClient(two_nodes.address, "node-0", tenant="", token="") as client:
+                await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace)
+            with pytest.raises(Corrupt):
+                await prefill.run([1, 2, 3, 4], prefix_blocks=1, on_queued=nothing)
+
+    run(test())

@@ -1,0 +1,62 @@
+"""The index counts what a walk through each instance's own set counts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.scheduler.prefix_index import PrefixIndex, leading_blocks
+
+BLOCKS = st.integers(0, 11)
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "forget"]), st.integers(0, 4), st.lists(BLOCKS, max_size=12)), max_size=12)
+
+
+@given(steps=STEPS, prompt=st.lists(BLOCKS, max_size=12))
+def test_a_match_is_the_leading_run_of_each_instances_set(steps: list[tuple[str, int, list[int]]], prompt: list[int]) -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    sets: list[set[int]] = [set() for _ in range(5)]
+    for step, instance, blocks in steps:
+        if step == "add":
+            index.add(instance, blocks)
+            sets[instance].update(blocks)
+        elif step == "remove":
+            index.remove(instance, blocks)
+            sets[instance].difference_update(blocks)
+        else:
+            index.forget(instance)
+            sets[instance].clear()
+    expected = [next((n for n, block in enumerate(prompt) if block not in held), len(prompt)) for held in sets]
+    assert index.match(prompt, 5) == expected
+    assert len(index) == len(set().union(*sets))
+
+
+def test_instances_beyond_those_asked_for_are_left_out() -> None:
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add(0, "ab")
+    index.add(3, "abc")
+    assert index.match("abc", 2) == [2, 0]
+    assert index.match("abc", 0) == []
+
+
+def test_what_nobody_holds_takes_no_memory() -> None:
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add(0, "ab")
+    index.add(1, "b")
+    index.remove(0, "ab")
+    assert len(index) == 1
+    index.remove(1, "bz")
+    assert len(index) == 0
+
+
+def test_blocks_added_together_share_one_set_of_holders() -> None:
+    """What makes a match of a long prompt quick."""
+    index: PrefixIndex[int] = PrefixIndex()
+    index.add(7, range(100))
+    index.add(200, range(50))
+    holders = index._holders
+    assert len({id(holders[block]) for block in range(50)}) == 1
+    assert len({id(holders[block]) for block in range(50, 100)}) == 1
+
+
+def test_nothing_is_read_beyond_the_longest_run() -> None:
+    holders = iter([0b11, 0b01, 0, 0b11])
+    assert leading_blocks(holders, 2) == [2, 1]
+    assert next(holders) == 0b11
