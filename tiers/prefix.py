@@ -165,7 +165,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         if not above.children:
             above.children = None
             # In front: what has begun to shrink goes on to, and others stay whole.
-            self._file(parent, above, self._home_of(above, self._clock()), in_front=True)
+            self._file_by_visit(parent, above, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         if not self._occupied:
@@ -186,7 +186,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         """The one under way is over."""
         if self._visit is not None:
             self._end_visit(self._visit, now_s)
-        visit: Visit[K] = Visit(now_s)
+        visit: Visit[K] = Visit()
         self._visit = visit
         return visit
 
@@ -208,7 +208,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         assert key is not None
         node = self._nodes.get(key)
         if node is not None and node.children is None and node.home is None:
-            self._file(key, node, cohort)
+            self._file(key, node, cohort, is_tip=not visit.forks)
         self._seen_blocks += visit.blocks
         self._seen_visits += 1
         if now_s - self._advanced_s >= ADVANCE_S:
@@ -241,7 +241,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             child = self._nodes[child_key]
             if child.home is not None:
                 self._unfile(child_key, child)
-                self._file(child_key, child, self._home_of(child, self._clock()))
+                self._file_by_visit(child_key, child)
 
     def _orphan(self, key: K, children: set[K]) -> None:
         """The block that these are the children of has left before them."""
@@ -258,17 +258,18 @@ class PrefixPolicy(EvictionPolicy[K]):
         if not siblings:
             del self._parentless[parent]
 
-    def _home_of(self, node: _Node[K], now_s: float) -> Cohort[K]:
-        """The cohort of its last visit; of a visit under way the one that it would end in now."""
+    def _file_by_visit(self, key: K, node: _Node[K], *, in_front: bool = False) -> None:
+        """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
         visit = node.visit
-        return visit.cohort or self._log.cohort(visit.classify(), now_s)
+        home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
+        self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
 
-    def _file(self, key: K, node: _Node[K], home: Cohort[K], *, in_front: bool = False) -> None:
+    def _file(self, key: K, node: _Node[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
         node.home = home
-        node.is_tip = node.visit.tip == key and not node.visit.forks and home is not self._orphans
-        leaves = home.leaves[node.is_tip]
+        node.is_tip = is_tip
+        leaves = home.leaves[is_tip]
         if not leaves:
-            self._enter(_cell_of(home, home.bucket) + node.is_tip, home)
+            self._enter(_cell_of(home, home.bucket) + is_tip, home)
         leaves[key] = None
         if in_front:
             leaves.move_to_end(key, last=False)

@@ -34,7 +34,7 @@ MAX_COHORTS: Final = 65_536
 class Cohort(Generic[K]):
     """Visits of one class that ended at one tick. `leaves` are the blocks of theirs that may be evicted: ends of prompts, and others."""
 
-    __slots__ = ("bucket", "is_watched", "klass", "leaves", "time_s", "unread")
+    __slots__ = ("bucket", "is_watched", "klass", "leaves", "takes_in", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
         self.klass = klass
@@ -43,6 +43,8 @@ class Cohort(Generic[K]):
         self.unread = 0.0
         """Visits' worth of blocks that have not been visited since."""
         self.is_watched = True
+        self.takes_in = True
+        """Until it has grown older or is forgotten."""
         self.leaves: tuple[OrderedDict[K, None], OrderedDict[K, None]] = (OrderedDict(), OrderedDict())
         """Not the last block of its prompt; the last block."""
 
@@ -50,10 +52,9 @@ class Cohort(Generic[K]):
 class Visit(Generic[K]):
     """One pass over a run of blocks."""
 
-    __slots__ = ("before", "blocks", "cohort", "forks", "new_blocks", "time_s", "tip", "turn", "was_read")
+    __slots__ = ("before", "blocks", "cohort", "forks", "new_blocks", "tip", "turn", "was_read")
 
-    def __init__(self, time_s: float) -> None:
-        self.time_s = time_s
+    def __init__(self) -> None:
         self.turn = 1
         self.before = 0
         """Blocks of the same prompt in the visit that this one goes on."""
@@ -105,7 +106,7 @@ class VisitLog(Generic[K]):
     def cohort(self, klass: int, now_s: float) -> Cohort[K]:
         """The cohort of what ends now."""
         newest = self._newest[klass]
-        if newest is not None and not newest.bucket and newest.is_watched and now_s - newest.time_s < TICK_S:
+        if newest is not None and newest.takes_in and now_s - newest.time_s < TICK_S:
             return newest
         newest = self._newest[klass] = Cohort(klass, now_s)
         self._by_bucket[0].append(newest)
@@ -116,9 +117,13 @@ class VisitLog(Generic[K]):
 
     def end(self, visit: Visit[K], now_s: float) -> Cohort[K]:
         """The visit is over: its class is final, its blocks grow older from now on."""
-        cohort = visit.cohort = self.cohort(visit.classify(), now_s)
+        klass = visit.classify()
+        cohort = self._newest[klass]
+        if cohort is None or not cohort.takes_in or now_s - cohort.time_s >= TICK_S:
+            cohort = self.cohort(klass, now_s)
+        visit.cohort = cohort
         cohort.unread += 1
-        self.hazard.enter(cohort.klass, 0, 1.0, cohort.time_s)
+        self.hazard.enter(klass, 0, 1.0, cohort.time_s)
         return cohort
 
     def read(self, visit: Visit[K], key: K, now_s: float) -> None:
@@ -145,14 +150,14 @@ class VisitLog(Generic[K]):
                 self.hazard.leave(cohort.klass, bucket, cohort.unread, cohort.time_s + EDGES_S[bucket], at_s, was_read=False)
                 self.hazard.enter(cohort.klass, bucket + 1, cohort.unread, at_s)
                 self._on_older(cohort, bucket + 1)
-                cohort.bucket = bucket + 1
+                cohort.bucket, cohort.takes_in = bucket + 1, False
                 self._by_bucket[bucket + 1].append(cohort)
 
     def _forget_oldest(self, now_s: float) -> None:
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
         self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
-        oldest.is_watched = False
+        oldest.is_watched = oldest.takes_in = False
         self._count -= 1
 
     def __len__(self) -> int:

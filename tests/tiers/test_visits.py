@@ -7,8 +7,8 @@ from kvstore.tiers.hazard import BUCKETS, EDGES_S
 from kvstore.tiers.visits import CLASSES, FIRST_TURNS, LATER_TURNS, TICK_S, Visit, VisitLog
 
 
-def visit(*, time_s: float = 0.0, turn: int = 1, blocks: int = 8, new_blocks: int = 0, forks: int = 0, tip: str = "z") -> Visit[str]:
-    made: Visit[str] = Visit(time_s)
+def visit(*, turn: int = 1, blocks: int = 8, new_blocks: int = 0, forks: int = 0, tip: str = "z") -> Visit[str]:
+    made: Visit[str] = Visit()
     made.turn, made.blocks, made.new_blocks, made.forks, made.tip = turn, blocks, new_blocks, forks, tip
     return made
 
