@@ -9,7 +9,7 @@ both counted until the first of them. It looks ahead: a conversation's blocks ar
 Source: Gittins, Bandit Processes and Dynamic Allocation Indices, J. Royal Statistical Society B, 1979.
 """
 
-import math
+from bisect import bisect_right
 from typing import Final
 
 import numpy as np
@@ -36,11 +36,13 @@ FADING: Final = 0.8
 """How much of a bucket's distance from UNSEEN the next one is expected to keep."""
 
 
+_WIDTHS_S: Final = np.array(WIDTHS_S)
+_NOT_EARLIER: Final = np.triu(np.ones((BUCKETS, BUCKETS), bool))
+
+
 def bucket_of(age_s: float) -> int:
     """The bucket of an age of 0 seconds or more."""
-    if age_s < FIRST_EDGE_S:
-        return 0
-    return min(BUCKETS - 1, 1 + int(math.log(age_s / FIRST_EDGE_S) / math.log(GROWTH) + 1e-9))
+    return bisect_right(EDGES_S, age_s) - 1
 
 
 class ReuseHazard:
@@ -62,13 +64,22 @@ class ReuseHazard:
         self._watched_since[cell] += weight * at_s
 
     def leave(self, klass: int, bucket: int, weight: float, entered_s: float, now_s: float, *, was_read: bool) -> None:
-        """It has left the bucket that it had entered at `entered_s`: read, or grown older, or forgotten."""
+        """It has left the bucket that it had entered at `entered_s`: read, or forgotten."""
         cell = klass * BUCKETS + bucket
         self._watched[cell] -= weight
         self._watched_since[cell] -= weight * entered_s
         self._risk_s[cell] += weight * (now_s - entered_s)
         if was_read:
             self._readings[cell] += weight
+
+    def grow_older(self, klass: int, bucket: int, older: int, weight: float, began_s: float) -> None:
+        """What has been watched since `began_s` passes unread from one bucket into an older one, through those between."""
+        cell = klass * BUCKETS + bucket
+        self._watched[cell] -= weight
+        self._watched_since[cell] -= weight * (began_s + EDGES_S[bucket])
+        for passed in range(bucket, older):
+            self._risk_s[klass * BUCKETS + passed] += weight * WIDTHS_S[passed]
+        self.enter(klass, older, weight, began_s + EDGES_S[older])
 
     def age(self, observations: int) -> None:
         """So many observations have been made since the last call: older ones count less."""
@@ -79,22 +90,20 @@ class ReuseHazard:
     def worth(self, now_s: float) -> NDArray[np.float64]:
         """Shape (classes, BUCKETS): the index of a block in hits a second."""
         share = self._read_share(now_s)
-        widths_s = np.array(WIDTHS_S)
         survival = np.cumprod(np.hstack([np.ones((len(share), 1)), 1 - share[:, :-1]]), axis=1)
         # What a place has earned and how long it was taken, from age 0 to the end of each bucket; those read go half way through it.
         hits = _from_zero(survival * share)
-        held_s = _from_zero(survival * widths_s * (1 - share / 2))
+        held_s = _from_zero(survival * _WIDTHS_S * (1 - share / 2))
         gained = hits[:, None, 1:] - hits[:, :-1, None]
         taken_s = held_s[:, None, 1:] - held_s[:, :-1, None]
-        later = np.triu(np.ones((BUCKETS, BUCKETS), bool))
-        rates = np.where(later, gained / np.where(later & (taken_s > 0), taken_s, 1.0), 0.0)
+        rates = np.divide(gained, taken_s, out=np.zeros_like(gained), where=_NOT_EARLIER & (taken_s > 0))
         return np.asarray(rates.max(axis=2), np.float64)
 
     def _read_share(self, now_s: float) -> NDArray[np.float64]:
         """Of what enters a bucket, the share that is read in it. Shape (classes, BUCKETS), each in (0, 1)."""
         readings = np.array(self._readings).reshape(self._shape)
         watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
-        at_risk = (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / np.array(WIDTHS_S)
+        at_risk = (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / _WIDTHS_S
         common = _common_shape(readings.sum(axis=0), at_risk.sum(axis=0))
         scale = (readings.sum(axis=1) + SCALE_PRIOR) / ((at_risk * common).sum(axis=1) + SCALE_PRIOR)
         rate = (readings + CLASS_PRIOR * common * scale[:, None]) / (at_risk + CLASS_PRIOR)

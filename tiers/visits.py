@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-from kvstore.tiers.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard
+from kvstore.tiers.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
 
 K = TypeVar("K", bound=Hashable)
 
@@ -142,16 +142,15 @@ class VisitLog(Generic[K]):
 
     def advance(self, now_s: float) -> None:
         """Let cohorts pass into the buckets of their age: each does BUCKETS times at most."""
-        for bucket in range(BUCKETS - 1):
+        for bucket in reversed(range(BUCKETS - 1)):  # so that each bucket's cohorts stay in the order of their ages
             waiting, upper_s = self._by_bucket[bucket], EDGES_S[bucket + 1]
             while waiting and now_s - waiting[0].time_s >= upper_s:
                 cohort = waiting.popleft()
-                at_s = cohort.time_s + upper_s
-                self.hazard.leave(cohort.klass, bucket, cohort.unread, cohort.time_s + EDGES_S[bucket], at_s, was_read=False)
-                self.hazard.enter(cohort.klass, bucket + 1, cohort.unread, at_s)
-                self._on_older(cohort, bucket + 1)
-                cohort.bucket, cohort.takes_in = bucket + 1, False
-                self._by_bucket[bucket + 1].append(cohort)
+                older = bucket_of(now_s - cohort.time_s)
+                self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
+                self._on_older(cohort, older)
+                cohort.bucket, cohort.takes_in = older, False
+                self._by_bucket[older].append(cohort)
 
     def _forget_oldest(self, now_s: float) -> None:
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()

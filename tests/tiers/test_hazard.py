@@ -12,11 +12,22 @@ from kvstore.tiers.hazard import BUCKETS, EDGES_S, HALF_LIFE, WIDTHS_S, ReuseHaz
 def watched(hazard: ReuseHazard, klass: int, *, count: int, read_at_s: float | None, until_s: float = 4000.0) -> None:
     """`count` observations that begin at second 0 and are read at one age, or watched in vain."""
     end_s = until_s if read_at_s is None else read_at_s
-    for bucket in range(bucket_of(end_s) + 1):
-        hazard.enter(klass, bucket, count, EDGES_S[bucket])
-        is_last = bucket == bucket_of(end_s)
-        left_s = end_s if is_last else EDGES_S[bucket + 1]
-        hazard.leave(klass, bucket, count, EDGES_S[bucket], left_s, was_read=is_last and read_at_s is not None)
+    bucket = bucket_of(end_s)
+    hazard.enter(klass, 0, count, 0.0)
+    hazard.grow_older(klass, 0, bucket, count, 0.0)
+    hazard.leave(klass, bucket, count, EDGES_S[bucket], end_s, was_read=read_at_s is not None)
+
+
+def test_growing_older_step_by_step_is_the_same_as_at_once() -> None:
+    at_once, stepwise = ReuseHazard(1), ReuseHazard(1)
+    for hazard in (at_once, stepwise):
+        hazard.enter(0, 2, 5.0, 100.0 + EDGES_S[2])
+    at_once.grow_older(0, 2, 9, 5.0, 100.0)
+    for bucket in range(2, 9):
+        stepwise.leave(0, bucket, 5.0, 100.0 + EDGES_S[bucket], 100.0 + EDGES_S[bucket + 1], was_read=False)
+        stepwise.enter(0, bucket + 1, 5.0, 100.0 + EDGES_S[bucket + 1])
+    assert np.allclose(at_once.worth(200.0), stepwise.worth(200.0))
+    assert np.allclose(at_once._watched, stepwise._watched)
 
 
 def test_every_age_has_its_bucket() -> None:
