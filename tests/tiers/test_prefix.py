@@ -51,7 +51,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.clock.now_s += seconds
         parent = key // 2 if key else None
         self.policy.insert(key, parent)
-        self.parents[key] = parent
+        self.parents.setdefault(key, parent)
 
     @rule(key=KEYS)
     def insert_alone(self, key: int) -> None:
