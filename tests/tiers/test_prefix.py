@@ -167,6 +167,22 @@ def test_an_orphan_that_is_read_is_none() -> None:
     assert policy.victim() != "c"
 
 
+def test_blocks_may_come_before_their_parents_and_stay_after_them() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    for key, parent in (("b1", "a"), ("b2", "a"), ("c", "b2"), ("x", None)):
+        policy.insert(key, parent)
+        policy.check_integrity()
+    policy.remove("b1")
+    policy.check_integrity()
+    policy.insert("a")
+    policy.check_integrity()
+    policy.remove("a")
+    policy.check_integrity()
+    policy.remove("b2")
+    policy.check_integrity()
+    assert len(policy) == 2
+
+
 def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     store(policy, ["a", "b"])

@@ -84,8 +84,9 @@ def test_visits_of_one_class_and_tick_grow_older_together() -> None:
     assert log.end(visit(), 10.0 + TICK_S / 2) is first
     assert log.end(visit(turn=4), 10.0) is not first
     assert log.end(visit(), 10.0 + TICK_S) is not first
+    assert log.cohort(first.klass, 10.0 + 2 * TICK_S) is not first
+    assert log.cohort(first.klass, 10.0 + 2 * TICK_S) is log.end(visit(), 10.0 + 2 * TICK_S)
     assert first.unread == 2
-    assert len(log) == 3
 
 
 def test_what_has_grown_older_takes_nobody_in() -> None:
