@@ -22,7 +22,7 @@ LEARN_BLOCKS: Final = 2048
 ADVANCE_S: Final = 0.125
 """Time between looks at what has grown older; as long as the youngest age there is."""
 GHOSTS_PER_BLOCK: Final = 4
-MIN_GHOSTS: Final = 65_536
+MIN_GHOSTS: Final = 32_768
 """Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
 CELLS: Final = CLASSES * BUCKETS * 2
 """Cohorts with leaves are filed by class, bucket of age, and whether those leaves are the last blocks of their prompts: twice, if both."""

@@ -27,7 +27,7 @@ LATER_TURNS: Final = FIRST_TURNS + len(PROMPT_BLOCKS) + 1
 CLASSES: Final = LATER_TURNS + len(TURNS) * (len(NEW_BLOCKS) + 1)
 TICK_S: Final = FIRST_EDGE_S
 """Visits of one class that end within this time grow older together: however many there are, ageing costs the same."""
-MAX_COHORTS: Final = 65_536
+MAX_COHORTS: Final = 16_384
 """Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
 
 

@@ -57,6 +57,8 @@ class Cluster(System):
 
         def are_there() -> bool:
             counters = self.counters()
+            if "copied_blocks" not in counters:  # before the first heartbeat
+                return False
             return (counters["copied_blocks"], counters["copies_waiting"], counters["open_puts"]) == (count, 0, 0)
 
         until(are_there, f"{count} copies at b")
