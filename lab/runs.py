@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
@@ -99,6 +100,7 @@ def _attempt(job: Job, requests: Sequence[TraceRequest]) -> Row | KVStoreError:
 def _workers(count: int, requests: Sequence[TraceRequest]) -> Iterator[list[Connection]]:
     """Processes that answer jobs until the end of the block, then are ended, whatever they do."""
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # starting it unblocks SIGINT: not between the lines below
     started: list[tuple[BaseProcess, Connection]] = []
     try:
         for _ in range(count):
