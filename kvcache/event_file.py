@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvstore.kvcache.traces import parse_object
 from kvstore.protocol.errors import Broken, InvalidArgument, TraceError
 
 STORED: Final = "stored"
@@ -119,7 +120,7 @@ def read_events(path: str | Path) -> Iterator[BlockEvent | Gap]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 try:
-                    found = _parse(line)
+                    found = parse_object(line, max_bytes=MAX_LINE_BYTES)
                     if number > 1:
                         yield _event(found)
                     elif found != HEADER:
@@ -142,20 +143,6 @@ def _as_dict(event: BlockEvent | Gap) -> dict[str, Any]:
         "parents": [parent.hex() for parent in event.parents],
         "sizes": list(event.sizes_bytes),
     }
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_LINE_BYTES:
-        raise TraceError(f"longer than {MAX_LINE_BYTES} bytes")
-    try:
-        found = json.loads(line)
-    except UnicodeDecodeError:
-        raise TraceError("not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"not JSON, or cut off: {error}") from None
-    if not isinstance(found, dict):
-        raise TraceError("not a JSON object")
-    return found
 
 
 def _event(found: dict[str, Any]) -> BlockEvent | Gap:

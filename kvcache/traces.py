@@ -57,10 +57,10 @@ def count_requests(path: str | Path) -> int:
         raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from None
 
 
-def parse_request(line: bytes) -> TraceRequest:
-    """Raises TraceError, which does not know the line's number."""
-    if len(line) > MAX_LINE_BYTES:
-        raise TraceError(f"longer than {MAX_LINE_BYTES} bytes")
+def parse_object(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> dict[str, Any]:
+    """A line of any file of JSON lines. Raises TraceError, which does not know the line's number, unless it is one JSON object."""
+    if len(line) > max_bytes:
+        raise TraceError(f"longer than {max_bytes} bytes")
     try:
         found = json.loads(line)
     except UnicodeDecodeError:
@@ -69,6 +69,12 @@ def parse_request(line: bytes) -> TraceRequest:
         raise TraceError(f"not JSON, or cut off: {error}") from None
     if not isinstance(found, dict):
         raise TraceError("not a JSON object")
+    return found
+
+
+def parse_request(line: bytes) -> TraceRequest:
+    """Raises TraceError, which does not know the line's number."""
+    found = parse_object(line)
     timestamp_ms = _member(found, "timestamp")
     if type(timestamp_ms) not in (int, float) or not math.isfinite(timestamp_ms) or timestamp_ms < 0:
         raise TraceError(f"timestamp is {timestamp_ms!r}, not a number of milliseconds")
