@@ -1,5 +1,6 @@
 """The scheduling that the settings ask for. It only puts parts together."""
 
+from kvstore.kvcache.models import find_model
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory import Directory
 from kvstore.master.instances import Instances
@@ -10,7 +11,6 @@ from kvstore.scheduler.admission import make_admission
 from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 
 NS_PER_US = 1000
 

@@ -17,6 +17,7 @@ import click
 from kvstore.client.config import ClientSettings
 from kvstore.client.reporter import Reporter
 from kvstore.client.scheduling import InstanceReport, Role, SchedulerClient
+from kvstore.kvcache.models import find_model
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
@@ -27,7 +28,6 @@ from kvstore.router.standin_decode import DecodeEngine
 from kvstore.router.standin_prefill import PrefillEngine
 from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.transfer.daemon import begin_logging, say
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2
 
 from typing import Final, NamedTuple
 
+from kvstore.kvcache.models import ModelFacts
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.gpus import GpuFacts
-from kvstore.scheduler.models import ModelFacts
 
 DEFAULT_MFU: Final = 0.5
 """Of the peak, what large matrix products reach with tensor parallelism over NVLink, its all-reduces included. To be fitted."""

@@ -5,7 +5,7 @@ Source: Qin et al., Mooncake, FAST 2025, section 2 (flops(n) and the inequality)
 
 from typing import Final
 
-from kvstore.scheduler.models import ModelFacts
+from kvstore.kvcache.models import ModelFacts
 
 ATTENTION_FLOPS: Final = 4
 """a: two products with every key, none of them masked out, two operations a multiply-accumulate."""

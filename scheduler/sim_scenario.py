@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvstore.kvcache.models import find_model
 from kvstore.kvcache.traces import TraceRequest
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.admission import ADMISSIONS, make_admission
@@ -11,7 +12,6 @@ from kvstore.scheduler.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, Anal
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.sim_machine import Machine
 from kvstore.scheduler.sim_plan import BLOCK_TOKENS, Plan

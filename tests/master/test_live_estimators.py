@@ -2,11 +2,11 @@
 
 import pytest
 
+from kvstore.kvcache.models import find_model
 from kvstore.master.live_estimators import LinearGuess, LiveEstimators
 from kvstore.master.reports import MAX_SAMPLES, Samples
 from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.scheduler.online import REFIT_SAMPLES, WINDOW_SAMPLES
 from kvstore.scheduler.regression import DecodeSample, PrefillSample
 from tests.master.blocks import S

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.kvcache.models import ModelFacts, find_model
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.analytic import OPERATIONS, AnalyticModel, Operation
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import ModelFacts, find_model
 
 L2_70B, A800 = find_model("llama2-70b"), find_gpu("A800-80G")
 OPT = find_model("opt-6.7b")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from kvstore.kvcache.models import find_model
 from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.estimators import DecodeTime, PrefillTime, TransferTime
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.scheduler.online import OnlineDecode, OnlinePrefill
 from kvstore.scheduler.transfer_time import BandwidthTransfer
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvstore.kvcache.models import find_model
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.scheduler.regression import DecodeRegression, DecodeSample, PrefillRegression, PrefillSample
 
 ANALYTIC = AnalyticModel(find_model("llama2-70b"), find_gpu("A800-80G"), gpus=8)

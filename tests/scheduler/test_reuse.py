@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvstore.kvcache.models import find_model
 from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.models import find_model
 from kvstore.scheduler.reuse import break_even, flops, reuse_pays
 
 LLAMA = find_model("llama3-70b")

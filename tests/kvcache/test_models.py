@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.kvcache.models import MODELS, find_model
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.models import MODELS, find_model
 
 
 @pytest.mark.parametrize(

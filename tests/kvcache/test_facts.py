@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.kvcache.facts import check_above_zero, find_facts
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.facts import check_above_zero, find_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ al., "Language Models are Few-Shot Learners", arXiv:2005.14165, table 2.1 (GPT-3
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.kvcache.facts import check_above_zero, find_facts
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.facts import check_above_zero, find_facts
 
 
 @dataclass(frozen=True, slots=True)
