@@ -36,7 +36,7 @@ test: $(BIN)/.dev etcd typing  ## the whole suite
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer scheduler lab master store client router benchmarks) tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer scheduler lab master store client router handover benchmarks) examples tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench
