@@ -3,7 +3,7 @@
 Each operation takes the longer of its computing and its loading from HBM; they follow one another. The four of a layer and their counts
 are those of the published layer model (docs/scheduling.md has the table), generalised: grouped-query attention, a gated feed-forward
 network, a prefix that is in the cache, causal attention (which computes half of the pairs), and the logits, once a step. There an
-operation is a multiply-accumulate; here it is two.
+operation is a multiply-accumulate; here it is two. Models with experts, latent attention or sliding windows it does not describe.
 
 Source: the layer model presented with Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. That an operation is
 bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2009).
@@ -11,7 +11,7 @@ bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2
 
 from typing import Final, NamedTuple
 
-from kvstore.kvcache.models import ModelFacts
+from kvstore.kvcache.model_facts import ModelFacts
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.gpus import GpuFacts
 
@@ -55,8 +55,13 @@ class AnalyticModel:
         """`mfu`: reached of the peak by an operation that computing bounds; `hbm_efficiency`: of the bandwidth by one that loading bounds.
 
         Raises:
-            ConfigError: one of them is not within (0, 1], or the model does not fit on the GPUs.
+            ConfigError: one of them is not within (0, 1], the model does not fit on the GPUs, or is not what this describes.
         """
+        if model.specials:
+            raise ConfigError(
+                f"{model.name} has {' and '.join(model.specials)}, which the layer model does not describe: take a dense model that keeps "
+                "all keys and values, or times learnt from an engine"
+            )
         for name, value in (("mfu", mfu), ("hbm_efficiency", hbm_efficiency)):
             if not 0 < value <= 1:
                 raise ConfigError(f"{name} is {value:g}: it must be above 0 and at most 1")
@@ -76,15 +81,17 @@ class AnalyticModel:
         self._query_bytes = model.layers * model.heads * model.head_dim * model.dtype_bytes
         self._pair_flops = 4 * model.layers * model.heads * model.head_dim
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        self._qkv = self._product(model.hidden, queries + 2 * keys, times=model.layers)
-        self._output = self._product(queries, model.hidden, times=model.layers)
-        self._ffn = self._product(model.hidden, model.ffn_matrices * model.ffn, times=model.layers)
-        self._logits = self._product(model.hidden, model.vocab, times=1)
+        layer_bits, logit_bits = model.weight_bits or 8 * model.dtype_bytes, 8 * model.dtype_bytes
+        self._qkv = self._product(model.hidden, queries + 2 * keys, times=model.layers, bits=layer_bits)
+        self._output = self._product(queries, model.hidden, times=model.layers, bits=layer_bits)
+        self._ffn = self._product(model.hidden, model.ffn_matrices * model.ffn, times=model.layers, bits=layer_bits)
+        self._logits = self._product(model.hidden, model.vocab, times=1, bits=logit_bits)
         self._layer_products = tuple(product.seconds for product in (self._qkv, self._output, self._ffn))
 
-    def _product(self, rows: int, columns: int, *, times: int) -> "_Product":
-        size_bytes = self.model.dtype_bytes * times
-        flops, matrix_bytes, vector_bytes = 2 * rows * columns * times, rows * columns * size_bytes, rows * size_bytes
+    def _product(self, rows: int, columns: int, *, times: int, bits: int) -> "_Product":
+        """`bits`: of a weight. Vectors and the products are of the model's dtype: quantised weights are decoded on the way."""
+        elements = rows * columns * times
+        flops, matrix_bytes, vector_bytes = 2 * elements, elements * bits // 8, rows * self.model.dtype_bytes * times
         rate = self._load_bytes_per_s
         return _Product(flops, matrix_bytes, vector_bytes, (flops / self._flops_per_s, matrix_bytes / rate, vector_bytes / rate))
 

@@ -5,7 +5,8 @@ Source: Qin et al., Mooncake, FAST 2025, section 2 (flops(n) and the inequality)
 
 from typing import Final
 
-from kvstore.kvcache.models import ModelFacts
+from kvstore.kvcache.model_facts import ModelFacts
+from kvstore.protocol.errors import ConfigError
 
 ATTENTION_FLOPS: Final = 4
 """a: two products with every key, none of them masked out, two operations a multiply-accumulate."""
@@ -14,21 +15,31 @@ MATRIX_FLOPS: Final = 22
 
 
 def flops(tokens: int, model: ModelFacts) -> float:
-    """Floating point operations of the prefill of a prompt: l (a n^2 d + b n d^2)."""
-    hidden = model.hidden
-    return float(model.layers * (ATTENTION_FLOPS * tokens**2 * hidden + MATRIX_FLOPS * tokens * hidden**2))
+    """Floating point operations of the prefill of a prompt: l (a n^2 d + b n d^2); in attention d is the width of all query heads.
+
+    Raises:
+        ConfigError: the model has experts, latent attention or a sliding window, which the formula does not describe.
+    """
+    return tokens * _flops_per_token(tokens, model)
 
 
 def break_even(prefix_tokens: int, model: ModelFacts) -> float:
     """Bytes a second over operations a second, B / G, above which fetching a prefix beats computing it: 2 d s / (gqa (a p d + b d^2)).
 
-    It is the prefix's bytes over its operations, so it holds for any speed of either.
+    It is the prefix's bytes over its operations, so it holds for any speed of either. Raises ConfigError as flops does.
     """
-    shared = model.heads // model.kv_heads
-    per_token = ATTENTION_FLOPS * prefix_tokens * model.hidden + MATRIX_FLOPS * model.hidden**2
-    return 2 * model.hidden * model.dtype_bytes / (shared * per_token)
+    return model.kv_bytes_per_token / _flops_per_token(prefix_tokens, model)
 
 
 def reuse_pays(prefix_tokens: int, model: ModelFacts, *, bytes_per_s: float, flops_per_s: float) -> bool:
     """Whether an instance that computes `flops_per_s` has a prefix sooner by fetching it at `bytes_per_s`."""
     return bytes_per_s / flops_per_s > break_even(prefix_tokens, model)
+
+
+def _flops_per_token(prompt_tokens: int, model: ModelFacts) -> float:
+    if model.specials:
+        raise ConfigError(
+            f"{model.name} has {' and '.join(model.specials)}, which Mooncake's inequality does not describe: take a dense model"
+        )
+    attention = ATTENTION_FLOPS * prompt_tokens * model.heads * model.head_dim
+    return float(model.layers * (attention + MATRIX_FLOPS * model.hidden**2))

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.kvcache.facts import check_above_zero, find_facts
+from kvstore.kvcache.facts import check_above_zero, facts_of, find_facts, is_file_name, read_object
 from kvstore.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Turbo:
+    stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +20,7 @@ class Engine:
     cylinders: int
     litres: float
     is_diesel: bool = False
+    turbo: Turbo | None = None
 
 
 TABLE = {engine.name: engine for engine in (Engine("Small", 3, 1.0), Engine("Big", 8, 4.0, True))}
@@ -39,6 +45,27 @@ def test_a_file_has_the_fields_and_may_leave_out_those_with_a_default(tmp_path: 
     found = find(str(path))
     assert found == Engine("mine", 4, 2.0)
     assert type(found.litres) is float
+
+
+def test_a_part_is_an_object_in_its_turn_or_null() -> None:
+    engine = {"name": "x", "cylinders": 4, "litres": 2.0}
+    assert facts_of(engine | {"turbo": {"stages": 2}}, Engine, what="it") == Engine("x", 4, 2.0, turbo=Turbo(2))
+    assert facts_of(engine | {"turbo": None}, Engine, what="it") == Engine("x", 4, 2.0)
+    with pytest.raises(ConfigError, match=r"turbo of it: missing fields \['stages'\], unknown fields \['size'\]"):
+        facts_of(engine | {"turbo": {"size": 2}}, Engine, what="it")
+    with pytest.raises(ConfigError, match=r"stages of turbo of it must be of type int, not '2'"):
+        facts_of(engine | {"turbo": {"stages": "2"}}, Engine, what="it")
+    with pytest.raises(ConfigError, match=r"turbo of it must be of type Turbo, not 2"):
+        facts_of(engine | {"turbo": 2}, Engine, what="it")
+
+
+def test_a_file_is_told_from_a_name_by_its_ending(tmp_path: Path) -> None:
+    assert is_file_name("a/b.JSON")
+    assert not is_file_name("json")
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_object(path, noun="engine")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.models import ModelFacts, find_model
+from kvstore.kvcache.model_facts import ModelFacts
+from kvstore.kvcache.models import find_model
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.analytic import OPERATIONS, AnalyticModel, Operation
 from kvstore.scheduler.gpus import find_gpu
@@ -128,6 +129,30 @@ def test_a_model_that_does_not_fit_says_how_many_gpus_it_takes() -> None:
     with pytest.raises(ConfigError, match="llama2-70b does not fit on 1 x A800-80G: it needs at least 2 of them"):
         AnalyticModel(L2_70B, A800)
     AnalyticModel(L2_70B, A800, gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("deepseek-v3", "latent attention and a mixture of experts"),
+        ("mixtral-8x7b", "a mixture of experts"),
+        ("mistral-7b-v0.1", "a sliding window"),
+    ],
+)
+def test_a_model_that_is_not_dense_or_forgets_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has {why}, which the layer model does not describe: take a dense model"):
+        AnalyticModel(find_model(name), A800, gpus=64)
+
+
+def test_quantised_weights_are_loaded_faster_and_computed_as_ever() -> None:
+    """4 bits of 16 in the layers; logits and vectors are not quantised."""
+    raw, quantised = (of(AnalyticModel(replace(L2_70B, weight_bits=bits), A800, gpus=8), batch=1, context=1000) for bits in (0, 4))
+    assert [operation.flops for operation in raw.values()] == [operation.flops for operation in quantised.values()]
+    vectors_bytes = 8192 * 2 * 80
+    for name in ("qkv", "output", "ffn"):
+        assert quantised[name].load_bytes - vectors_bytes == (raw[name].load_bytes - vectors_bytes) / 4
+    for name in ("decode_attention", "logits"):
+        assert quantised[name] == raw[name]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from kvstore.kvcache.models import find_model
+from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.gpus import find_gpu
 from kvstore.scheduler.reuse import break_even, flops, reuse_pays
 
@@ -30,3 +31,22 @@ def test_reuse_pays_above_the_break_even_only() -> None:
 
 def test_a_longer_prefix_pays_on_a_slower_network() -> None:
     assert break_even(32768, LLAMA) < break_even(1024, LLAMA)
+
+
+def test_attention_is_as_wide_as_all_query_heads_whatever_the_hidden_size() -> None:
+    qwen = find_model("qwen3-32b")
+    assert flops(1000, qwen) == 64 * (4 * 1000**2 * 64 * 128 + 22 * 1000 * 5120**2)
+    assert break_even(1000, qwen) == pytest.approx(1000 * qwen.kv_bytes_per_token / flops(1000, qwen))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("deepseek-v3", "latent attention and a mixture of experts"),
+        ("mixtral-8x7b", "a mixture of experts"),
+        ("gemma-3-27b", "a sliding window"),
+    ],
+)
+def test_a_model_that_the_formula_does_not_describe_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has {why}, which Mooncake's inequality does not describe"):
+        break_even(1000, find_model(name))
