@@ -16,6 +16,7 @@ from kvstore.client.cli_demo import demo
 from kvstore.client.cli_doctor import doctor
 from kvstore.client.cli_instances import instances
 from kvstore.client.cli_lab import lab
+from kvstore.client.cli_plan import plan
 from kvstore.client.cli_record import record
 from kvstore.client.cli_replay import replay
 from kvstore.client.cli_simulate import simulate
@@ -55,7 +56,7 @@ def kvstore() -> None:
 
 for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, topology, cli_status.top, instances, doctor):
     kvstore.add_command(command)
-for command in (replay, record, lab, simulate, bench):
+for command in (replay, record, lab, simulate, plan, bench):
     kvstore.add_command(command)
 for command in (cli_blocks.put, cli_blocks.get, cli_blocks.exists, cli_blocks.locate, cli_blocks.keys):
     kvstore.add_command(command)
