@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from typing import Any
 
 import click
 from rich.console import Console, Group
@@ -11,7 +12,7 @@ from rich.text import Text
 from kvstore.client.cli_options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.client.render import nodes_table, status_lines, tiers_table
+from kvstore.client.render import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
 
 
@@ -46,14 +47,24 @@ def tiers(as_json: bool, settings: ClientSettings) -> None:
     """Show each tier of each node: occupancy, blocks, hit ratio, evictions.
 
     The hit ratio is the tier's share of all blocks that were asked for; the column sums to the cluster's.
+
+    Where a tier quantises values (nvme_codec), also what it holds is worth to readers, and the payload, metadata and bits an element of
+    what is encoded.
     """
     found = _ask(settings)
     if as_json:
-        echo_json(
-            [{"node": node.name, "misses": node.counters.get("misses", 0), **as_dict(tier)} for node in found.nodes for tier in node.tiers]
-        )
+        echo_json([_tier(node, tier) for node in found.nodes for tier in node.tiers])
     else:
         Console().print(tiers_table(found))
+
+
+def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "misses": node.counters.get("misses", 0),
+        **as_dict(tier),
+        "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
+    }
 
 
 @click.command()

@@ -19,7 +19,7 @@ class Location:
     """Names of the node's tiers that hold it: `hbm`, `dram`, `nvme`."""
     size_bytes: int
     checksum: int
-    """xxh3_64 of the value."""
+    """xxh3_64 of the value as it was put; what a node with `nvme_codec` gives may have another."""
     generation: int
     """Rises when a key is written anew: a read that names it gets this version or nothing."""
 

@@ -41,6 +41,8 @@ def status_lines(status: pb.StatusReply) -> RenderableType:
     table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
     table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
     table.add_row("transfer", _transfer_line(status))
+    if encoded := _encoded_line(status):
+        table.add_row("quantised", encoded)
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
     return table
 
@@ -52,6 +54,18 @@ def _transfer_line(status: pb.StatusReply) -> str:
     moved = sum(node.counters.get("engine_bytes", 0) for node in status.nodes)
     peers = sum(node.counters.get("engine_connections", 0) for node in status.nodes)
     return f"shared memory within a host; between hosts {ways or 'by message'}: {format_size(moved)} moved, {peers} connections"
+
+
+def _encoded_line(status: pb.StatusReply) -> str:
+    """What all tiers together hold quantised; empty where no node has a codec or encoded values."""
+    tiers = [tier for node in status.nodes for tier in node.tiers if _has_codec(tier)]
+    if not tiers:
+        return ""
+    names = ", ".join(sorted({tier.codec for tier in tiers if tier.codec})) or "none any more"
+    stored = sum(_encoded_bytes(tier) for tier in tiers)
+    worth = stored + sum(tier.logical_bytes - tier.used_bytes for tier in tiers)
+    bits = _shown(effective_bits(stored, sum(tier.elements for tier in tiers)))
+    return f"{names}: {format_size(stored)} for {format_size(worth)} of values, {bits} bits an element"
 
 
 def nodes_table(status: pb.StatusReply) -> RenderableType:
@@ -101,7 +115,28 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
             absent.append(f"{node.name} is dead; its tiers are as it last said")
         elif not any(tier.name == "hbm" for tier in node.tiers):
             absent.append(f"{node.name} has no HBM tier")
+    if any(_has_codec(tier) for node in status.nodes for tier in node.tiers):
+        return Group(table, Text(), encoded_table(status), *(Text(text, style="dim") for text in absent))
     return Group(table, *(Text(text, style="dim") for text in absent))
+
+
+def encoded_table(status: pb.StatusReply) -> RenderableType:
+    """One row a tier with a codec or with values that were encoded by one: what all that it holds is worth to readers, what the encoded
+    values take, and how many bits an element of theirs comes to."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("node", "tier", "codec", "worth", "encoded", "payload", "metadata", "bits an element"):
+        table.add_column(name, justify="left" if name in ("node", "tier", "codec") else "right", no_wrap=name != "node", overflow="fold")
+    for node in _by_name(status):
+        for tier in filter(_has_codec, node.tiers):
+            stored = _encoded_bytes(tier)
+            sizes = (tier.logical_bytes, stored, tier.payload_bytes, tier.metadata_bytes)
+            table.add_row(node.name, tier.name, tier.codec or "-", *map(format_size, sizes), _shown(effective_bits(stored, tier.elements)))
+    return table
+
+
+def effective_bits(stored_bytes: int, elements: int) -> float | None:
+    """Bits that an element takes, metadata included; None where there is no element."""
+    return 8 * stored_bytes / elements if elements else None
 
 
 def duration(seconds: float) -> str:
@@ -128,6 +163,18 @@ def _reads(status: pb.StatusReply) -> int:
     """Blocks that were asked for: hits, those a node no longer had, and those the master knew nowhere."""
     at_nodes = sum(sum(tier.hits for tier in node.tiers) + node.counters.get("misses", 0) for node in status.nodes)
     return int(at_nodes + status.counters.get("lookup_misses", 0))
+
+
+def _shown(bits: float | None) -> str:
+    return "-" if bits is None else f"{bits:.2f}"
+
+
+def _has_codec(tier: pb.TierStatus) -> bool:
+    return bool(tier.codec or tier.elements)
+
+
+def _encoded_bytes(tier: pb.TierStatus) -> int:
+    return tier.payload_bytes + tier.metadata_bytes
 
 
 def _tier_name(tier: pb.TierStatus) -> Text:

@@ -15,7 +15,7 @@ from typing import Final
 from kvstore.protocol.catalog_messages import Copied, Copy
 from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.session_messages import Flags, Hello
-from kvstore.store.block import Block
+from kvstore.store.block import DRAM, Block, Loss
 from kvstore.store.fetching import Source, Wanted, fetch
 from kvstore.store.open_puts import Put
 from kvstore.store.table import BlockTable
@@ -207,7 +207,7 @@ class Copies:
 
     def _work(self, batch: _Batch, wanted: Sequence[Wanted]) -> None:
         """In the thread."""
-        results: list[KVStoreError | None]
+        results: list[int | KVStoreError]
         try:
             results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s))
         except KVStoreError as error:
@@ -217,17 +217,19 @@ class Copies:
             results = [Unavailable(f"internal error: {type(error).__name__}: {error}")] * len(wanted)
         self._reactor.call_soon(lambda: self._fetched(batch, results))
 
-    def _fetched(self, batch: _Batch, results: Sequence[KVStoreError | None]) -> None:
+    def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
         opened = [index for index, put in enumerate(batch.puts) if put is not None]
-        for index, error in zip(opened, results, strict=True):
+        for index, result in zip(opened, results, strict=True):
             put = batch.puts[index]
             assert put is not None
-            if error is None and not self._is_open(put):
-                error = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
-            if error is not None:
+            if not isinstance(result, KVStoreError) and not self._is_open(put):
+                result = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
+            if isinstance(result, KVStoreError):
                 self._forget(put)
                 batch.puts[index] = None
-                batch.errors.append(error)
+                batch.errors.append(result)
+            elif result != batch.items[index].checksum:
+                put.block.set_loss(DRAM, Loss(result))
         self._report(batch)
 
     def _report(self, batch: _Batch) -> None:

@@ -25,6 +25,9 @@ from kvstore.transfer.server import allow_many_descriptors
 def main(config: str | None, **flags: Any) -> None:
     """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""
     begin_logging()
+    # Of torch, where it is used: the node has threads of its own that encode and decode, each one value at a time. More of them, which
+    # spin while they wait for one another, take the processor from the loop: 10 times slower on two busy cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         allow_many_descriptors()
         transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.store.block import Block
+from kvstore.store.block import Block, Loss
 from kvstore.store.eviction import EvictionOrder
 from kvstore.tiers.policy import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
@@ -20,6 +20,25 @@ class TierCounts:
     promotions: int = 0
 
 
+@dataclass(slots=True)
+class EncodedTotals:
+    """What a tier's encoded copies come to: the bytes of their values, those stored, the payload's share of these, the elements."""
+
+    value_bytes: int = 0
+    stored_bytes: int = 0
+    payload_bytes: int = 0
+    elements: int = 0
+
+    def count(self, block: Block, loss: Loss | None, times: int) -> None:
+        """Add (1) or take away (-1) a copy, if it is encoded."""
+        if loss is None or loss.encoding is None:
+            return
+        self.value_bytes += times * block.size_bytes
+        self.stored_bytes += times * loss.encoding.size_bytes
+        self.payload_bytes += times * loss.encoding.payload_bytes
+        self.elements += times * loss.encoding.elements
+
+
 class Level:
     """See the module. It frees and copies nothing. The block table is the only caller."""
 
@@ -34,6 +53,7 @@ class Level:
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
         self.is_suspended = False
+        self.encoded = EncodedTotals()
         self._by_slot: dict[int, Block] = {}
         self._slab_slots: Callable[[Slot], list[Slot]] = tier.slab_slots if isinstance(tier, SlabTier) else lambda slot: [slot]
 
@@ -46,9 +66,14 @@ class Level:
         slot = self._slot(block)
         self.order.insert(block, slot.group)
         self._by_slot[slot.index] = block
+        if block.lossy:
+            self.encoded.count(block, block.loss_in(self.index), 1)
 
     def remove(self, block: Block) -> None:
+        """The block's slot here is about to go, as is what `lossy` says of it."""
         slot = self._slot(block)
+        if block.lossy:
+            self.encoded.count(block, block.loss_in(self.index), -1)
         self.order.remove(block, slot.group)
         del self._by_slot[slot.index]
 
@@ -104,10 +129,15 @@ class Level:
         self.tier.check_integrity()
         self.order.check_integrity()
         assert len(self.order) == len(self._by_slot)
+        encoded = EncodedTotals()
         for index, block in self._by_slot.items():
             slot = self._slot(block)
+            loss = block.loss_in(self.index)
+            encoded.count(block, loss, 1)
+            assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
             assert slot.index == index
             assert self.order.holds(block, slot.group)
+        assert encoded == self.encoded
         total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
         assert total_bytes == self.tier.capacity_bytes
         assert self.leaving_bytes == sum(block.size_bytes for block in self._by_slot.values() if block.leaving == self.index)

@@ -9,39 +9,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from kvstore.protocol.errors import KVStoreError
-from kvstore.store.block import Block
-from kvstore.store.table import BlockTable, Move
-from kvstore.tiers.dram import DramTier
-from kvstore.tiers.tier import Record, Slot, Tier, TierFull
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError
+from kvstore.store.block import Block, Loss
+from kvstore.store.copy_job import CopyJob, fetch
+from kvstore.store.move import Move
+from kvstore.store.table import BlockTable
+from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.value_codec import ValueCodec
 from kvstore.transfer.reactor import Reactor
 
 log = logging.getLogger("kvstore.store")
 
 
 class SlowRead(NamedTuple):
-    """One block to be read from a tier that blocks, into `destination`."""
+    """One block to be read from a tier that blocks, into `destination`. `loss` is what its copy there gives in place of what was put."""
 
     block: Block
     tier: int
     slot: Slot
     destination: memoryview
-
-
-class _Job:
-    """One copy under way: where it comes from, its bytes once they are there, or why they cannot be had."""
-
-    __slots__ = ("damage", "data", "move", "source")
-
-    def __init__(self, move: Move, source: Slot, tier: Tier) -> None:
-        self.move = move
-        self.source = source
-        self.damage: Exception | None = None
-        self.data = tier.view(source) if isinstance(tier, DramTier) else memoryview(b"")
-
-    def record(self) -> Record:
-        block = self.move.block
-        return Record(self.move.slot, self.data, block.checksum, block.tag())
+    loss: Loss | None = None
 
 
 class Mover:
@@ -57,13 +46,16 @@ class Mover:
         read_threads: int,
         tier_retry_s: float,
         on_room: Callable[[], None],
+        codec: ValueCodec | None = None,
     ) -> None:
+        """`codec` makes the encoded values that the table plans."""
         self._reactor = reactor
         self._table = table
         self._tiers = tiers
         self._batch_bytes = batch_bytes
         self._tier_retry_s = tier_retry_s
         self._on_room = on_room
+        self._codec = codec
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="mover")
         self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="tier-reader")
 
@@ -95,17 +87,21 @@ class Mover:
             if move.block.is_gone or slot is None:
                 self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
             else:
-                jobs.append(_Job(move, slot, self._tiers[move.source]))
+                jobs.append(CopyJob(move, slot, self._tiers[move.source]))
         if jobs:
             self._writer.submit(self._copy, jobs)
 
-    def _copy(self, jobs: list["_Job"]) -> None:
+    def _copy(self, jobs: list[CopyJob]) -> None:
         """In the writer's thread."""
         first = jobs[0].move
         failure: Exception | None = None
         try:
-            _fetch(self._tiers[first.source], jobs)
-            self._tiers[first.target].write_batch([job.record() for job in jobs if job.damage is None])
+            fetch(self._tiers[first.source], jobs)
+            if self._codec is not None:
+                for job in jobs:
+                    if job.move.encoding is not None:
+                        job.encode(self._codec)
+            self._tiers[first.target].write_batch([job.record() for job in jobs if job.is_good])
         except (TierFull, KVStoreError) as error:
             failure = error
         except Exception as error:
@@ -113,15 +109,16 @@ class Mover:
             failure = error
         self._reactor.call_soon(lambda: self._finish(jobs, failure))
 
-    def _finish(self, jobs: list["_Job"], failure: Exception | None) -> None:
+    def _finish(self, jobs: list[CopyJob], failure: Exception | None) -> None:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)
             self._rest(target)
         for job in jobs:
             move = job.move
-            is_done = failure is None and job.damage is None
-            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
+            is_done = failure is None and job.is_good
+            move.block.stays_raw |= job.is_refused
+            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
             if job.damage is not None:
                 log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
                 self._table.drop_copy(move.block, move.source)
@@ -147,7 +144,7 @@ class Mover:
                     log.exception("reading from %s failed", self._tiers[tier].name)
                     found = [error] * len(indexes)
                 for index, answer in zip(indexes, found, strict=True):
-                    answers[index] = answer
+                    answers[index] = answer or _check_decoded(reads[index])
             self._reactor.call_soon(lambda: done(answers))
 
         self._readers.submit(work)
@@ -172,12 +169,11 @@ class Mover:
         self._writer.shutdown(cancel_futures=True)
 
 
-def _fetch(tier: Tier, jobs: list[_Job]) -> None:
-    """Read the sources that cannot be looked at in place."""
-    if isinstance(tier, DramTier):
-        return
-    for job in jobs:
-        job.data = memoryview(bytearray(job.source.size_bytes))
-    answers = tier.read_batch_into([job.source for job in jobs], [job.data for job in jobs])
-    for job, answer in zip(jobs, answers, strict=True):
-        job.damage = answer
+def _check_decoded(read: SlowRead) -> Exception | None:
+    """What was decoded must be what this node, or the one before it on this folder, decoded when it wrote the value: its readers are told
+    that checksum, and other releases of torch may round otherwise."""
+    if read.loss is None or len(read.destination) == read.slot.size_bytes:
+        return None
+    if xxhash.xxh3_64_intdigest(read.destination) == read.loss.checksum:
+        return None
+    return ChecksumMismatch(f"{read.slot} does not decode to what it decoded to when it was written")

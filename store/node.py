@@ -14,20 +14,21 @@ from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
-from kvstore.protocol.errors import Broken, ConfigError, KVStoreError, ProtocolError
+from kvstore.protocol.errors import Broken, ConfigError, KVStoreError
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.answering import Answers
 from kvstore.store.asking import ask
-from kvstore.store.block import DRAM, HBM, NVME, TIERS, Block, from_recovered
+from kvstore.store.block import DRAM, NVME, TIERS, Block
 from kvstore.store.claims import Claims
-from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.config import NodeSettings
 from kvstore.store.copies import Copies
 from kvstore.store.engine import make_engine
 from kvstore.store.events import EventLog
 from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mover import Mover
+from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts import PutService
 from kvstore.store.reads import ReadService
@@ -36,9 +37,8 @@ from kvstore.store.service import NodeService
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.policies import make_policy
-from kvstore.tiers.tier import Tier
+from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.address import parse_address
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.discovery import Discovery
@@ -77,6 +77,7 @@ class Node:
         self._settings = settings
         self._transfer = transfer or TransferSettings()
         self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
+        self._codec = make_codec(settings.nvme_codec)
         self._tiers = open_tiers(settings)
         self._instance = new_instance()
         self._engine: TransferEngine | None = None
@@ -104,6 +105,7 @@ class Node:
             put_ttl_ns=int(settings.put_ttl_s * 1e9),
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
+            encoding_of=self._encoding if self._codec is not None else None,
         )
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
@@ -119,6 +121,7 @@ class Node:
             read_threads=settings.read_threads,
             tier_retry_s=settings.tier_retry_s,
             on_room=self._waiting.retry,
+            codec=self._codec,
         )
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
@@ -247,6 +250,13 @@ class Node:
             tier.close()
         self.reactor.close()
 
+    def _encoding(self, block: Block) -> Encoding | None:
+        """What a block of DRAM will be in NVMe, if it is encoded on its way."""
+        slot = block.slots[DRAM]
+        assert slot is not None
+        assert self._codec is not None
+        return self._codec.encoding(self._dram.view(slot))
+
     def _visible(self) -> list[Block]:
         return list(self._table.blocks())
 
@@ -312,6 +322,7 @@ class Node:
         """Tiers and counters as the master hears them."""
         tiers = []
         for index, tier, counts, blocks in self._table.levels():
+            encoded = self._table.encoded(index)
             tiers.append(
                 pb.TierStatus(
                     name=TIERS[index],
@@ -325,6 +336,11 @@ class Node:
                     promotions=counts.promotions,
                     prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
                     health=tier.health,
+                    codec=self._codec.name if self._codec is not None and index == NVME else "",
+                    logical_bytes=tier.used_bytes + encoded.value_bytes - encoded.stored_bytes,
+                    payload_bytes=encoded.payload_bytes,
+                    metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
+                    elements=encoded.elements,
                 )
             )
         counters = {
@@ -352,45 +368,3 @@ class _LinkHandler:
         self.frame = service.frame
         self.payload = service.payload
         self.closed = on_lost
-
-
-def check(settings: NodeSettings) -> None:
-    """Raises ConfigError or InvalidArgument for settings that contradict one another, or addresses that are none."""
-    if settings.low_watermark > settings.high_watermark:
-        raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
-    if parse_address(settings.listen).unix:
-        raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
-    if settings.advertise and parse_address(settings.advertise).unix:
-        raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
-
-
-def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
-    """The tiers that are configured, by index. Raises ConfigError; those already opened are closed then."""
-    tiers: dict[int, Tier] = {}
-    try:
-        tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages)
-        if settings.nvme:
-            folder, size_bytes = split_place(settings.nvme, "nvme")
-            tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
-        if settings.hbm:
-            from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
-
-            device, size_bytes = split_place(settings.hbm, "hbm")
-            tiers[HBM] = HbmTier(size_bytes, device)
-    except BaseException:
-        for tier in tiers.values():
-            tier.close()
-        raise
-    return tiers
-
-
-def readable_blocks(tier: Tier) -> list[Block]:
-    """What a durable tier held; a value whose tag cannot be read is given up."""
-    blocks = []
-    for found in tier.recover():
-        try:
-            blocks.append(from_recovered(found))
-        except ProtocolError as error:
-            log.warning("a stored block is given up: %s", error)
-            tier.free(found.slot)
-    return blocks

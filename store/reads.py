@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument
+from kvstore.protocol.errors import Corrupt, InvalidArgument
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Read, Release
@@ -41,7 +41,7 @@ class _Answer:
         self.statuses[index] = status
         self.tiers[index] = TIER_BITS[TIERS[tier]]
         self.sizes[index] = block.size_bytes
-        self.checksums[index] = block.checksum
+        self.checksums[index] = block.checksum_in(tier) if block.lossy else block.checksum
 
 
 class _Slow(NamedTuple):
@@ -117,7 +117,7 @@ class ReadService:
         assert source is not None
         slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
         destination = self._dram.view(slot) if slot is not None else memoryview(bytearray(block.size_bytes))
-        return _Slow(index, SlowRead(block, tier, source, destination), slot)
+        return _Slow(index, SlowRead(block, tier, source, destination, block.loss_of_copy(tier)), slot)
 
     def _point_at(self, session: Session, message: Read, answer: _Answer, index: int, block: Block) -> None:
         slot = block.slots[DRAM]
@@ -138,8 +138,8 @@ class ReadService:
         for (index, read, slot), result in zip(slow, results, strict=True):
             block = read.block
             if slot is not None:
-                self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None)
-            if isinstance(result, ChecksumMismatch):
+                self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None, loss=read.loss)
+            if isinstance(result, Corrupt):
                 log.warning("a block in %s is given up: %s", TIERS[read.tier], result)
                 self._table.corrupt_reads += 1
                 self._table.drop_copy(block, read.tier)
@@ -152,6 +152,7 @@ class ReadService:
                 answer.tiers[index] = TIER_BITS[TIERS[read.tier]]
             else:
                 answer.fill(index, INLINE, block, read.tier)
+                answer.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
                 answer.payload[index] = read.destination
                 answer.sent.append(block)
         self._reply(session, header, message, answer)

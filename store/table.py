@@ -8,32 +8,25 @@ A block is visible from `commit` until it is dropped. At most one block a key is
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.ended_puts import EndedPuts
 from kvstore.store.events import EventLog
-from kvstore.store.level import Level, TierCounts, is_evictable
+from kvstore.store.level import EncodedTotals, Level, TierCounts, is_evictable
+from kvstore.store.move import Move
 from kvstore.store.open_puts import OpenPuts, Put
 from kvstore.tiers.policy import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.value_codec import Encoding
 
 PROMOTE_AT_HITS = 2
 """A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
 
 Emit = Callable[[int, Block], None]
 """Called with (EVENT_..., block) for everything the master must hear, in order."""
-
-
-@dataclass(slots=True, eq=False)
-class Move:
-    """A planned copy of `block` from one tier to another; `block.moving` is set until `finish_move`."""
-
-    block: Block
-    source: int
-    target: int
-    slot: Slot
 
 
 class BlockTable:
@@ -49,16 +42,20 @@ class BlockTable:
         put_ttl_ns: int,
         high_watermark: float,
         low_watermark: float,
+        encoding_of: Callable[[Block], Encoding | None] | None = None,
     ) -> None:
-        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there."""
+        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
+
+        With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
+        """
         self._levels = {index: Level(index, tier, make_policy, high_watermark, low_watermark) for index, tier in sorted(tiers.items())}
         self._landing = self._levels[DRAM]
         self._emit = emit
+        self._encoding_of = encoding_of
         self.events = events
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
-        self._revoking: list[Put] = []
-        """Puts that are over, whose slots are still being written from another host."""
+        self._ended = EndedPuts(self._puts, self._landing.tier)
         self._clock = 0
         self._moves: list[Move] = []
         self.misses = 0
@@ -113,46 +110,17 @@ class BlockTable:
         self._emit(EVENT_GONE, block)
 
     def abort(self, put: Put) -> None:
-        """Forget the put and free its slot at once, for nobody but the writer knew of it; or, when it is being written from another host
-        right now, as soon as that has ended."""
-        self._puts.close(put)
-        self._landing.tier.quarantine(put.slot)
-        self._release_written(put)
-
-    def _release_written(self, put: Put) -> None:
-        """Free a quarantined slot once nobody can write it any more."""
-        if put.grant is None or put.grant.revoke():
-            self._landing.tier.release(put.slot)
-        else:
-            self._revoking.append(put)
+        """See EndedPuts, as for the next three."""
+        self._ended.abort(put)
 
     def expire(self, *, now_ns: int) -> int:
-        """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end
-        (`forget_owner`): a stopped process that goes on may still write through its mapping, and must not write into another block.
-        Those written from another host are free as soon as nothing is written any more."""
-        revoking, self._revoking = self._revoking, []
-        for put in revoking:
-            self._release_written(put)
-        expired = self._puts.expire(now_ns=now_ns)
-        for put in expired:
-            self._landing.tier.quarantine(put.slot)
-            if put.grant is not None:
-                self._puts.reclaim(put.put_id, put.owner)
-                self._release_written(put)
-        return len(expired)
+        return self._ended.expire(now_ns=now_ns)
 
     def settle(self, put_id: int, owner: object) -> None:
-        """The writer says that it is done with a put that is not open: an expired one's slot can be used again."""
-        put = self._puts.reclaim(put_id, owner)
-        if put is not None:
-            self._release_written(put)
+        self._ended.settle(put_id, owner)
 
     def forget_owner(self, owner: object) -> None:
-        """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again."""
-        for put in self._puts.of_owner(owner):
-            self.abort(put)
-        for put in self._puts.reclaim_all(owner):
-            self._release_written(put)
+        self._ended.forget_owner(owner)
 
     # --- reads ---
 
@@ -225,6 +193,8 @@ class BlockTable:
             self.drop(block)
             return
         self._levels[index].remove(block)
+        if block.lossy:
+            block.set_loss(index, None)
         block.slots[index] = None
         self._levels[index].tier.free(slot)
         self._emit(EVENT_MOVED, block)
@@ -273,11 +243,11 @@ class BlockTable:
         self._levels[index].is_suspended = is_suspended
 
     def _can_leave_now(self, block: Block, level: Level) -> bool:
-        return _has_copy_elsewhere(block, level.index) or self._lower(level.index) is None
+        return block.is_also_outside(level.index) or self._lower(level.index) is None
 
     def _evict(self, block: Block, level: Level) -> bool:
         """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
-        if _has_copy_elsewhere(block, level.index):
+        if block.is_also_outside(level.index):
             self.drop_copy(block, level.index)
             return True
         lower = self._lower(level.index)
@@ -289,8 +259,12 @@ class BlockTable:
 
     def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
         is_demotion = target.index > source.index
+        encoding = None
+        if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:
+            encoding = self._encoding_of(block)
+        size_bytes = block.size_bytes if encoding is None else encoding.size_bytes
         try:
-            slot = self._make_room(target, block.size_bytes, block.tenant, may_wait=is_demotion)
+            slot = self._make_room(target, size_bytes, block.tenant, may_wait=is_demotion)
         except KVStoreError:  # larger than that tier, or it just failed
             return False
         if slot is None:
@@ -299,7 +273,7 @@ class BlockTable:
         if is_demotion:
             block.leaving = source.index
             source.leaving_bytes += block.size_bytes
-        self._moves.append(Move(block, source.index, target.index, slot))
+        self._moves.append(Move(block, source.index, target.index, slot, encoding))
         return True
 
     def relieve(self) -> None:
@@ -315,7 +289,7 @@ class BlockTable:
             block = level.order.coldest(is_evictable)
             if block is None:
                 return
-            if _has_copy_elsewhere(block, level.index):
+            if block.is_also_outside(level.index):
                 self.drop_copy(block, level.index)
                 continue
             lower = self._lower(level.index)
@@ -335,8 +309,11 @@ class BlockTable:
         moves, self._moves = self._moves, []
         return moves
 
-    def finish_move(self, block: Block, source: int, target: int, slot: Slot, *, is_done: bool) -> None:
-        """A copy has been made, or could not be. A demoted block leaves its source unless it is being read again meanwhile."""
+    def finish_move(self, block: Block, source: int, target: int, slot: Slot, *, is_done: bool, loss: Loss | None = None) -> None:
+        """A copy has been made, or could not be. A demoted block leaves its source unless it is being read again meanwhile.
+
+        `loss`: the copy does not give what was put.
+        """
         was_leaving = block.leaving is not None
         self._stop_leaving(block)
         block.moving = False
@@ -346,6 +323,8 @@ class BlockTable:
                 self._free_quarantined(block)
             return
         block.slots[target] = slot
+        if loss is not None or block.lossy:
+            block.set_loss(target, loss)
         block.hits = 0
         self._levels[target].add(block)
         if not was_leaving:
@@ -368,15 +347,16 @@ class BlockTable:
         """Take over blocks found in NVMe at start; returns how many. Of two with one key the higher generation stays."""
         level, count = self._levels[NVME], 0
         for block in blocks:
-            old = self.find(block.tenant, block.key)
+            old, slot = self.find(block.tenant, block.key), block.slots[NVME]
+            assert slot is not None
             if old is not None and old.generation >= block.generation:
-                slot = block.slots[NVME]
-                assert slot is not None
                 level.tier.free(slot)
                 continue
             if old is not None:
                 self.drop(old)
                 count -= 1
+            # The tier cannot know the tenant of what it found.
+            block.slots[NVME] = replace(slot, group=level.tier.group(slot.size_bytes, tenant=block.tenant))
             self._show(block, level)
             count += 1
         return count
@@ -390,6 +370,9 @@ class BlockTable:
         """(index, tier, counts, blocks) of each tier that is there."""
         for index, level in self._levels.items():
             yield index, level.tier, level.counts, len(level)
+
+    def encoded(self, index: int) -> EncodedTotals:
+        return self._levels[index].encoded
 
     @property
     def open_puts(self) -> int:
@@ -407,12 +390,6 @@ class BlockTable:
             level.check_integrity()
             assert sum(block.slots[index] is not None for block in self.blocks()) == len(level)
         for block in self.blocks():
-            assert not block.is_gone
-            assert block.fastest() is not None
-            assert block.leaving is None or block.moving
+            block.check_integrity()
         self._puts.check_integrity()
-        assert all(put.grant is not None for put in self._revoking)
-
-
-def _has_copy_elsewhere(block: Block, index: int) -> bool:
-    return any(slot is not None for other, slot in enumerate(block.slots) if other != index)
+        self._ended.check_integrity()

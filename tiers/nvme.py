@@ -8,7 +8,10 @@ Two databases under one key, the block's id (8 bytes, big-endian, never used twi
 `checksum` is the xxh3_64 of the value and `digest` that of everything else (key, size, checksum, tag): LMDB notices no flipped bit,
 and one in a tag would give the right bytes to the wrong key.
 
-Capacity is counted in value bytes; what LMDB adds is the disk's affair: two pages for a value of 4 KiB, 1.004 times 1 MiB.
+The bytes may be an encoded value (tiers/value_codec.py): whoever reads it with room for the value itself gets it decoded. Size and
+checksum here are those of the bytes as they lie on the disk.
+
+Capacity is counted in these bytes; what LMDB adds is the disk's affair: two pages for a value of 4 KiB, 1.004 times 1 MiB.
 Appending (MDB_APPEND) and native integer keys were measured and make no difference; larger batches do: a commit costs 1 to 6 ms.
 """
 
@@ -25,6 +28,7 @@ import xxhash
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
+from kvstore.tiers.value_codec import decode_into
 
 MAX_VALUE_BYTES = 1 << 30
 MAX_TAG_BYTES = 4096
@@ -70,6 +74,7 @@ class NvmeTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
+        self._groups: dict[str, int] = {}
         self._unwritten: set[int] = set()
         """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, the writer removes."""
         self._freed: deque[bytes] = deque()
@@ -105,11 +110,15 @@ class NvmeTier(Tier):
             raise InvalidArgument(f"a value here has 1 to {min(MAX_VALUE_BYTES, self._capacity_bytes)} bytes, not {size_bytes}")
         if size_bytes > self.free_bytes:
             raise TierFull(f"{size_bytes} bytes wanted, {self.free_bytes} free")
-        slot = Slot(self._next_id, self._environment.openings, size_bytes)
+        slot = Slot(self._next_id, self._environment.openings, size_bytes, self.group(size_bytes, tenant=tenant))
         self._next_id += 1
         self._unwritten.add(slot.index)
         self._take(slot)
         return slot
+
+    def group(self, size_bytes: int, *, tenant: str = "") -> int:
+        """One a tenant: any slot makes room for any value, but keys are told apart within a tenant only. Recovered slots are in group 0."""
+        return self._groups.setdefault(tenant, len(self._groups))
 
     def write_batch(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -225,8 +234,11 @@ class NvmeTier(Tier):
             self._require(slot)
         except StaleHandle as stale:
             return stale
+        stored = destination
         if destination.nbytes != slot.size_bytes:
-            return InvalidArgument(f"{destination.nbytes} bytes for a slot of {slot.size_bytes}")
+            if destination.nbytes < slot.size_bytes:
+                return InvalidArgument(f"{destination.nbytes} bytes for a slot of {slot.size_bytes}")
+            stored = memoryview(bytearray(slot.size_bytes))
         key = _key(slot.index)
         raw = transaction.get(key, db=self._environment.headers)
         if raw is None:
@@ -235,10 +247,10 @@ class NvmeTier(Tier):
         value = transaction.get(key, db=self._environment.values)
         if header is None or value is None or len(value) != slot.size_bytes:
             return ChecksumMismatch(f"{slot} has a damaged header or length")
-        _copy(value, destination)
-        if xxhash.xxh3_64_intdigest(destination) != header[1]:
+        _copy(value, stored)
+        if xxhash.xxh3_64_intdigest(stored) != header[1]:
             return ChecksumMismatch(f"{slot} does not hold the bytes that were written")
-        return None
+        return None if stored is destination else decode_into(stored, destination)
 
     def _first_unused_id(self) -> int:
         with self._environment.read() as transaction:

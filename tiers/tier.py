@@ -115,10 +115,11 @@ class Tier(ABC):
 
     @abstractmethod
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        """Copy each slot's bytes into its destination (writable, exactly `size_bytes` long); one answer a slot.
+        """Copy each slot's bytes into its destination (writable, exactly `size_bytes` long); one answer a slot. A tier that can hold
+        encoded values (NVMe) decodes into a destination that is larger.
 
-        None: the bytes are there (and verified, where the tier is durable). Else why not: StaleHandle, ChecksumMismatch,
-        TierFailed; that destination's content is undefined. One bad slot does not fail its neighbours.
+        None: the bytes are there (and verified, where the tier is durable). Else why not: StaleHandle, ChecksumMismatch, Corrupt (it does
+        not decode), TierFailed; that destination's content is undefined. One bad slot does not fail its neighbours.
         """
 
     @abstractmethod

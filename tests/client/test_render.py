@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console, RenderableType
 
-from kvstore.client.render import bar, duration, nodes_table, percent, rate, status_lines, tiers_table
+from kvstore.client.render import bar, duration, effective_bits, nodes_table, percent, rate, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
 
 DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")
@@ -94,3 +94,47 @@ def test_a_failing_tier_a_dead_node_and_absent_hbm_are_said() -> None:
     assert "nvme: no space left" in shown
     assert "b is dead" in shown
     assert "a has no HBM tier" in shown
+
+
+KIB = 1 << 10
+QUANTISED = pb.TierStatus(
+    name="nvme",
+    capacity_bytes=8 << 20,
+    used_bytes=500 * KIB,
+    health="ok",
+    codec="int4/64",
+    logical_bytes=1100 * KIB,
+    payload_bytes=160 * KIB,
+    metadata_bytes=40 * KIB,
+    elements=320 * KIB,
+)
+
+
+def with_tier(tier: pb.TierStatus) -> pb.StatusReply:
+    found = pb.StatusReply()
+    found.CopyFrom(STATUS)
+    found.nodes[1].tiers.append(tier)
+    return found
+
+
+def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metadata() -> None:
+    shown = text(tiers_table(with_tier(QUANTISED)))
+    row = next(line for line in shown.splitlines() if "int4/64" in line)
+    assert row.split() == ["a", "nvme", "int4/64", "1.1", "MiB", "200", "KiB", "160", "KiB", "40", "KiB", "5.00"]
+    assert "int4/64: 200 KiB for 800 KiB of values, 5.00 bits an element" in text(status_lines(with_tier(QUANTISED)))
+
+
+def test_values_that_a_former_codec_left_are_shown_and_an_empty_tier_has_no_bits() -> None:
+    former = pb.TierStatus()
+    former.CopyFrom(QUANTISED)
+    former.codec = ""
+    assert "none any more: 200 KiB" in text(status_lines(with_tier(former)))
+    assert " -  " in text(tiers_table(with_tier(former)))
+    fresh = pb.TierStatus(name="nvme", capacity_bytes=1, health="ok", codec="int8")
+    assert text(tiers_table(with_tier(fresh))).splitlines()[6].split()[-1] == "-"
+    assert effective_bits(0, 0) is None
+
+
+def test_without_a_codec_nothing_is_said_of_one() -> None:
+    assert "quantised" not in text(status_lines(STATUS))
+    assert "codec" not in text(tiers_table(STATUS))

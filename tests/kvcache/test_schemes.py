@@ -9,7 +9,9 @@ SHAPE = {"tokens": 128, "head_dim": 128, "dtype_bytes": 2}
 ELEMENTS = 128 * 128
 
 
-@pytest.mark.parametrize("name", ["none", "fp8-tensor", "fp8-head", "int8", "int8a", "int4/16", "int2/128", "k=int4/64,v=int2/32", "k=none,v=int8"])
+@pytest.mark.parametrize(
+    "name", ["none", "fp8-tensor", "fp8-head", "int8", "int8a", "int4/16", "int2/128", "k=int4/64,v=int2/32", "k=none,v=int8"]
+)
 def test_a_name_is_parsed_to_its_scheme(name: str) -> None:
     assert CacheScheme.parse(name).name == name
 
@@ -19,7 +21,9 @@ def test_k_and_v_alike_have_one_name() -> None:
     assert CacheScheme.parse("fp8") == CacheScheme.parse("fp8-head")
 
 
-@pytest.mark.parametrize("text", ["", "int3", "int4", "int4/48", "int4/x", "int8/32", "k=int8", "k=int8,v=", "k=int8,v=fp9", "v=int8,k=int8"])
+@pytest.mark.parametrize(
+    "text", ["", "int3", "int4", "int4/48", "int4/x", "int8/32", "k=int8", "k=int8,v=", "k=int8,v=fp9", "v=int8,k=int8"]
+)
 def test_an_unknown_name_is_refused_with_the_list_of_what_there_is(text: str) -> None:
     with pytest.raises(ConfigError, match=r"there are none, fp8-tensor, .*int4/G.*G = 16, 32, 64, 128.*k=int4/64,v=int2/32"):
         CacheScheme.parse(text)
@@ -27,7 +31,7 @@ def test_an_unknown_name_is_refused_with_the_list_of_what_there_is(text: str) ->
 
 @pytest.mark.parametrize(("kind", "group"), [("int3", 0), ("int4", 0), ("int2", 8), ("int8", 32), ("none", 16)])
 def test_a_scheme_that_there_is_not_is_refused(kind: str, group: int) -> None:
-    with pytest.raises(InvalidArgument, match="there are|have groups of"):
+    with pytest.raises(InvalidArgument, match=r"there are|have groups of"):
         Scheme(kind, group)
 
 
@@ -69,7 +73,9 @@ def test_int4_takes_32_bits_a_group_on_top(group: int, bits: float) -> None:
 
 
 def test_keys_need_block_tokens_that_groups_divide() -> None:
-    with pytest.raises(InvalidArgument, match=r"int4/32 of K .* multiple of 32, not 16: use block_tokens of 32 or a multiple, or int4/16, int8, fp8"):
+    with pytest.raises(
+        InvalidArgument, match=r"int4/32 of K .* multiple of 32, not 16: use block_tokens of 32 or a multiple, or int4/16, int8, fp8"
+    ):
         Scheme("int4", 32).record_bytes(True, tokens=16, head_dim=128, dtype_bytes=2)
     assert Scheme("int4", 32).record_bytes(False, tokens=16, head_dim=128, dtype_bytes=2) == 16 * 64 + 16 * 4 * 4
 

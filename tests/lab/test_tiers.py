@@ -17,7 +17,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.store import table
 from kvstore.store.block import DRAM, NVME
 from kvstore.store.config import NodeSettings
-from kvstore.store.table import Move
+from kvstore.store.move import Move
 from kvstore.tiers.policies import POLICIES, Clock, make_policy
 from kvstore.tiers.policy import EvictionPolicy
 from tests.lab.prompts import prompts, requests

@@ -57,10 +57,10 @@ class Served:
         dram_bytes: int = 1 << 20,
         tokens: Mapping[str, bytes] | None = None,
         engine: TransferEngine | None = None,
-        **options: int,
+        **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
-        self.store = Store(dram_bytes, folder=folder / "nvme", **options)  # type: ignore[arg-type]
+        self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.reactor = Reactor()
         self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
         self.store.table._emit = self.publisher.emit
@@ -74,6 +74,7 @@ class Served:
             read_threads=1,
             tier_retry_s=3600,
             on_room=self.waiting.retry,
+            codec=self.store.codec,
         )
         self.answers = Answers()
         self.claims = Claims(self.store.table, self.answers, self.publisher)
@@ -270,7 +271,7 @@ class Master:
 
 @contextlib.contextmanager
 def served(
-    folder: Path, *, tokens: Mapping[str, bytes] | None = None, engine: TransferEngine | None = None, **options: int
+    folder: Path, *, tokens: Mapping[str, bytes] | None = None, engine: TransferEngine | None = None, **options: Any
 ) -> Iterator[Served]:
     node = Served(folder, tokens=tokens, engine=engine, **options)
     try:

@@ -6,12 +6,15 @@ from pathlib import Path
 import xxhash
 
 from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.copy_job import CopyJob, fetch
 from kvstore.store.events import EventLog
+from kvstore.store.move import Move
 from kvstore.store.open_puts import Put
-from kvstore.store.table import BlockTable, Move
+from kvstore.store.table import BlockTable
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies import make_policy
-from kvstore.tiers.tier import Record, Tier
+from kvstore.tiers.tier import Tier
+from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme
 
 PUT_TTL_NS = 1000
@@ -61,6 +64,7 @@ class Store:
         policy: str = "lru",
         high: float = 1.0,
         low: float = 1.0,
+        codec: str = "none",
     ) -> None:
         self.dram = DramTier(dram_bytes, slab_bytes=slab_bytes)
         self.tiers: dict[int, Tier] = {DRAM: self.dram}
@@ -70,6 +74,9 @@ class Store:
             assert folder is not None
             self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
         self.events: list[tuple[int, Block, int]] = []
+        self.codec = make_codec(codec)
+        self.values: dict[int, bytes] = {}
+        """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
         self.now_us = 0
         """The wall clock of recorded events."""
         self.table = BlockTable(
@@ -80,8 +87,27 @@ class Store:
             put_ttl_ns=PUT_TTL_NS,
             high_watermark=high,
             low_watermark=low,
+            encoding_of=self._encoding if self.codec is not None else None,
         )
         self._generation = 0
+
+    def _encoding(self, block: Block) -> Encoding | None:
+        slot = block.slots[DRAM]
+        assert slot is not None
+        assert self.codec is not None
+        return self.codec.encoding(self.dram.view(slot))
+
+    def value_of(self, block: Block) -> bytes:
+        return self.values.get(block.generation) or value_of(block)
+
+    def put_tensor(self, name: str, value: bytes) -> Block:
+        """Put that value, which is known to fit now."""
+        self.next_value(value)
+        return self.put(name, len(value))
+
+    def next_value(self, value: bytes) -> None:
+        """The next block that is made has this value."""
+        self.values[self._generation + 1] = value
 
     def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
         """A new block that is nowhere yet, of a generation of its own."""
@@ -99,11 +125,11 @@ class Store:
         return put, writer
 
     def write(self, put: Put) -> None:
-        self.dram.view(put.slot)[:] = value_of(put.block)
+        self.dram.view(put.slot)[:] = self.value_of(put.block)
 
     def commit(self, put: Put) -> Block:
         self.write(put)
-        return self.table.commit(put, xxhash.xxh3_64_intdigest(value_of(put.block)))
+        return self.table.commit(put, xxhash.xxh3_64_intdigest(self.value_of(put.block)))
 
     def put(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
         """Put a block that is known to fit now."""
@@ -115,19 +141,32 @@ class Store:
         put = self.open(name, size_bytes, tenant=tenant)
         return self.commit(put) if put is not None else None
 
-    def copy(self, move: Move) -> bool:
-        """What the mover does in its thread. False: the source cannot be read any more."""
+    def begin(self, move: Move) -> CopyJob | None:
+        """What the mover does before it hands the copy to its thread. None: the source is not there any more."""
         source = move.block.slots[move.source]
-        if source is None or move.block.is_gone:
-            return False
-        data = bytearray(move.block.size_bytes)
-        assert self.tiers[move.source].read_batch_into([source], [memoryview(data)]) == [None]
-        self.tiers[move.target].write_batch([Record(move.slot, data, move.block.checksum, move.block.tag())])
-        return True
+        return CopyJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_gone else None
+
+    def copy(self, job: CopyJob) -> None:
+        """What the mover does in its thread."""
+        fetch(self.tiers[job.move.source], [job])
+        assert job.damage is None
+        if job.move.encoding is not None:
+            assert self.codec is not None
+            job.encode(self.codec)
+        if job.is_good:
+            self.tiers[job.move.target].write_batch([job.record()])
 
     def finish(self, move: Move, *, is_done: bool = True) -> None:
-        is_done = is_done and self.copy(move)
-        self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
+        job = self.begin(move) if is_done else None
+        if job is not None:
+            self.copy(job)
+        self.end(move, job)
+
+    def end(self, move: Move, job: CopyJob | None) -> None:
+        """Tell the table what became of the copy, as the mover would; None: nothing."""
+        move.block.stays_raw |= job is not None and job.is_refused
+        is_done, loss = (job.is_good, job.loss) if job is not None else (False, None)
+        self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=loss)
 
     def settle(self) -> None:
         """Make every planned copy, as the mover would, until no more are planned."""

@@ -13,12 +13,13 @@ from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import Flags
 from kvstore.store import copies
-from kvstore.store.block import Block
+from kvstore.store.block import DRAM, Block
 from kvstore.store.fetching import Source, Wanted, fetch
 from kvstore.transfer.address import host_id
 from kvstore.transfer.deadline import Deadline
 from tests.store.engines import eventually
 from tests.store.served import Client, Master, Served, digest, in_background, served
+from tests.store.tensors import after, tensor_value
 
 KIB = 1024
 VALUES = {f"k{number}": bytes([number]) * (700 + 100 * number) for number in range(40)}
@@ -339,7 +340,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, self._open = threading.Event(), threading.Event()
 
-        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline) -> list[KVStoreError | None]:
+        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline) -> list[int | KVStoreError]:
             self._begun.set()
             assert self._open.wait(10)
             return fetch(source, hello, wanted, deadline)  # type: ignore[arg-type]
@@ -486,3 +487,33 @@ def test_orders_of_a_tenant_without_a_token_are_refused_whole(pair: Pair) -> Non
     answer = pair.master.ask(pair.order(["k0"]))
     assert not isinstance(answer, Flags)
     assert "no token of tenant 'red' is known here" in str(answer)
+
+
+def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = tensor_value(1)
+    monkeypatch.setitem(VALUES, "tensor", value)
+    (tmp_path / "s").mkdir()
+    (tmp_path / "t").mkdir()
+    with (
+        served(tmp_path / "s", dram_bytes=1 << 20, nvme_bytes=1 << 20, codec="fp8-head") as source,
+        served(tmp_path / "t", dram_bytes=1 << 20, nvme_bytes=1 << 20, codec="int8") as target,
+    ):
+        pair = Pair(source, target)
+        source.demote("tensor", "k1")
+        assert pair.copy("tensor", "k1", "k2") == [1, 1, 1]
+        block = pair.blocks()["tensor"]
+        assert (block.size_bytes, block.checksum, block.generation) == (len(value), digest(value), 1), "as the master knows it"
+        assert block.checksum_in(DRAM) == digest(after("fp8-head", value))
+        assert not pair.blocks()["k1"].lossy
+        client = target.connect()
+        assert client.read("tensor", "k1", inline_bytes=1 << 20)[1] == [after("fp8-head", value), VALUES["k1"]]
+        for _ in range(2):  # the target's own codec would change it once more, so it is refused
+            target.call(lambda: target.store.table._evict(block, target.store.table._landing))
+            target.settled()
+        assert block.tier_mask() == 4
+        assert client.read("tensor")[1] == [after("fp8-head", value)]
+        client.close()
+        pair.check()
+        pair.master.close()

@@ -3,7 +3,7 @@
 import hashlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,8 +60,12 @@ class Room:
         return [bytes(memory) for memory in self.memory]
 
 
-def kinds(answers: list[KVStoreError | None]) -> list[type | None]:
-    return [None if answer is None else type(answer) for answer in answers]
+def kinds(answers: Sequence[int | KVStoreError]) -> list[type]:
+    return [type(answer) for answer in answers]
+
+
+def digests(*names: str) -> list[int]:
+    return [digest(VALUES[name]) for name in names]
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["this host", "another host"])
@@ -69,7 +73,7 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
     """Over the one that is right: the other one is none."""
     source = source_of(node, tcp=NOWHERE) if host is None else source_of(node, unix="/nowhere", host=host)
     room = Room(*VALUES)
-    assert fetch(source, HELLO, room.wanted, Deadline(TIMEOUT_S)) == [None] * 3
+    assert fetch(source, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
     assert room.values() == list(VALUES.values())
     assert not node.call(lambda: len(node.leases))
 
@@ -77,14 +81,14 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
 def test_what_left_dram_comes_from_below(node: Served) -> None:
     node.demote("a")
     room = Room("a", "b")
-    assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == [None, None]
+    assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a", "b")
     assert room.values() == [VALUES["a"], VALUES["b"]]
 
 
 @pytest.mark.parametrize("unix", ["/nowhere", ""], ids=["refused", "none"])
 def test_where_the_hosts_own_socket_is_not_to_be_had_tcp_does(node: Served, unix: str) -> None:
     room = Room("a")
-    assert fetch(source_of(node, unix=unix), HELLO, room.wanted, Deadline(TIMEOUT_S)) == [None]
+    assert fetch(source_of(node, unix=unix), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a")
     assert room.values() == [VALUES["a"]]
 
 
@@ -97,7 +101,7 @@ def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_on
 
     node.call(drop)
     wanted = [Room("a", generation=2).wanted[0], Room("b").wanted[0], Room("c").wanted[0], Room("a", checksum=7).wanted[0]]
-    assert kinds(fetch(source_of(node), HELLO, wanted, Deadline(TIMEOUT_S))) == [StaleHandle, None, StaleHandle, ChecksumMismatch]
+    assert kinds(fetch(source_of(node), HELLO, wanted, Deadline(TIMEOUT_S))) == [StaleHandle, int, StaleHandle, ChecksumMismatch]
     assert bytes(wanted[1].destination) == VALUES["b"]
 
 
@@ -112,18 +116,18 @@ def test_a_source_that_is_not_there_is_unavailable(node: Served) -> None:
 
 
 def test_with_tokens_a_node_shows_its_pass_for_the_source_and_the_masters_epoch(tmp_path: Path) -> None:
-    digests = {"red": hashlib.sha256(b"secret").digest()}
-    with served(tmp_path, tokens=digests) as node:
+    tokens = {"red": hashlib.sha256(b"secret").digest()}
+    with served(tmp_path, tokens=tokens) as node:
         client = node.connect(token="secret")
         client.put(VALUES)
         client.close()
         node.service.master_epoch = 3
 
-        def attempt(source: int, epoch: int, token: str = "") -> list[KVStoreError | None]:
-            shown = token or node_pass(digests, "red", master_epoch=epoch, source=source)
+        def attempt(source: int, epoch: int, token: str = "") -> list[int | KVStoreError]:
+            shown = token or node_pass(tokens, "red", master_epoch=epoch, source=source)
             return fetch(source_of(node), Hello(ROLE_NODE, "red", shown, "asker", epoch), Room("a").wanted, Deadline(TIMEOUT_S))
 
-        assert attempt(5, 3) == [None]
+        assert attempt(5, 3) == digests("a")
         with pytest.raises(Unauthorized):
             attempt(6, 3)
         with pytest.raises(Unauthorized):

@@ -12,11 +12,10 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.settings import Size
-from kvstore.store.block import Block
 from kvstore.store.config import NodeSettings
-from kvstore.store.node import Node, open_tiers, readable_blocks
+from kvstore.store.node import Node
 from kvstore.tiers.nvme import NvmeTier
-from kvstore.tiers.tier import Record, Recovered
+from kvstore.tiers.tier import Recovered
 from kvstore.transfer import netlink
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine
@@ -51,6 +50,9 @@ def open_fds() -> int:
         {"master": "nonsense"},
         {"hbm": "nodevice:1MiB"},
         {"nvme": "/proc/nowhere:1MiB"},
+        {"nvme_codec": "fp9"},
+        {"nvme_codec": "int4/7"},
+        {"nvme_codec": "int8", "nvme": ""},
     ],
     ids=str,
 )
@@ -166,26 +168,3 @@ def test_without_a_name_a_node_is_called_by_host_and_port(settings: NodeSettings
     places = node.start()
     assert places.name == f"{socket.gethostname()}:{places.tcp.rpartition(':')[2]}"
     node.close()
-
-
-def test_a_value_whose_tag_is_not_ours_is_given_up_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    block = Block("red", b"a", 3, 7)
-    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    tier.write_batch([Record(tier.allocate(3), b"abc", 1, tag) for tag in (block.tag(), b"nonsense")])
-    tier.close()
-    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    (found,) = readable_blocks(tier)
-    assert (found.key, found.generation) == (b"a", 7)
-    assert tier.used_bytes == 3
-    assert "given up" in caplog.text
-    tier.close()
-    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    assert len(readable_blocks(tier)) == 1
-    tier.close()
-
-
-def test_tiers_that_were_opened_are_closed_when_another_cannot_be(settings: NodeSettings) -> None:
-    with pytest.raises(ConfigError):
-        open_tiers(replace(settings, hbm="nodevice:1MiB"))
-    for tier in open_tiers(settings).values():
-        tier.close()

@@ -2,7 +2,6 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import xxhash
 from hypothesis import HealthCheck, settings
@@ -10,22 +9,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
-from kvstore.store.block import DRAM, HBM, NVME, Block
+from kvstore.store.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.copy_job import CopyJob
 from kvstore.store.level import is_evictable
+from kvstore.store.move import Move
 from kvstore.store.open_puts import Put
-from kvstore.store.table import Move
-from kvstore.tiers.tier import Record, Slot
-from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store, value_of
+from kvstore.tiers.tier import Slot
+from kvstore.tiers.value_codec import make_codec
+from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store
+from tests.store.tensors import after, tensor_value
 
 KEYS = st.sampled_from("abcdefgh")
 TENANTS = st.sampled_from(["red", "blue"])
-SIZES = st.sampled_from([100, 100, 100, 250, 700])
+SIZES = st.sampled_from([300, 300, 300, 700, 1500])
 OWNERS = st.sampled_from(["one", "two"])
+TENSOR = (1, 2, 1, 16, 16)
+"""Shape of tensor values: 1,088 bytes, 640 of them by int8."""
+CODECS = ("int8", "int4/16")
+SEEDS = st.integers(0, 20)
 PICK = st.integers(0, 1 << 16)
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Writers write when they like, also after their put expired; readers look again before they let go; copies end late or fail."""
+    """Writers write when they like, also after their put expired; readers look again before they let go; copies end late or fail.
+
+    With a codec, tensor values are encoded on their way to NVMe, and the codec may change.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,24 +46,27 @@ class TableMachine(RuleBasedStateMachine):
         """Writers on other hosts of puts that are open, or over while something is still being written."""
         self.lingering: list[RemoteWriter] = []
         """Those of them whose puts are over."""
-        self.readers: list[tuple[Block, memoryview | None]] = []
-        self.moves: list[tuple[Move, memoryview | None]] = []
-        self.promotions: list[tuple[Block, int, Slot]] = []
+        self.readers: list[tuple[Block, memoryview | None, bytes]] = []
+        """With the slot's memory, and what was in it."""
+        self.moves: list[tuple[Move, CopyJob | None]] = []
+        self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
         self.visible: dict[tuple[str, str], Block] = {}
         self.heard: dict[Block, int] = {}
 
     @initialize(
         policy=st.sampled_from(["lru", "lfu", "sieve"]),
-        hbm_bytes=st.sampled_from([0, 300]),
-        nvme_bytes=st.sampled_from([0, 600, 20_000]),
-        slab_bytes=st.sampled_from([100, 500, 4096]),
+        hbm_bytes=st.sampled_from([0, 1500]),
+        nvme_bytes=st.sampled_from([0, 1400, 40_000]),
+        slab_bytes=st.sampled_from([100, 1100, 4096]),
         high=st.sampled_from([1.0, 0.6]),
+        codec=st.sampled_from(["none", "int8", "int8"]),
     )
-    def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float) -> None:
-        self.has_nvme, self.nvme_is_large = bool(nvme_bytes), nvme_bytes > 10_000
+    def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float, codec: str) -> None:
+        self.has_codec = codec != "none"
+        self.has_nvme, self.nvme_is_large = bool(nvme_bytes), nvme_bytes > 20_000
         self.was_suspended = False
         self.store = Store(
-            1200,
+            3300,
             hbm_bytes=hbm_bytes,
             nvme_bytes=nvme_bytes,
             folder=Path(self.folder.name),
@@ -62,14 +74,19 @@ class TableMachine(RuleBasedStateMachine):
             policy=policy,
             high=high,
             low=high / 2,
+            codec=codec,
         )
         self.table = self.store.table
 
     # --- writers ---
 
-    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS, is_remote=st.booleans())
-    def open(self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool) -> None:
+    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS, is_remote=st.booleans(), is_tensor=st.booleans(), seed=SEEDS)
+    def open(self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int) -> None:
         if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
+            if is_tensor:
+                value = tensor_value(seed, TENSOR, dtype="float16")
+                self.store.next_value(value)
+                size_bytes = len(value)
             put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
             if put is not None:
                 self.puts.append(put)
@@ -105,6 +122,17 @@ class TableMachine(RuleBasedStateMachine):
         block = self.store.commit(put)
         self.visible[block.tenant, block.key.decode()] = block
         self.hear()
+
+    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, is_tensor=st.booleans(), seed=SEEDS)
+    def put(self, key: str, tenant: str, size_bytes: int, is_tensor: bool, seed: int) -> None:
+        """At once; and again if room was made."""
+        for _ in range(2):
+            opened = len(self.puts)
+            self.open(key, tenant, size_bytes, "one", False, is_tensor, seed)
+            if len(self.puts) > opened:
+                self.commit(opened)
+                return
+            self.settle_moves()
 
     @precondition(lambda self: self.puts)
     @rule(pick=PICK)
@@ -146,7 +174,8 @@ class TableMachine(RuleBasedStateMachine):
         if block is not None:
             self.table.acquire(block)
             slot = block.slots[DRAM]
-            self.readers.append((block, self.store.dram.view(slot) if slot is not None else None))
+            view = self.store.dram.view(slot) if slot is not None else None
+            self.readers.append((block, view, bytes(view or b"")))
             if slot is not None:
                 self.table.warm(block)
             elif self.table.wants_promotion(block):
@@ -162,20 +191,36 @@ class TableMachine(RuleBasedStateMachine):
             assert data is not None
             self.store.dram.view(slot)[:] = data
             self.table.acquire(block)
-            self.promotions.append((block, tier, slot))
+            self.promotions.append((block, tier, slot, block.loss_of_copy(tier)))
 
     @precondition(lambda self: self.readers)
     @rule(pick=PICK)
     def release(self, pick: int) -> None:
-        block, view = self.readers.pop(pick % len(self.readers))
-        assert view is None or bytes(view) == value_of(block), "the slot was reused under a reader"
+        block, view, was = self.readers.pop(pick % len(self.readers))
+        assert view is None or bytes(view) == was, "the slot was reused under a reader"
         self.table.release(block)
+
+    @precondition(lambda self: any(block.slots[DRAM] is None for block in self.visible.values()))
+    @rule(pick=PICK, loses_nvme=st.booleans())
+    def read_up(self, pick: int, loses_nvme: bool) -> None:
+        """A block below DRAM is read until it is in DRAM, if there is room; then, it may be, there only."""
+        below = [place for place, block in self.visible.items() if block.slots[DRAM] is None]
+        tenant, key = below[pick % len(below)]
+        for _ in range(2):
+            self.read(key, tenant)
+            self.release(len(self.readers) - 1)
+        block = self.visible[tenant, key]
+        if self.promotions and self.promotions[-1][0] is block:
+            self.end_promotion(len(self.promotions) - 1, True)
+            if loses_nvme:
+                self.table.drop_copy(block, NVME)
+                self.hear()
 
     @precondition(lambda self: self.promotions)
     @rule(pick=PICK, is_done=st.booleans())
     def end_promotion(self, pick: int, is_done: bool) -> None:
-        block, tier, slot = self.promotions.pop(pick % len(self.promotions))
-        self.table.finish_move(block, tier, DRAM, slot, is_done=is_done)
+        block, tier, slot, loss = self.promotions.pop(pick % len(self.promotions))
+        self.table.finish_move(block, tier, DRAM, slot, is_done=is_done, loss=loss)
         self.table.release(block)
         self.hear()
 
@@ -209,6 +254,12 @@ class TableMachine(RuleBasedStateMachine):
             self.table.suspend(index, is_suspended=is_suspended)
             self.was_suspended |= index == NVME
 
+    @precondition(lambda self: self.has_codec and not self.moves and not self.table._moves)
+    @rule(name=st.sampled_from(CODECS))
+    def change_codec(self, name: str) -> None:
+        """As a restart may; what has been encoded must not change with it."""
+        self.store.codec = make_codec(name)
+
     @rule()
     def relieve(self) -> None:
         self.table.relieve()
@@ -216,26 +267,52 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def take_moves(self) -> None:
-        for move in self.table.take_moves():
-            slot = move.block.slots[move.source]
-            is_mappable = move.source == DRAM and not move.block.is_gone and slot is not None
-            self.moves.append((move, self.store.dram.view(slot) if is_mappable and slot is not None else None))
+        self.moves += [(move, self.store.begin(move)) for move in self.table.take_moves()]
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK, is_done=st.booleans())
     def end_move(self, pick: int, is_done: bool) -> None:
-        move, view = self.moves.pop(pick % len(self.moves))
-        data: Any = view
-        if view is not None:
-            assert bytes(view) == value_of(move.block), "the source was reused under its copy"
+        move, job = self.moves.pop(pick % len(self.moves))
+        if job is not None and move.source == DRAM:
+            assert xxhash.xxh3_64_intdigest(job.data) == job.checksum, "the source was reused under its copy"
         elif move.block.is_gone:
             is_done = False
-        else:
-            data = self.store.bytes_of(move.block, move.source)
-        if is_done:
-            self.store.tiers[move.target].write_batch([Record(move.slot, data, move.block.checksum, move.block.tag())])
-        self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done)
+        if job is not None and is_done:
+            self.store.copy(job)
+        self.store.end(move, job if is_done else None)
         self.hear()
+
+    @rule()
+    def settle_moves(self) -> None:
+        """What is planned is done at once."""
+        self.take_moves()
+        while self.moves:
+            self.end_move(0, True)
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK)
+    def evict(self, pick: int) -> None:
+        """A block leaves DRAM, as if its room were needed."""
+        block = list(self.visible.values())[pick % len(self.visible)]
+        if block.slots[DRAM] is not None and is_evictable(block):
+            self.table._evict(block, self.table._landing)
+            self.hear()
+
+    @precondition(lambda self: self.has_codec and self.visible)
+    @rule(pick=PICK, name=st.sampled_from(CODECS))
+    def wear(self, pick: int, name: str) -> None:
+        """Down, up, given up below, and down again, with another codec: the way on which a value could change twice."""
+        place = list(self.visible)[pick % len(self.visible)]
+        for codec in (None, name):
+            if codec is not None and not self.moves and not self.table._moves:
+                self.change_codec(codec)
+            self.settle_moves()
+            if place in self.visible:
+                self.evict(list(self.visible).index(place))
+                self.settle_moves()
+            below = [one for one, block in self.visible.items() if block.slots[DRAM] is None]
+            if place in below:
+                self.read_up(below.index(place), codec is None)
 
     # --- what always holds ---
 
@@ -262,9 +339,15 @@ class TableMachine(RuleBasedStateMachine):
             writer.scribble()
         assert {(block.tenant, block.key.decode()): block for block in self.table.blocks()} == self.visible
         for block in self.visible.values():
-            assert block.checksum == xxhash.xxh3_64_intdigest(value_of(block))
+            value = self.store.value_of(block)
+            assert (block.size_bytes, block.checksum) == (len(value), xxhash.xxh3_64_intdigest(value)), "as it was put"
             for tier in self.store.tiers:
-                assert self.store.bytes_of(block, tier) in (None, value_of(block))
+                found = self.store.bytes_of(block, tier)
+                loss = block.loss_in(tier)
+                is_tensor = block.generation in self.store.values
+                assert loss is None or found in [after(codec, value) for codec in CODECS if is_tensor]
+                assert loss is not None or found in (None, value)
+                assert found is None or block.checksum_in(tier) == xxhash.xxh3_64_intdigest(found)
 
     @invariant()
     def the_master_would_know_exactly_what_is_there(self) -> None:
@@ -275,7 +358,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.check_integrity()
         dram = self.store.dram
         moves = [move for move, _ in self.moves] + self.table._moves
-        held = {block for block, _ in self.readers} | {move.block for move in moves} | {block for block, _, _ in self.promotions}
+        held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
         waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering))
         assert self.table.open_puts == len(self.puts)
@@ -290,10 +373,10 @@ class TableMachine(RuleBasedStateMachine):
         self.take_moves()
         for move, _ in self.moves:
             self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
-        for block, tier, slot in self.promotions:
+        for block, tier, slot, _ in self.promotions:
             self.table.finish_move(block, tier, DRAM, slot, is_done=False)
             self.table.release(block)
-        for block, _ in self.readers:
+        for block, _, _ in self.readers:
             self.table.release(block)
         for owner in ("one", "two"):
             self.forget_owner(owner)

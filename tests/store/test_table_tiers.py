@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.block import DRAM, HBM, NVME
+from kvstore.store.opening import readable_blocks
 from tests.store.tables import Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -50,6 +53,39 @@ def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
         tier = block.fastest()
         assert tier is not None
         assert store.bytes_of(block, tier) == value_of(block)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
+    store = make_store(300, nvme_bytes=1000, slab_bytes=100)
+    blocks = [store.put("a", tenant=tenant) for tenant in ("red", "blue")]
+    for block in blocks:
+        store.table._evict(block, store.table._landing)
+    store.settle()
+    if is_restarted:
+        store.tiers[NVME].close()
+        store = make_store(300, nvme_bytes=1000, slab_bytes=100)
+        assert store.table.recover(readable_blocks(store.tiers[NVME])) == 2
+        blocks = list(store.table.blocks())
+    store.table.check_integrity()
+    for block in blocks:
+        store.table.read(block.tenant, b"a", 0)
+        assert store.bytes_of(block, NVME) == value_of(block)
+    store.put("b", tenant="blue")
+    store.table.drop(blocks[0])
+    store.table.drop(blocks[1])
+    store.table.check_integrity()
+    assert store.names() == "b"
+
+
+def test_a_full_nvme_gives_up_the_coldest_whosever_it_is(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=200)
+    for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "blue")):
+        while store.try_put(name, tenant=tenant) is None:
+            store.settle()
+        if name == "b":
+            store.table.read("red", b"a", 0)
+    assert store.names() == "acd"
 
 
 def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:

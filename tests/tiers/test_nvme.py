@@ -13,12 +13,16 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+import torch
 
-from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
+from kvstore.kvcache.schemes import NONE, CacheScheme
+from kvstore.kvcache.tensor_value import encode_value
+from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.conformance import MACHINE_SETTINGS, DurableTierConformance, TierMachine, get, put, read, record, value
 from kvstore.tiers.nvme import NUMPY_COPY_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
 from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.value_codec import ValueCodec, decode_into
 
 KIB = 1 << 10
 
@@ -119,6 +123,41 @@ def test_a_destination_of_another_size_is_misuse(open_tier: Callable[..., NvmeTi
     tier = open_tier()
     (slot,) = put(tier, [value(1)])
     assert isinstance(tier.read_batch_into([slot], [memoryview(bytearray(1))])[0], InvalidArgument)
+
+
+def test_an_encoded_value_takes_its_own_bytes_and_is_decoded_into_memory_of_the_values_size(open_tier: Callable[..., NvmeTier]) -> None:
+    """Also by a tier that was opened without a word of any codec; its neighbours are given as they are."""
+    values = [encode_value(torch.full((1, 2, 1, 16, 8), float(number)), NONE) for number in range(3)]
+    codec = ValueCodec(CacheScheme.parse("int8"))
+    encoded = [made.data for value in values if (made := codec.encode(value)) is not None]
+    decoded = [bytearray(value.nbytes) for value in values]
+    assert [decode_into(data, memoryview(room)) for data, room in zip(encoded, decoded, strict=True)] == [None] * 3
+    tier = open_tier()
+    slots = put(tier, [*encoded, value(9)])
+    assert tier.used_bytes == sum(len(data) for data in encoded) + len(value(9))
+    assert get(tier, slots) == [*map(bytes, encoded), value(9)]
+    tier.close()
+    tier = open_tier()
+    found = [found.slot for found in tier.recover()]
+    rooms = [memoryview(bytearray(one.nbytes)) for one in [*values, memoryview(value(9))]]
+    assert tier.read_batch_into(found, rooms) == [None] * 4
+    assert rooms == [*decoded, value(9)]
+
+
+def test_damaged_encoded_bytes_are_not_decoded_and_what_is_not_encoded_fills_no_larger_memory(open_tier: Callable[..., NvmeTier]) -> None:
+    tensor = encode_value(torch.ones(1, 2, 1, 16, 8), NONE)
+    encoded = ValueCodec(CacheScheme.parse("int8")).encode(tensor)
+    assert encoded is not None
+    tier = open_tier()
+    slot, other = put(tier, [encoded.data, value(1)])
+    environment = environment_of(tier)
+    damaged = bytearray(encoded.data)
+    flip_bit(damaged, 1000)
+    environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(damaged), db=environment.values))
+    rooms = [memoryview(bytearray(tensor.nbytes)), memoryview(bytearray(len(value(1)) + 1))]
+    answers = tier.read_batch_into([slot, other], rooms)
+    assert [type(answer) for answer in answers] == [ChecksumMismatch, Corrupt]
+    assert not any(rooms[0])
 
 
 def test_a_tag_beyond_its_limit_is_misuse(open_tier: Callable[..., NvmeTier]) -> None:

@@ -1,0 +1,83 @@
+"""Promises of opening.py: settings that contradict one another are refused, tiers open whole or not at all, and what outlived the last
+process is found, or given up with a word."""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.settings import Size
+from kvstore.store.block import DRAM, NVME, Block, Loss
+from kvstore.store.config import NodeSettings
+from kvstore.store.opening import check, open_tiers, readable_blocks
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.tier import Record
+from kvstore.tiers.value_codec import Encoding
+
+SETTINGS = NodeSettings(dram=Size(1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"low_watermark": 0.9, "high_watermark": 0.5}, "low_watermark is above"),
+        ({"listen": "unix:/tmp/x"}, "listen is"),
+        ({"advertise": "unix:/tmp/x"}, "advertise is"),
+        ({"nvme_codec": "int8"}, "there is no NVMe tier"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(wrong: dict[str, Any], says: str) -> None:
+    check(SETTINGS)
+    with pytest.raises((ConfigError, InvalidArgument), match=says):
+        check(replace(SETTINGS, **wrong))
+
+
+def test_tiers_that_were_opened_are_closed_when_another_cannot_be(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, nvme=f"{tmp_path}:1MiB")
+    with pytest.raises(ConfigError):
+        open_tiers(replace(settings, hbm="nodevice:1MiB"))
+    tiers = open_tiers(settings)
+    assert set(tiers) == {DRAM, NVME}
+    for tier in tiers.values():
+        tier.close()
+
+
+def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
+    """Values of so many zeros, with these tags."""
+    tier = NvmeTier(folder, capacity_bytes=1 << 20)
+    tier.write_batch([Record(tier.allocate(size_bytes), bytes(size_bytes), 1, tag) for tag in tags])
+    tier.close()
+
+
+def test_a_value_whose_tag_is_not_ours_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored(tmp_path, 3, Block("red", b"a", 3, 7).tag(), b"nonsense")
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    (found,) = readable_blocks(tier)
+    assert (found.key, found.generation) == (b"a", 7)
+    assert tier.used_bytes == 3
+    assert "given up" in caplog.text
+    tier.close()
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    assert len(readable_blocks(tier)) == 1
+    tier.close()
+
+
+def test_encoded_values_without_torch_are_refused_at_start_and_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tmp_path, 3, Block("red", b"a", 5, 7).tag(Loss(99, Encoding(3, 2, 2))))
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        with pytest.raises(ConfigError, match=r"nvme tier holds is encoded.*pip install 'kvstore\[hbm\]'"):
+            readable_blocks(tier)
+    tier.close()
+    tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
+    (found,) = readable_blocks(tier)
+    assert (found.size_bytes, found.checksum_in(NVME)) == (5, 99)
+    assert caplog.text == ""
+    tier.close()

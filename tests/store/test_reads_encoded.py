@@ -1,0 +1,162 @@
+"""Promises of reads.py, mover.py and fetching.py about values that NVMe holds encoded, through real sockets."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.kvcache.schemes import NONE
+from kvstore.kvcache.tensor_value import encode_value
+from kvstore.protocol.errors import ChecksumMismatch
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
+from kvstore.protocol.session_messages import ROLE_NODE, Hello
+from kvstore.store.block import NVME, Block
+from kvstore.store.fetching import Source, Wanted, fetch
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.transfer.address import host_id
+from kvstore.transfer.deadline import Deadline
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served
+from tests.store.tensors import SHAPE, after, tensor_value
+
+VALUES = {name: tensor_value(seed) for seed, name in enumerate("abcd")}
+LOSSY = {name: after("fp8-head", value) for name, value in VALUES.items()}
+PLAIN = b"not a tensor" * 100
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=1 << 20, nvme_bytes=1 << 20, codec="fp8-head") as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    client.put({**VALUES, "plain": PLAIN})
+    yield client
+    client.close()
+
+
+def block_of(node: Served, name: str) -> Block:
+    block = node.call(lambda: node.store.table.find("red", name.encode()))
+    assert block is not None
+    return block
+
+
+def environment_of(node: Served) -> Any:
+    nvme = node.store.tiers[NVME]
+    assert isinstance(nvme, NvmeTier)
+    return nvme._environment
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_what_comes_from_nvme_is_decoded_has_its_own_checksum_and_is_the_same_at_each_read(node: Served, tcp: bool) -> None:
+    """The first read is sent, the second promotes and points at DRAM, the third finds it there. The client checks each checksum."""
+    client = node.connect(tcp=tcp)
+    client.put({**VALUES, "plain": PLAIN})
+    node.demote(*VALUES, "plain")
+    for tier in (4, 4, 2):
+        blocks, values = client.read(*VALUES, "plain")
+        assert values == [*LOSSY.values(), PLAIN]
+        assert list(blocks.tiers) == [tier] * 5
+        assert list(blocks.sizes) == [*map(len, VALUES.values()), len(PLAIN)]
+        client.release(blocks.lease)
+    assert set(blocks.statuses) == {INLINE if tcp else MAPPED}
+    node.demote("a")
+    assert client.read("a", generations=[1])[1] == [LOSSY["a"]]
+    assert block_of(node, "a").checksum == digest(VALUES["a"])
+    client.close()
+
+
+def test_while_dram_has_it_what_was_put_is_read(node: Served, client: Client) -> None:
+    assert client.read(*VALUES)[1] == list(VALUES.values())
+
+
+def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client) -> None:
+    node.demote("a", "b")
+    environment, slot = environment_of(node), block_of(node, "a").slots[NVME]
+    assert slot is not None
+    environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(slot.size_bytes), db=environment.values))
+    blocks, values = client.read("a", "b")
+    assert values == [None, LOSSY["b"]]
+    assert list(blocks.statuses) == [MISS, INLINE]
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None
+    assert node.store.table.corrupt_reads == 1
+
+
+def test_what_decodes_to_other_bytes_than_it_did_is_a_miss_and_never_given(node: Served, client: Client) -> None:
+    """Another release of torch, say, rounds otherwise."""
+    node.demote("a")
+    block = block_of(node, "a")
+    loss = block.loss_in(NVME)
+    assert loss is not None
+    node.call(lambda: block.set_loss(NVME, loss._replace(checksum=loss.checksum ^ 1)))
+    assert client.read("a")[1] == [None]
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None
+
+
+def test_what_cannot_be_encoded_goes_down_as_it_is_once_the_codec_has_said_so(node: Served, client: Client) -> None:
+    numbers = torch.zeros(SHAPE)
+    numbers[0, 0, 0, 0, 0] = float("nan")
+    value = bytes(encode_value(numbers, NONE))
+    client.put({"nan": value})
+    block = block_of(node, "nan")
+    for _ in range(2):
+        node.call(lambda: node.store.table._evict(block, node.store.table._landing))
+        node.settled()
+    assert (block.tier_mask(), block.stays_raw) == (4, True)
+    assert client.read("nan")[1] == [value]
+
+
+def test_a_codec_that_fails_costs_no_value_and_not_the_tier(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(value: memoryview) -> None:
+        raise RuntimeError("out of memory")
+
+    with caplog.at_level(logging.ERROR), monkeypatch.context() as patch:
+        patch.setattr("kvstore.tiers.value_codec.ValueCodec.encode", lambda self, value: fail(value))
+        block = block_of(node, "a")
+        for _ in range(2):
+            node.call(lambda: node.store.table._evict(block, node.store.table._landing))
+            node.settled()
+    assert "could not be encoded; it is stored as it is" in caplog.text
+    assert block.tier_mask() == 4
+    assert client.read("a")[1] == [VALUES["a"]]
+    node.demote("b")
+    assert client.read("b")[1] == [LOSSY["b"]]
+
+
+# --- for another node ---
+
+
+def wanted(name: str, value: bytes, checksum: int | None = None) -> tuple[bytearray, Wanted]:
+    room = bytearray(len(value))
+    return room, Wanted(name.encode(), 1, digest(value) if checksum is None else checksum, memoryview(room))
+
+
+def ask(node: Served, *wants: Wanted) -> list[Any]:
+    return fetch(Source(5, host_id(), node.unix, node.tcp), Hello(ROLE_NODE, "red", name="asker"), wants, Deadline(TIMEOUT_S))
+
+
+def test_another_node_gets_what_is_left_of_a_tensor_and_is_told_its_checksum(node: Served, client: Client) -> None:
+    node.demote("a")
+    (room_a, a), (room_b, b) = wanted("a", VALUES["a"]), wanted("b", VALUES["b"])
+    assert ask(node, a, b) == [digest(LOSSY["a"]), digest(VALUES["b"])]
+    assert [bytes(room_a), bytes(room_b)] == [LOSSY["a"], VALUES["b"]]
+
+
+def test_no_value_but_a_raw_tensor_may_come_with_another_checksum_than_the_masters(node: Served, client: Client) -> None:
+    (answer,) = ask(node, wanted("plain", PLAIN, checksum=7)[1])
+    assert isinstance(answer, ChecksumMismatch)
+
+
+def test_a_tensor_that_arrives_damaged_is_not_taken_for_a_lossy_one(node: Served, client: Client) -> None:
+    """Its source says one checksum and its bytes have another."""
+    block = block_of(node, "b")
+    node.call(lambda: setattr(block, "checksum", block.checksum ^ 1))
+    (answer,) = ask(node, wanted("b", VALUES["b"], checksum=99)[1])
+    assert isinstance(answer, ChecksumMismatch)
