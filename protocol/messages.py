@@ -1,9 +1,10 @@
-"""Every message of the hot path by its type number, and which of them are answers."""
+"""Every message of the hot path and of the hand-over by its type number, and which of them are answers."""
 
 from typing import Final
 
 from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
@@ -62,6 +63,14 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         RegionList,
         Events,
         EventBatch,
+        Greet,
+        Ask,
+        Show,
+        Part,
+        Stop,
+        Report,
+        Verdict,
+        Done,
     )
 }
 """Type number to message."""

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol import catalog_messages, event_messages, master_messages, node_messages, session_messages, transfers
+from kvstore.protocol import (
+    catalog_messages,
+    event_messages,
+    handover_messages,
+    master_messages,
+    node_messages,
+    session_messages,
+    transfers,
+)
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Exists
@@ -63,7 +71,7 @@ def test_one_changed_byte_gives_a_message_or_a_protocol_error(message: Message, 
 
 
 def test_every_message_of_every_plane_is_there_under_a_number_of_its_own() -> None:
-    modules = (session_messages, master_messages, catalog_messages, node_messages, event_messages)
+    modules = (session_messages, master_messages, catalog_messages, node_messages, event_messages, handover_messages)
     kinds = [kind for module in modules for kind in kinds_of(module)]
     assert KINDS == kinds
     assert [kind.TYPE for kind in kinds] == list(MESSAGES)

@@ -1,0 +1,39 @@
+"""Settings of the hand-over: [handover] in the TOML file, KVSTORE_HANDOVER_*."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.settings import Size, setting
+
+SECTION: Final = "handover"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverSettings:
+    """How one rank hands KV cache over. Sizes are bytes, times seconds. See docs/kvcache.md."""
+
+    listen: str = setting("127.0.0.1:0", "HOST:PORT for the control messages of other ranks; port 0 takes a free one.")
+    advertise: str = setting("", "HOST:PORT told to other ranks instead of `listen`, when listening on all interfaces.")
+    way: str = setting(
+        "auto",
+        "How bytes go to this rank's blocks: push (the sender writes one-sided), pull (this rank reads one-sided), stream (send and "
+        "receive over a Connection). auto: pull over shared memory, push otherwise, stream without a transport in common.",
+        choices=("auto", "push", "pull", "stream"),
+    )
+    # Over loopback TCP and shared memory alike, runs of 4 KiB are quicker gathered, those of 8 KiB straight.
+    direct_min_bytes: Size = setting(
+        Size(8 << 10), "Runs at least this long on average go straight between the pools; shorter ones are gathered first."
+    )
+    min_layer_batch_bytes: Size = setting(
+        Size(1 << 20), "Layers that are ready wait for the next ones until this much can go to a rank at once."
+    )
+    staging_part_bytes: Size = setting(Size(4 << 20), "Largest part that is gathered, sent and scattered at once.", minimum=4096)
+    staging_slots: int = setting(2, "Gathered parts under way from one rank to another.", minimum=1, maximum=64)
+    staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
+    deadline_s: float = setting(60.0, "Time of a request whose caller names none.", minimum=0.001, maximum=3600)
+    connect_timeout_s: float = setting(2.0, "Time to connect to another rank.", minimum=0.001)
+    fence_timeout_s: float = setting(
+        10.0, "After a failure: how long to wait for bytes under way to end before the blocks are given up for good.", minimum=0.001
+    )
+    copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
+    max_connections: int = setting(4096, "Control connections beyond this are refused.", minimum=1)

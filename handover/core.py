@@ -1,0 +1,97 @@
+"""What both sides of a rank share: its memory, the ways out of it, and the small decisions that need nothing else."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.description import RankInfo
+from kvstore.handover.handles import Handover
+from kvstore.handover.links import Links
+from kvstore.handover.parts import Chunk, PartPlan, plan_parts, unit_tokens
+from kvstore.handover.staging import Staging
+from kvstore.handover.streams import StreamListener
+from kvstore.handover.windows import Window
+from kvstore.kvcache.formatter import Remapping, remap
+from kvstore.kvcache.layout import CacheLayout
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.handover_messages import Stop
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.connection import Connection
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.memory import Region
+from kvstore.transfer.reactor import Reactor
+
+STOP_TIMEOUT_S = 1.0
+"""For the word that a request has failed; a peer that does not hear it finds out at its own deadline."""
+
+
+@dataclass(slots=True)
+class Core:
+    """See the module. Everything but the engine, the staging and the worker belongs to the reactor's thread."""
+
+    layout: CacheLayout
+    rank: int
+    regions: Sequence[Region]
+    engine: TransferEngine | None
+    settings: HandoverSettings
+    reactor: Reactor
+    worker: Executor
+    staging: Staging
+    links: Links
+    streams: StreamListener | None
+    connection: type[Connection] | None
+    rail: Rail
+    begun: Callable[[bytes, int], None]
+    """(request id, deadline): tell the executor."""
+    over: Callable[[Handover, int], None]
+    """(handle, deadline): tell the executor."""
+
+    _pool: Window | None = None
+
+    def readable_pool(self) -> Window:
+        """Leave to read the pool, for as long as this rank lives: peers of this host map it once, which costs them 50 ms a GiB.
+
+        What they read when it is not theirs any more is not confirmed.
+        """
+        if self._pool is None:
+            assert self.engine is not None
+            self._pool = Window(self.engine, self.regions, writable=False)
+        return self._pool
+
+    def close(self) -> None:
+        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on."""
+        for region in self._pool.regions if self._pool is not None else ():
+            region.close(deadline_s=self.settings.fence_timeout_s)
+
+    @property
+    def dp(self) -> int:
+        return self.layout.parallel.group_of(self.rank)
+
+    def left_s(self, deadline_ns: int) -> float:
+        return max((deadline_ns - self.reactor.now_ns()) / 1e9, 0.001)
+
+    def stop(self, peer: RankInfo, request_id: bytes, error: KVStoreError) -> None:
+        """Tell a peer that a request has failed here."""
+        message = Stop(request_id, error.code, f"rank {self.rank}: {error}"[:1000])
+        self.links.tell(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
+
+
+def remapping_of(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> Remapping:
+    """Raises InvalidArgument: the engines disagree about the model, or one layout cannot be mapped to the other."""
+    ours, theirs = source.spec.model, destination.spec.model
+    if ours and theirs and ours != theirs:
+        raise InvalidArgument(f"the sender has the cache of {ours}, the receiver of {theirs}")
+    return remap(source, destination, source_dp=source_dp, destination_dp=destination_dp)
+
+
+def plan_of(remapping: Remapping, source_rank: int, destination_rank: int, *, first_token: int, tokens: int, part_bytes: int) -> PartPlan:
+    """What one rank gives another: the same at both ends. Raises InvalidArgument."""
+    layers = remapping.pair(source_rank, destination_rank).layers
+
+    def measure(chunk: Chunk) -> int:
+        one = range(layers.start, layers.start + 1)
+        return remapping.staged_bytes(source_rank, destination_rank, tokens=chunk.end, first_token=chunk.start, layers=one)
+
+    unit = unit_tokens(remapping.source, remapping.destination)
+    return plan_parts(layers, Chunk(first_token, tokens), unit, measure=measure, part_bytes=part_bytes)

@@ -1,0 +1,51 @@
+"""The beginning of a sequence out of a store, before senders are asked for the rest: blocks that are there are not sent a second time."""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.kvcache.layout import CacheLayout
+from kvstore.protocol.errors import KVStoreError
+
+
+class TensorStore(Protocol):
+    """What is needed of a store of blocks as tensors, for one rank; `kvstore.client.tensors.TensorCache` is one."""
+
+    def get_tensor(self, token_ids: Any, out: Any, *, blocks: Any = None, deadline_s: float | None = None) -> int:
+        """Fetch the rank's blocks into those of `out` [blocks, ...] that `blocks` names, from the first on without a gap; how many."""
+
+
+class PrefixStore:
+    """A rank's view of a store: fetches straight into the rank's pool. Not thread-safe, as the store is not.
+
+    `pool` is a tensor over the rank's pool, [pool blocks, layers, kv, heads, block_tokens, head_dim] of any strides, as the store takes it.
+    """
+
+    def __init__(self, store: TensorStore, pool: Any) -> None:
+        self._store = store
+        self._pool = pool
+
+    def fetch(self, token_ids: Any, blocks: NDArray[np.int64], *, deadline_s: float) -> int:
+        """Fetch what there is of the rank's `blocks` (indexes of the pool, in the order of the sequence); the number of blocks got.
+
+        A store that fails has nothing: the senders have everything. The content of blocks not got is undefined.
+        """
+        try:
+            return self._store.get_tensor(token_ids, self._pool, blocks=blocks, deadline_s=deadline_s)
+        except KVStoreError:
+            return 0
+
+
+def fetch_prefix(
+    store: PrefixStore, layout: CacheLayout, rank: int, token_ids: Any, blocks: NDArray[np.int64], *, deadline_s: float
+) -> int:
+    """Fetch what the store has of a sequence for one rank; up to which token the rank now needs nothing from senders.
+
+    `blocks` are the sequence's, of which every cp-th lies in the rank's pool; a partial last block is not fetched.
+    """
+    cp, cp_rank, size = layout.parallel.cp, layout.parallel.coordinates(rank).cp, layout.spec.block_tokens
+    own = blocks[: len(token_ids) // size][cp_rank::cp]
+    count = store.fetch(token_ids, own, deadline_s=deadline_s) if len(own) else 0
+    # The first block that the rank lacks is the count-th of its own: what lies before is other ranks'.
+    return min((count * cp + cp_rank) * size, len(token_ids)) if count else 0

@@ -1,0 +1,243 @@
+"""The taking side of a rank: its requests, and where their parts go. A thin shell around CacheReceiver.
+
+Everything here runs in the reactor's thread; taking.py says what runs elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.handover.core import Core, plan_of, remapping_of
+from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.ending import Ending
+from kvstore.handover.handles import Receiving
+from kvstore.handover.links import Answer
+from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.receiving import CacheReceiver
+from kvstore.handover.sending import State
+from kvstore.handover.taking import Taking
+from kvstore.handover.ways import choose_way
+from kvstore.handover.windows import Window
+from kvstore.kvcache.formatter import Remapping
+from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
+
+NOTHING: Final = PartPlan(range(0), (), 1, 0)
+"""Of a sender rank from which nobody takes anything: another one has the same heads."""
+REASON_GRACE_S: Final = 0.25
+"""Bytes that cannot be had from a peer that has ended the request: why it did is on its way, and says more than the engine can."""
+
+
+class Wanted(NamedTuple):
+    """What a caller asks for."""
+
+    blocks: NDArray[np.int64]
+    tokens: int
+    first_token: int
+    source: Counterpart
+    source_dp: int
+    deadline_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    handle: Receiving
+    machine: CacheReceiver
+    wanted: Wanted
+    takings: dict[int, Taking]
+    ending: Ending
+    asked: set[int] = field(default_factory=set)
+    window: Window | None = None
+    """Leave to write the pool."""
+
+
+class ReceiverSide:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._requests: dict[bytes, _Request] = {}
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._requests
+
+    def handles(self) -> list[Receiving]:
+        """Of the requests that are not over."""
+        return [request.handle for request in self._requests.values()]
+
+    # --- events ---
+
+    def begin(self, handle: Receiving, wanted: Wanted) -> None:
+        """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then."""
+        core = self._core
+        takings = self._takings(wanted)
+        confirming = [rank for rank, taking in takings.items() if taking.is_reading]
+        machine = CacheReceiver({rank: taking.plan for rank, taking in takings.items()}, confirming=confirming)
+        ending = Ending(core.reactor, core.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        request = _Request(handle, machine, wanted, takings, ending)
+        self._requests[handle.request_id] = request
+        ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
+        core.begun(handle.request_id, wanted.deadline_ns)
+        try:
+            self._open(request)
+        except KVStoreError as error:
+            self._fail(request, error)
+            return
+        for rank, taking in takings.items():
+            request.asked.add(rank)
+            self._ask(request, taking)
+        self._settle(request)
+
+    def _takings(self, wanted: Wanted) -> dict[int, Taking]:
+        """For each sender rank that gives something, or that only this one tells that it does not."""
+        core, source = self._core, wanted.source
+        remapping = remapping_of(source.layout, core.layout, source_dp=wanted.source_dp, destination_dp=core.dp)
+        takings = {}
+        for rank in remapping.senders_of(core.rank):
+            way = choose_way(core, source.ranks[rank], remapping)
+            extent = {"first_token": wanted.first_token, "tokens": wanted.tokens, "part_bytes": way.part_bytes}
+            plan = plan_of(remapping, rank, core.rank, **extent)
+            takings[rank] = Taking(core, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
+        for rank in self._spared(remapping, wanted.source_dp):
+            takings[rank] = Taking(core, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns)
+        return takings
+
+    def _spared(self, remapping: Remapping, source_dp: int) -> list[int]:
+        """Sender ranks that give nothing to anyone, if it is this rank that tells them."""
+        core, parallel = self._core, remapping.source.parallel
+        group = [rank for rank in range(core.layout.parallel.ranks) if core.layout.parallel.group_of(rank) == core.dp]
+        if core.rank != group[0]:
+            return []
+        return [rank for rank in range(parallel.ranks) if parallel.group_of(rank) == source_dp and not remapping.receivers_of(rank)]
+
+    def _open(self, request: _Request) -> None:
+        core = self._core
+        for taking in request.takings.values():
+            taking.open()
+            if taking.is_pool_written and request.window is None:
+                assert core.engine is not None
+                request.window = Window(core.engine, core.regions, writable=True)
+
+    def _ask(self, request: _Request, taking: Taking) -> None:
+        wanted = request.wanted
+        ask = Ask(request.handle.request_id, wanted.tokens, wanted.first_token, [], PUSH, [], dp=wanted.source_dp)
+
+        def on_answer(error: KVStoreError | None) -> None:
+            if error is not None:
+                self._fail(request, error, told_by=taking.info)
+            else:
+                request.machine.answered(taking.info.rank)
+                self._settle(request)
+
+        deadline_s = self._core.left_s(wanted.deadline_ns)
+        self._core.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
+
+    def show(self, info: RankInfo, message: Show) -> None:
+        """A sender says where to read. Raises ProtocolError, StaleHandle."""
+        self._find(info, message.request_id)[1].shown(message)
+
+    def done(self, info: RankInfo, message: Done) -> None:
+        """What was read was the request's. Raises ProtocolError, StaleHandle."""
+        request, _ = self._find(info, message.request_id)
+        request.machine.confirmed(info.rank)
+        self._settle(request)
+
+    def part(self, info: RankInfo, message: Part, answer: Answer) -> None:
+        """A sender offers a part. Raises what the sender is told; a mistake of its ends the request."""
+        request, taking = self._find(info, message.request_id)
+        part = PartId(message.layer_start, message.layer_end, message.chunk)
+        slots = self._core.settings.staging_slots
+        try:
+            request.machine.offered(info.rank, part, message.slot, slots=slots, size_bytes=message.size_bytes)
+            movement = taking.movement(message)
+        except ProtocolError as error:
+            self._fail(request, error, told_by=info)
+            raise
+
+        def ended(error: KVStoreError | None) -> None:
+            if error is None and request.machine.error is None:
+                self._taken(request, info.rank, part, message.size_bytes)
+                answer(None)
+                self._settle(request)
+            else:
+                self._moved_not(request, error, answer)
+
+        if movement is None:
+            ended(None)
+        else:
+            request.ending.track(movement, ended)
+
+    def _taken(self, request: _Request, rank: int, part: PartId, size_bytes: int) -> None:
+        request.machine.taken(rank, part, size_bytes)
+        request.handle.received_bytes = request.machine.received_bytes
+
+    def _moved_not(self, request: _Request, error: KVStoreError | None, answer: Answer) -> None:
+        """Bytes of a part did not come: the sender is told once the reason is certain."""
+
+        def fail() -> None:
+            if error is not None:
+                self._fail(request, error)
+            answer(request.machine.error)
+
+        if isinstance(error, StaleHandle | Unreachable | Closed) and request.machine.error is None:
+            self._core.reactor.call_later(REASON_GRACE_S, fail)
+        else:
+            fail()
+
+    def _find(self, info: RankInfo, request_id: bytes) -> tuple[_Request, Taking]:
+        request = self._requests.get(request_id)
+        taking = request.takings.get(info.rank) if request is not None else None
+        if request is None or taking is None or taking.info.instance != info.instance:
+            raise StaleHandle("this request is not, or no longer, taken by this rank")
+        if request.machine.error is not None:
+            raise request.machine.error
+        return request, taking
+
+    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
+        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if told_by is not None and told_by.instance not in {taking.info.instance for taking in request.takings.values()}:
+            raise StaleHandle("only ranks that were asked for a request may stop it")
+        self._fail(request, error, told_by=told_by)
+        return True
+
+    def lost(self, info: RankInfo, error: KVStoreError) -> None:
+        """A rank is gone."""
+        for request in list(self._requests.values()):
+            taking = request.takings.get(info.rank)
+            if taking is not None and taking.info.instance == info.instance and request.machine.needs(info.rank):
+                self._fail(request, error, told_by=info)
+
+    def _expire(self, request: _Request) -> None:
+        what = "no sender has begun" if request.machine.state is State.WAITING else "not all of it has come"
+        self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))
+
+    # --- the end ---
+
+    def _fail(self, request: _Request, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
+        if not request.machine.fail(error):
+            return
+        for rank in request.asked:
+            info = request.takings[rank].info
+            if told_by is None or info.instance != told_by.instance:
+                self._core.stop(info, request.handle.request_id, error)
+        self._settle(request)
+
+    def _settle(self, request: _Request) -> None:
+        """Once it is over: end what moves and the leave of its peers, then say so."""
+        if request.machine.state is State.OVER:
+            windows = [request.window, *(taking.window for taking in request.takings.values())]
+            is_failed = request.machine.error is not None
+            request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)
+
+    def _finish(self, request: _Request, is_fenced: bool) -> None:
+        handle = request.handle
+        del self._requests[handle.request_id]
+        for taking in request.takings.values():
+            taking.release(is_fenced=is_fenced)
+        handle.finish(request.machine.error, is_fenced=is_fenced)
+        self._core.over(handle, request.wanted.deadline_ns)

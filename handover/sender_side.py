@@ -1,0 +1,248 @@
+"""The giving side of a rank: its requests, and asks that came before their request. A thin shell around CacheSender.
+
+Everything here runs in the reactor's thread; giving.py says what runs elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.handover.core import Core, plan_of, remapping_of
+from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.ending import Ending
+from kvstore.handover.giving import Giving
+from kvstore.handover.handles import Sending
+from kvstore.handover.sending import CacheSender, Offer, State
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.handover_messages import Ask, Done, Part, Show
+
+REASON_GRACE_S: Final = 0.25
+"""Bytes that cannot reach a peer that has ended the request: why it did is on its way, and says more than the engine can."""
+MAX_EARLY: Final = 65_536
+"""Requests asked for before they are here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    handle: Sending
+    machine: CacheSender
+    blocks: NDArray[np.int64]
+    tokens: int
+    deadline_ns: int
+    to: Counterpart | None
+    ending: Ending
+    asked: dict[int, RankInfo] = field(default_factory=dict)
+    givings: dict[int, Giving] = field(default_factory=dict)
+
+
+class SenderSide:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._requests: dict[bytes, _Request] = {}
+        self._early: dict[bytes, dict[bytes, tuple[RankInfo, Ask, int]]] = {}
+        """Asks for requests that are not here yet, by the asker's instance, with their deadlines."""
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._requests
+
+    @property
+    def early_count(self) -> int:
+        """Asks for requests that are not here yet."""
+        return sum(map(len, self._early.values()))
+
+    def handles(self) -> list[Sending]:
+        """Of the requests that are not over."""
+        return [request.handle for request in self._requests.values()]
+
+    # --- events ---
+
+    def begin(self, handle: Sending, blocks: NDArray[np.int64], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
+        """A request is given away from now on."""
+        core = self._core
+        machine = CacheSender(core.layout.rank_layers(core.rank), batch_bytes=core.settings.min_layer_batch_bytes)
+        ending = Ending(core.reactor, core.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        request = _Request(handle, machine, blocks, tokens, deadline_ns, to, ending)
+        self._requests[handle.request_id] = request
+        ending.expire_at(deadline_ns, lambda: self._expire(request))
+        core.begun(handle.request_id, deadline_ns)
+        for info, ask, until_ns in self._early.pop(handle.request_id, {}).values():
+            try:
+                self._join(request, info, ask, until_ns)
+            except KVStoreError as error:
+                core.stop(info, handle.request_id, error)
+                self._fail(request, error, told_by=info)
+        self._pump(request)
+
+    def ask(self, info: RankInfo, message: Ask, until_ns: int) -> None:
+        """A receiver rank wants a request. Raises what it fails with."""
+        request = self._requests.get(message.request_id)
+        if request is None:
+            if len(self._early) >= MAX_EARLY:
+                raise Full(f"{MAX_EARLY} requests are asked for that are not here yet: ask again once the sender has them")
+            self._early.setdefault(message.request_id, {})[info.instance] = (info, message, until_ns)
+            return
+        try:
+            self._join(request, info, message, until_ns)
+        except KVStoreError as error:
+            self._fail(request, error, told_by=info)
+            raise
+        self._core.reactor.call_soon(lambda: self._pump(request))  # after the answer: Parts must not overtake it
+
+    def layer_ready(self, request_id: bytes, layer: int | None) -> None:
+        """A layer, or every one, is in the blocks."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            own = self._core.layout.rank_layers(self._core.rank)
+            for one in own if layer is None else range(layer, layer + 1):
+                if one in own:
+                    request.machine.layer_ready(one)
+            self._pump(request)
+
+    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
+        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
+        self._early.pop(request_id, None)
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if told_by is not None and told_by.instance not in {info.instance for info in request.asked.values()}:
+            raise StaleHandle("only ranks that have asked for a request may stop it")
+        self._fail(request, error, told_by=told_by)
+        return True
+
+    def lost(self, info: RankInfo, error: KVStoreError) -> None:
+        """A rank is gone."""
+        for request in list(self._requests.values()):
+            asked = request.asked.get(info.rank)
+            if asked is not None and asked.instance == info.instance and request.machine.needs(info.rank):
+                self._fail(request, error, told_by=info)
+        for asks in self._early.values():
+            asks.pop(info.instance, None)
+
+    def sweep(self, now_ns: int) -> None:
+        """Forget asks whose deadline has passed."""
+        for request_id, asks in list(self._early.items()):
+            for instance in [instance for instance, (_, _, until_ns) in asks.items() if until_ns <= now_ns]:
+                del asks[instance]
+            if not asks:
+                del self._early[request_id]
+
+    def _expire(self, request: _Request) -> None:
+        what = "a receiver has not asked for it" if request.machine.state is State.WAITING else "not every receiver has all of it"
+        self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))
+
+    # --- counterparts ---
+
+    def _join(self, request: _Request, info: RankInfo, ask: Ask, until_ns: int) -> None:
+        """A counterpart rank has asked. Raises what makes the request fail on both sides."""
+        core = self._core
+        if request.machine.state is State.OVER:
+            raise request.machine.error or StaleHandle("this request is over")
+        self._check(request, info, ask)
+        remapping = remapping_of(core.layout, info.layout, source_dp=core.dp, destination_dp=info.dp)
+        receivers = remapping.receivers_of(core.rank)
+        request.machine.expect(receivers)
+        if info.rank in receivers:
+            plan = plan_of(remapping, core.rank, info.rank, first_token=ask.first_token, tokens=ask.tokens, part_bytes=ask.part_bytes)
+            request.machine.asked(info.rank, plan, slots=ask.slots)
+            deadline_ns = min(until_ns, request.deadline_ns)
+            giving = Giving(core, info, ask, remapping, plan, request.blocks, deadline_ns=deadline_ns)
+            request.givings[info.rank] = giving
+            if plan.unit_count:
+                self._open(request, giving)
+        request.asked[info.rank] = info
+
+    def _check(self, request: _Request, info: RankInfo, ask: Ask) -> None:
+        """Raises InvalidArgument, StaleHandle."""
+        if ask.tokens != request.tokens:
+            raise InvalidArgument(f"the sender has {request.tokens} tokens of this request, the receiver asks for {ask.tokens}")
+        if ask.dp != self._core.dp:
+            raise InvalidArgument(f"the receiver asks attention-DP group {ask.dp}; this rank is of group {self._core.dp}")
+        if request.to is not None and info.instance not in {rank.instance for rank in request.to.ranks}:
+            raise StaleHandle("another executor than the one named, or an earlier run of it, asks for this request")
+        if any(asked.layout != info.layout or asked.dp != info.dp for asked in request.asked.values()):
+            raise InvalidArgument("ranks with different layouts ask for this request: they are not of one executor")
+
+    def _open(self, request: _Request, giving: Giving) -> None:
+        giving.open()
+        if (message := giving.show()) is not None:
+            self._tell(request, giving, message, lambda: None)
+
+    def _tell(self, request: _Request, giving: Giving, message: Show | Part | Done, on_ok: Callable[[], None]) -> None:
+        def on_answer(error: KVStoreError | None) -> None:
+            if error is not None:
+                self._fail(request, error)
+            elif request.machine.error is None:
+                on_ok()
+
+        self._core.links.tell(giving.info, message, deadline_s=self._core.left_s(giving.deadline_ns), on_answer=on_answer)
+
+    # --- parts ---
+
+    def _pump(self, request: _Request) -> None:
+        for offer in request.machine.due():
+            self._go(request, request.givings[offer.rank], offer)
+        self._settle(request)
+
+    def _go(self, request: _Request, giving: Giving, offer: Offer) -> None:
+        """Have a part moved, and the receiver told."""
+        message = giving.message(offer)
+
+        def tell() -> None:
+            self._tell(request, giving, message, lambda: self._acknowledged(request, offer, message.size_bytes))
+
+        def moved(error: KVStoreError | None) -> None:
+            if error is not None:
+                self._moved_not(request, error)
+            elif not giving.tells_first and request.machine.error is None:
+                tell()
+
+        if giving.tells_first:
+            tell()
+        movement = giving.movement(offer, message.size_bytes)
+        if movement is not None:
+            request.ending.track(movement, moved)
+
+    def _moved_not(self, request: _Request, error: KVStoreError) -> None:
+        if isinstance(error, StaleHandle | Unreachable | Closed):
+            self._core.reactor.call_later(REASON_GRACE_S, lambda: self._fail(request, error))
+        else:
+            self._fail(request, error)
+
+    def _acknowledged(self, request: _Request, offer: Offer, size_bytes: int) -> None:
+        machine = request.machine
+        machine.acknowledged(offer.rank, offer.part, size_bytes)
+        giving = request.givings[offer.rank]
+        if giving.confirms and not machine.needs(offer.rank):
+            self._tell(request, giving, Done(request.handle.request_id), lambda: None)
+        request.handle.sent_bytes, request.handle.overlap_bytes = machine.sent_bytes, machine.overlap_bytes
+        self._pump(request)
+
+    # --- the end ---
+
+    def _fail(self, request: _Request, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
+        if not request.machine.fail(error):
+            return
+        for info in request.asked.values():
+            if told_by is None or info.instance != told_by.instance:
+                self._core.stop(info, request.handle.request_id, error)
+        self._settle(request)
+
+    def _settle(self, request: _Request) -> None:
+        """Once it is over: end what moves and the leave of its peers, then say so."""
+        if request.machine.state is State.OVER:
+            windows = [giving.window for giving in request.givings.values()]
+            is_failed = request.machine.error is not None
+            request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)
+
+    def _finish(self, request: _Request, is_fenced: bool) -> None:
+        handle = request.handle
+        del self._requests[handle.request_id]
+        for giving in request.givings.values():
+            giving.release(is_fenced=is_fenced)
+        handle.finish(request.machine.error, is_fenced=is_fenced)
+        self._core.over(handle, request.deadline_ns)

@@ -1,0 +1,84 @@
+"""Buffers in which short runs are gathered before they are sent and from which they are scattered: taken for a request, kept for the next.
+
+Fresh memory costs more than copying through it: its pages are made at their first use. So buffers are kept.
+"""
+
+import threading
+from typing import Final
+
+from kvstore.protocol.errors import Closed, Full
+from kvstore.transfer.mapping import allocate
+from kvstore.transfer.memory import Region
+
+SMALLEST_BYTES: Final = 64 << 10
+"""Buffers are this size or twice, four times, ... as much, so that they fit the next request."""
+
+
+class Staging:
+    """See the module. Thread-safe. Owns the buffers."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Region]] = {}
+        self._is_closed = False
+        self.taken_bytes = 0
+        self.kept_bytes = 0
+        """Not taken."""
+
+    def take(self, size_bytes: int) -> Region:
+        """A buffer of at least so many bytes; what it holds is undefined. Raises Full, Closed."""
+        size = SMALLEST_BYTES
+        while size < size_bytes:
+            size *= 2
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the transceiver is closed")
+            if self.taken_bytes + size > self._limit_bytes:
+                raise Full(
+                    f"{self.taken_bytes} bytes of staging are in use and {size} more are needed; staging_bytes is {self._limit_bytes}"
+                )
+            free = self._free.get(size)
+            region = free.pop() if free else None
+            self.taken_bytes += size
+            self.kept_bytes -= size if region is not None else 0
+            unused = self._shrink()
+        for other in unused:
+            other.close()
+        if region is not None:
+            return region
+        try:
+            return allocate(size)
+        except BaseException:
+            with self._lock:
+                self.taken_bytes -= size
+            raise
+
+    def _shrink(self) -> list[Region]:
+        """Buffers to let go, so that taken and kept ones together keep to the limit. Called with the lock held."""
+        unused = []
+        for kept in sorted(self._free, reverse=True):
+            while self._free[kept] and self.taken_bytes + self.kept_bytes > self._limit_bytes:
+                unused.append(self._free[kept].pop())
+                self.kept_bytes -= kept
+        return unused
+
+    def give_back(self, region: Region) -> None:
+        """Nothing moves in or out of it any more."""
+        with self._lock:
+            self.taken_bytes -= region.size_bytes
+            if not self._is_closed:
+                self._free.setdefault(region.size_bytes, []).append(region)
+                self.kept_bytes += region.size_bytes
+                return
+        region.close()
+
+    def close(self) -> None:
+        """Let go of the buffers; those taken when they come back. A second close is a no-op."""
+        with self._lock:
+            self._is_closed = True
+            regions = [region for free in self._free.values() for region in free]
+            self._free.clear()
+            self.kept_bytes = 0
+        for region in regions:
+            region.close()

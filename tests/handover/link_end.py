@@ -1,0 +1,49 @@
+"""One end of control connections, for tests: it keeps what it hears and says what the test wants."""
+
+from queue import SimpleQueue
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.description import RankInfo
+from kvstore.handover.links import Answer, Links
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.frames import Header
+from kvstore.protocol.handover_messages import Done
+from kvstore.protocol.message import Message
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.reactor import Reactor
+from tests.handover.scene import layout_of
+
+
+class End:
+    """One rank's links, which keep what they receive and answer it with `answer`."""
+
+    def __init__(self, reactor: Reactor, number: int, *, connect_timeout_s: float = 5.0) -> None:
+        self.reactor = reactor
+        self.answer: KVStoreError | None = None
+        self.is_silent = False
+        self.heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
+        self.gone: SimpleQueue[tuple[int, KVStoreError]] = SimpleQueue()
+        instance = bytes([number] * 16)
+        self.links = Links(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
+        address = reactor.call(lambda: self.links.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
+        self.info = RankInfo(
+            instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", listener=b"", host=str(number)
+        )
+        self.links.description = self.info.pack()
+
+    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+        self.heard.put((peer.instance[0], message))
+        if not self.is_silent:
+            answer(self.answer)
+
+    def lost(self, peer: RankInfo, error: KVStoreError) -> None:
+        self.gone.put((peer.instance[0], error))
+
+    def tell(self, info: RankInfo, request_id: bytes = b"r", *, deadline_s: float = 10) -> "SimpleQueue[KVStoreError | None]":
+        answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
+        act = lambda: self.links.tell(info, Done(request_id), deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        self.reactor.call(act, deadline_s=10)
+        return answers
+
+    def close(self) -> None:
+        self.reactor.call(self.links.close, deadline_s=10)

@@ -1,0 +1,197 @@
+"""Ranks that do not keep to the protocol: they are refused with a typed error, their request ends, others' requests do not."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from kvstore.handover import sender_side
+from kvstore.handover.config import HandoverSettings
+from kvstore.protocol.errors import ConfigError, Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle
+from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Done, Part, Show, Stop
+from kvstore.protocol.message import Message
+from kvstore.protocol.settings import Size
+from kvstore.transfer.conformance_waiting import eventually
+from kvstore.transfer.tcp import TcpConnection
+from tests.handover.link_end import End
+from tests.handover.loop import running
+from tests.handover.scene import Executor, layout_of
+
+BLOCKS, TOKENS = [1, 2], 32
+
+
+class Scene:
+    """An honest executor, and a peer that says whatever the test wants."""
+
+    def __init__(self, stack: ExitStack, *, way: str = "auto", **how: Any) -> None:
+        settings = HandoverSettings(deadline_s=20, way=way, direct_min_bytes=Size(0))
+        self.honest = stack.enter_context(Executor(layout_of(), settings, **how))
+        self.info = self.honest.counterpart(self.honest).ranks[0]
+        self.bad = End(stack.enter_context(running()), 9)
+        stack.callback(self.bad.close)
+
+    def say(self, message: Message, *, deadline_s: float = 10) -> KVStoreError | None:
+        """With what it is answered."""
+        answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
+        act = lambda: self.bad.links.tell(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        self.bad.reactor.call(act, deadline_s=10)
+        return answers.get(timeout=10)
+
+    def heard(self) -> Message:
+        """The next that the bad peer is told."""
+        return self.bad.heard.get(timeout=10)[1]
+
+    def receive(self, request_id: bytes) -> Any:
+        """The honest rank takes from the bad one, which has been asked when this returns."""
+        transceiver = self.honest.ranks[0].transceiver
+        source = transceiver.connect([self.bad.info.pack()])
+        receiving = transceiver.receive(request_id, BLOCKS, tokens=TOKENS, source=source)
+        assert isinstance(self.heard(), Ask)
+        return receiving
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(stack)
+
+
+def asking(request_id: bytes, **changes: Any) -> Ask:
+    ask = Ask(request_id, TOKENS, 0, BLOCKS, PULL, [])
+    for name, value in changes.items():
+        setattr(ask, name, value)
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"way": 9}, InvalidArgument),
+        ({"way": STREAM}, ConfigError),
+        ({"dp": 3}, InvalidArgument),
+        ({"part_bytes": 1 << 20, "slots": 0}, ProtocolError),
+        ({"way": PUSH, "regions": [b"nonsense"]}, ProtocolError),
+    ],
+)
+def test_an_ask_that_cannot_be_met_ends_the_request_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:
+    [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
+    assert isinstance(scene.say(asking(b"r", **changes)), error)
+    with pytest.raises(error):
+        sending.wait()
+    assert isinstance(scene.say(asking(b"r")), error)
+
+
+def test_who_asks_twice_is_refused(scene: Scene) -> None:
+    [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
+    assert scene.say(asking(b"r")) is None
+    assert isinstance(scene.say(asking(b"r")), ProtocolError)
+    with pytest.raises(ProtocolError, match="asked already"):
+        sending.wait()
+
+
+def test_who_was_not_asked_can_neither_offer_nor_confirm_nor_stop(scene: Scene) -> None:
+    with Executor(layout_of()) as other:
+        [receiving] = scene.honest.receive(b"r", BLOCKS, TOKENS, other)
+        [sending] = scene.honest.send(b"s", BLOCKS, TOKENS)
+        for message in (Part(b"r", 0, 4, 0, 0, 0), Done(b"r"), Show(b"r", [], []), Stop(b"r", 606, ""), Stop(b"s", 606, "")):
+            assert isinstance(scene.say(message), StaleHandle)
+        assert not receiving.is_over
+        assert not sending.is_over
+        assert isinstance(scene.say(Stop(b"t", 0, "")), ProtocolError)
+
+
+@pytest.mark.parametrize("message", [Part(b"r", 0, 5, 0, 0, 10), Part(b"r", 3, 3, 0, 0, 10), Part(b"r", 0, 4, 1, 0, 10)])
+def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: Part) -> None:
+    scene.bad.info = _of_engine(scene)
+    receiving = scene.receive(b"r")
+    assert isinstance(scene.say(message), ProtocolError)
+    with pytest.raises(ProtocolError, match="not asked for"):
+        receiving.wait()
+    assert isinstance(scene.say(message), StaleHandle)
+
+
+def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene) -> None:
+    scene.bad.info = _of_engine(scene)
+    receiving = scene.receive(b"r")
+    assert isinstance(scene.say(Show(b"r", [], [])), ProtocolError)
+    assert isinstance(scene.say(Done(b"r")), ProtocolError)
+    assert not receiving.is_over
+
+
+def test_a_peer_that_is_told_of_an_error_says_it_to_the_caller(scene: Scene) -> None:
+    scene.bad.info, scene.bad.answer = _of_engine(scene), InvalidArgument("not with you")
+    with pytest.raises(InvalidArgument, match="not with you"):
+        scene.receive(b"r").wait()
+
+
+def _of_engine(scene: Scene) -> Any:
+    """The bad peer, with the honest engine's description: it does not move a byte."""
+    info = dataclasses.replace(scene.bad.info, engine=scene.info.engine)
+    scene.bad.links.description = info.pack()
+    return info
+
+
+# --- asks that come before their request ---
+
+
+def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(scene: Scene) -> None:
+    assert scene.say(asking(b"r", tokens=31)) is None
+    [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
+    with pytest.raises(InvalidArgument, match="asks for 31"):
+        sending.wait()
+    stop = scene.heard()
+    assert isinstance(stop, Stop)
+    assert stop.code == InvalidArgument.code
+
+
+def test_early_asks_are_forgotten_at_their_deadline_and_with_their_peer(scene: Scene) -> None:
+    [rank] = scene.honest.ranks
+    assert scene.say(asking(b"late"), deadline_s=0.05) is None
+    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+    assert scene.say(asking(b"gone")) is None
+    assert rank.transceiver.early_count == 1
+    scene.bad.reactor.call(scene.bad.links.close, deadline_s=10)
+    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+
+
+def test_there_is_a_limit_to_early_asks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_side, "MAX_EARLY", 1)
+    assert scene.say(asking(b"1")) is None
+    assert isinstance(scene.say(asking(b"2")), Full)
+
+
+def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
+    [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
+    assert scene.say(asking(b"r")) is None
+    with running() as reactor:
+        other = End(reactor, 8)
+        other.links.description = dataclasses.replace(other.info, layout=layout_of(tp=2)).pack()
+        answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
+        act = lambda: other.links.tell(scene.info, asking(b"r"), deadline_s=10, on_answer=answers.put)  # noqa: E731
+        reactor.call(act, deadline_s=10)
+        assert isinstance(answers.get(timeout=10), InvalidArgument)
+        other.close()
+    with pytest.raises(InvalidArgument, match="not of one executor"):
+        sending.wait()
+
+
+def test_a_rank_without_an_engine_says_so() -> None:
+    with ExitStack() as stack:
+        scene = Scene(stack, has_engine=False, connection=TcpConnection)
+        [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
+        assert isinstance(scene.say(asking(b"r")), ConfigError)
+        with pytest.raises(ConfigError, match="no transfer engine"):
+            sending.wait()
+
+
+def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request() -> None:
+    with ExitStack() as stack:
+        scene = Scene(stack, way="pull")
+        scene.bad.info = _of_engine(scene)
+        receiving = scene.receive(b"r")
+        assert isinstance(scene.say(Part(b"r", 0, 4, 0, 0, 10)), ProtocolError)
+        with pytest.raises(ProtocolError, match="before where to read it"):
+            receiving.wait()

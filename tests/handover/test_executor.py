@@ -1,0 +1,169 @@
+"""Promises of executor.py: ranks that tell one another agree on what is over, and learn of failures and deaths; rank 0 decides."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.handover import executor as module
+from kvstore.handover.description import RankInfo
+from kvstore.handover.executor import Executor
+from kvstore.handover.handles import Sending
+from kvstore.handover.roll_call import GRACE_NS, Outcome
+from kvstore.kvcache.parallel import Parallel
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
+from kvstore.protocol.handover_messages import Report, Verdict
+from kvstore.protocol.message import Message
+from kvstore.transfer.address import Address
+from kvstore.transfer.reactor import Reactor
+from tests.handover.scene import layout_of
+
+DEADLINE_NS = 1_000_000_000
+
+
+class Wire:
+    """Links that bring a message at once."""
+
+    def __init__(self, scene: "Scene", rank: int) -> None:
+        self._scene, self._rank = scene, rank
+        self.opened: list[int] = []
+
+    def open(self, info: RankInfo) -> None:
+        self.opened.append(info.rank)
+
+    def tell(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
+        assert isinstance(message, Report | Verdict)
+        self._scene.executors[info.rank].received(self._scene.infos[self._rank], message, DEADLINE_NS)
+        on_answer(None)
+
+
+class Scene:
+    """Executors of all ranks, with what each was told to fail."""
+
+    def __init__(self, *, joins: bool = True, **sizes: Any) -> None:
+        self.reactor = Reactor(lambda: 0)
+        layout = layout_of(**sizes)
+        ranks = range(layout.parallel.ranks)
+        address = Address(host="127.0.0.1", port=1)
+        self.infos = [
+            RankInfo(instance=bytes([rank] * 16), rank=rank, control=address, layout=layout, engine=b"", listener=b"") for rank in ranks
+        ]
+        self.failed: list[list[tuple[bytes, KVStoreError]]] = [[] for _ in ranks]
+        self.wires = [Wire(self, rank) for rank in ranks]
+        self.executors = [self._executor(layout.parallel, rank) for rank in ranks]
+        for one in self.executors if joins else ():
+            one.join(self.infos)
+
+    def _executor(self, parallel: Parallel, rank: int) -> Executor:
+        wires: Any = self.wires[rank]
+        return Executor(parallel, rank, self.reactor, wires, lambda *what: self.failed[rank].append(what))
+
+    def over(self, rank: int, error: KVStoreError | None = None) -> None:
+        handle = Sending(b"r", limit_s=1)
+        handle.finish(error)
+        self.executors[rank].over(handle, DEADLINE_NS)
+
+    def finished(self) -> list[list[Outcome]]:
+        return [one.take_finished() for one in self.executors]
+
+
+def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
+    scene = Scene(pp=3)
+    assert [wire.opened for wire in scene.wires] == [[], [0], [0]]
+    for one in scene.executors:
+        one.begun(b"r", DEADLINE_NS)
+    scene.over(2)
+    scene.over(0)
+    assert scene.finished() == [[], [], []]
+    scene.over(1)
+    assert scene.finished() == [[Outcome(b"r", None)]] * 3
+    assert scene.failed == [[], [], []]
+
+
+def test_a_rank_alone_decides_alone() -> None:
+    for scene in (Scene(), Scene(tp=2, joins=False)):
+        scene.over(0)
+        assert scene.finished()[0] == [Outcome(b"r", None)]
+
+
+def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
+    scene = Scene(pp=3)
+    scene.over(1)
+    scene.executors[2].begun(b"r", DEADLINE_NS)
+    error = Cancelled("enough")
+    scene.over(0, error)
+    assert [[type(outcome.error) for outcome in finished] for finished in scene.finished()] == [[Cancelled], [Cancelled], []]
+    assert [len(told) for told in scene.failed] == [1, 1, 1]
+    scene.over(2, scene.failed[2][0][1])
+    assert [len(finished) for finished in scene.finished()] == [0, 0, 1]
+    assert all(isinstance(one.failure_of(b"r"), Cancelled) for one in scene.executors)
+
+
+def test_groups_hear_of_their_own_requests_only() -> None:
+    scene = Scene(tp=4, dp=2)
+    scene.over(2, Cancelled("enough"))
+    assert [len(told) for told in scene.failed] == [1, 0, 1, 1]
+
+
+def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EARLY", 2)
+    scene, stranger = Scene(pp=2, joins=False), Scene(pp=3).infos[2]
+    scene.executors[1].join(scene.infos)
+    scene.over(1)
+    scene.executors[0].received(stranger, Report(b"x", 2), DEADLINE_NS)
+    with pytest.raises(ProtocolError):
+        scene.executors[0].received(stranger, Report(b"y", 2), DEADLINE_NS)
+    scene.executors[0].join(scene.infos)
+    assert scene.finished() == [[], []]
+    scene.over(0)
+    assert scene.finished() == [[Outcome(b"r", None)]] * 2
+
+
+def test_failures_are_remembered_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    [one] = Scene().executors
+    for number in range(3):
+        one.remember(bytes([number]), Cancelled(""))
+    assert [one.failure_of(bytes([number])) is not None for number in range(3)] == [False, True, True]
+
+
+def test_a_rank_that_dies_fails_what_it_had_not_finished() -> None:
+    scene = Scene(pp=3)
+    scene.over(1)
+    scene.executors[0].lost(scene.infos[2])
+    assert isinstance(scene.finished()[1][0].error, Unreachable)
+    assert isinstance(scene.failed[0][0][1], Unreachable)
+
+
+def test_without_rank_0_everything_has_failed() -> None:
+    scene = Scene(pp=3)
+    scene.executors[1].begun(b"begun", DEADLINE_NS)
+    scene.over(1)
+    scene.executors[1].lost(scene.infos[2])  # another one's death is rank 0's to tell
+    assert scene.failed[1] == []
+    scene.executors[1].lost(scene.infos[0])
+    assert {request_id for request_id, _ in scene.failed[1]} == {b"begun", b"r"}
+    assert [outcome.request_id for outcome in scene.finished()[1]] == [b"r"]
+
+
+def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
+    scene, other = Scene(tp=2), Scene(pp=3)
+    stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"", listener=b"")
+    for info in (stranger, other.infos[2]):
+        with pytest.raises(ProtocolError, match="not a rank of the executor"):
+            scene.executors[0].received(info, Report(b"r", 2), DEADLINE_NS)
+        scene.over(1)
+        scene.executors[0].lost(info)
+    assert scene.failed == [[], []]
+
+
+def test_what_is_not_decided_in_time_has_failed() -> None:
+    scene = Scene(tp=2)
+    scene.over(1)
+    scene.executors[1].sweep(DEADLINE_NS + 2 * GRACE_NS - 1)
+    assert scene.finished()[1] == []
+    scene.executors[1].sweep(DEADLINE_NS + 2 * GRACE_NS)
+    [outcome] = scene.finished()[1]
+    assert isinstance(outcome.error, DeadlineExceeded)
+    scene.executors[0].sweep(DEADLINE_NS + GRACE_NS)
+    assert [len(told) for told in scene.failed] == [1, 2]

@@ -1,0 +1,228 @@
+"""What holds when a hand-over fails: all ranks of both sides end with a typed error in time, nothing is left, the next one is fine."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.handles import Handover
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.settings import Size
+from kvstore.transfer.conformance_waiting import assert_nothing_is_left, within
+from kvstore.transfer.tcp import TcpConnection
+from tests.handover.scene import EVERY_WAY, Executor, executor, gathered, layout_of, outcomes
+
+BLOCKS, TOKENS = [1, 2], 32
+QUICK: dict[str, Any] = {"min_layer_batch_bytes": Size(0)}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Executor, Executor]]:
+    """TP 2 x PP 2 to TP 2 over TCP; each test leaves them usable."""
+    settings = HandoverSettings(deadline_s=20, way="push", direct_min_bytes=Size(0), **QUICK)
+    with Executor(layout_of(tp=2, pp=2), settings) as source, Executor(layout_of(tp=2), settings) as destination:
+        source.fill(1)
+        yield source, destination
+
+
+def errors_of(handovers: list[Any]) -> list[type[KVStoreError] | None]:
+    """With what each ends."""
+    found: list[type[KVStoreError] | None] = []
+    for handover in handovers:
+        try:
+            handover.wait()
+        except KVStoreError as error:
+            found.append(type(error))
+        else:
+            found.append(None)
+    return found
+
+
+def check_next(source: Executor, destination: Executor, request_id: bytes) -> None:
+    """A request goes well."""
+    wanted = destination.receive(request_id, [8, 9], TOKENS, source)
+    given = source.send(request_id, BLOCKS, TOKENS)
+    for sending in given:
+        sending.all_ready()
+    assert errors_of([*given, *wanted]) == [None] * (len(given) + len(wanted))
+    assert np.array_equal(gathered(source, BLOCKS, TOKENS), gathered(destination, [8, 9], TOKENS))
+    assert set(outcomes((source, destination), request_id)) == {None}
+
+
+def test_a_rank_that_cancels_before_the_other_side_has_the_request_cancels_it_for_all(pair: tuple[Executor, Executor]) -> None:
+    source, destination = pair
+    with within(1):
+        given = source.send(b"early 1", BLOCKS, TOKENS)
+        given[3].cancel()
+        assert errors_of(given) == [Cancelled] * 4
+        assert errors_of(destination.receive(b"early 1", [3, 4], TOKENS, source)) == [Cancelled] * 2
+        wanted = destination.receive(b"early 2", [3, 4], TOKENS, source)
+        wanted[1].cancel()
+        assert errors_of(wanted) == [Cancelled] * 2
+        assert errors_of(source.send(b"early 2", BLOCKS, TOKENS)) == [Cancelled] * 4
+    check_next(*pair, b"after early")
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_a_rank_that_cancels_in_the_middle_cancels_it_for_all(pair: tuple[Executor, Executor], who: str) -> None:
+    source, destination = pair
+    request_id = f"middle {who}".encode()
+    wanted = destination.receive(request_id, [3, 4], TOKENS, source)
+    given = source.send(request_id, BLOCKS, TOKENS)
+    given[0].layer_ready(0)
+    source.until(lambda: given[0].sent_bytes > 0)
+    (given[2] if who == "sender" else wanted[1]).cancel()
+    with within(1):
+        assert errors_of([*given, *wanted]) == [Cancelled] * 6
+    assert all(handover.is_fenced for handover in [*given, *wanted])
+    assert {type(error) for error in outcomes(pair, request_id)} == {Cancelled}
+    check_next(*pair, b"after " + request_id)
+
+
+def test_to_cancel_what_is_over_changes_nothing(pair: tuple[Executor, Executor]) -> None:
+    source, destination = pair
+    wanted = destination.receive(b"done", [3, 4], TOKENS, source)
+    given = source.send(b"done", BLOCKS, TOKENS)
+    for sending in given:
+        sending.all_ready()
+    assert set(errors_of([*given, *wanted])) == {None}
+    for handover in [*given, *wanted]:
+        handover.cancel()
+    assert set(outcomes(pair, b"done")) == {None}
+    check_next(*pair, b"after done")
+
+
+def test_a_receiver_whose_sender_never_comes_ends_at_its_deadline(pair: tuple[Executor, Executor]) -> None:
+    with within(0.3):
+        assert set(errors_of(pair[1].receive(b"no sender", [3, 4], TOKENS, pair[0], deadline_s=0.3))) == {DeadlineExceeded}
+    assert set(errors_of(pair[0].send(b"no sender", BLOCKS, TOKENS))) == {DeadlineExceeded}
+
+
+def test_a_sender_whom_nobody_asks_ends_at_its_deadline(pair: tuple[Executor, Executor]) -> None:
+    with within(0.3):
+        assert set(errors_of(pair[0].send(b"no receiver", BLOCKS, TOKENS, deadline_s=0.3))) == {DeadlineExceeded}
+    assert set(errors_of(pair[1].receive(b"no receiver", [3, 4], TOKENS, pair[0]))) == {DeadlineExceeded}
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_the_first_deadline_ends_both_sides(pair: tuple[Executor, Executor], who: str) -> None:
+    source, destination = pair
+    request_id = f"slow prefill, {who}".encode()
+    short = {"deadline_s": 0.4}
+    with within(0.4):
+        wanted = destination.receive(request_id, [3, 4], TOKENS, source, **(short if who == "receiver" else {}))
+        given = source.send(request_id, BLOCKS, TOKENS, **(short if who == "sender" else {}))
+        given[0].layer_ready(0)
+        assert set(errors_of([*given, *wanted])) == {DeadlineExceeded}
+    check_next(*pair, b"after " + request_id)
+
+
+def test_a_rank_that_never_takes_part_is_told_of_by_rank_0(pair: tuple[Executor, Executor]) -> None:
+    [first, *_] = pair[0].ranks
+    sending = first.transceiver.send(b"alone", BLOCKS, tokens=TOKENS, deadline_s=0.2)
+    assert errors_of([sending]) == [DeadlineExceeded]
+    assert isinstance(first.outcome_of(b"alone"), DeadlineExceeded)
+
+
+def test_a_description_of_an_earlier_run_is_stale_or_leads_nowhere() -> None:
+    with Executor(layout_of()) as source:
+        old = source.descriptions
+        control = source.counterpart(source).ranks[0].control
+    with Executor(layout_of()) as destination:
+        transceiver = destination.ranks[0].transceiver
+        receiving = transceiver.receive(b"gone", BLOCKS, tokens=TOKENS, source=transceiver.connect(old))
+        with within(1), pytest.raises(Unreachable, match="cannot connect to rank 0"):
+            receiving.wait()
+        with Executor(layout_of(), HandoverSettings(listen=str(control))) as again:
+            receiving = transceiver.receive(b"other", BLOCKS, tokens=TOKENS, source=transceiver.connect(old))
+            with within(1), pytest.raises(StaleHandle, match="describe and connect anew"):
+                receiving.wait()
+            again.fill(1)
+            check_next(again, destination, b"next")
+
+
+def test_a_sender_that_names_its_receiver_gives_to_no_other() -> None:
+    with Executor(layout_of()) as source, Executor(layout_of()) as named, Executor(layout_of()) as other:
+        [sending] = source.send(b"r", BLOCKS, TOKENS, to=source.counterpart(named))
+        assert errors_of([*other.receive(b"r", BLOCKS, TOKENS, source), sending]) == [StaleHandle] * 2
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_a_side_that_closes_ends_the_other_at_once(who: str) -> None:
+    with executor(layout_of(), "push", **QUICK) as source, executor(layout_of(), "push", **QUICK) as destination:
+        [receiving] = destination.receive(b"r", BLOCKS, TOKENS, source)
+        [sending] = source.send(b"r", BLOCKS, TOKENS)
+        sending.layer_ready(0)
+        source.until(lambda: sending.sent_bytes > 0)
+        with within(1):
+            (source if who == "sender" else destination).ranks[0].transceiver.close()
+            assert None not in errors_of([sending, receiving])
+
+
+def test_no_staging_left_is_told_to_both_sides() -> None:
+    small = {"staging_bytes": Size(64 << 10), "staging_part_bytes": Size(1 << 20), "direct_min_bytes": Size(1 << 30), "staging_slots": 64}
+    with executor(layout_of(), "push-gathered") as source, executor(layout_of(), "push", **small) as destination:
+        wanted = destination.receive(b"r", [1, 2, 3, 4, 5], 80, source)
+        assert errors_of([*wanted]) == [Full]
+    with executor(layout_of(), "push", **small) as source, executor(layout_of(), "push-gathered", staging_slots=64) as destination:
+        wanted = destination.receive(b"r", [1, 2, 3, 4, 5], 80, source)
+        assert errors_of([*source.send(b"r", [1, 2, 3, 4, 5], 80), *wanted]) == [Full, Full]
+
+
+def test_a_stream_that_cannot_be_opened_ends_both_sides() -> None:
+    with Executor(layout_of(), has_engine=False, connection=TcpConnection) as destination, Executor(layout_of()) as source:
+        wanted = destination.receive(b"r", BLOCKS, TOKENS, source)
+        given = source.send(b"r", BLOCKS, TOKENS)
+        assert {type(error) for error in (handover.error for handover in _over([*given, *wanted]))} != {None}
+
+
+def _over(handovers: list[Handover]) -> list[Handover]:
+    for handover in handovers:
+        assert handover.wait_over(10)
+    return handovers
+
+
+@EVERY_WAY
+def test_blocks_are_the_receivers_own_once_it_has_been_told_that_it_is_over(way: str) -> None:
+    """Requests are cancelled at any moment, and the blocks written to at once by their owner: nothing else ever lands there."""
+    spec_blocks = list(range(16))
+    tokens = 256
+    with executor(layout_of(), way, **QUICK) as source, executor(layout_of(tp=2), way, **QUICK) as destination:
+        source.fill(1)
+        for attempt in range(6):
+            request_id = bytes([attempt])
+            wanted = destination.receive(request_id, spec_blocks, tokens, source)
+            [sending] = source.send(request_id, spec_blocks, tokens)
+            sending.all_ready()
+            time.sleep(0.001 * attempt)
+            for receiving in wanted:
+                receiving.cancel()
+            errors_of(wanted)
+            for rank in destination.ranks:
+                for memory in rank.memory:
+                    memory[:] = 7
+            errors_of([sending])
+            assert all(bool((memory == 7).all()) for rank in destination.ranks for memory in rank.memory)
+        check_next(source, destination, b"next")
+
+
+@EVERY_WAY
+def test_failures_leave_neither_threads_nor_descriptors(way: str) -> None:
+    def fail() -> None:
+        with executor(layout_of(), way, **QUICK) as source, executor(layout_of(), way, **QUICK) as destination:
+            wanted = destination.receive(b"r", BLOCKS, TOKENS, source)
+            given = source.send(b"r", BLOCKS, TOKENS)
+            given[0].layer_ready(0)
+            source.until(lambda: given[0].sent_bytes > 0)
+            wanted[0].cancel()
+            assert errors_of([*given, *wanted]) == [Cancelled, Cancelled]
+            assert taken_bytes(source) == taken_bytes(destination) == 0
+
+    assert_nothing_is_left(fail)
+
+
+def taken_bytes(side: Executor) -> int:
+    return sum(rank.transceiver.staging_bytes for rank in side.ranks)

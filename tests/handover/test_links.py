@@ -1,0 +1,159 @@
+"""Promises of links.py: one introduced connection a peer, told of when it breaks; who is not introduced is not listened to."""
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kvstore.handover.description import RankInfo
+from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
+from kvstore.protocol.handover_messages import Done, Greet, Stop
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.transfer.address import parse_address
+from kvstore.transfer.conformance_waiting import eventually
+from tests.handover.link_end import End
+from tests.handover.loop import running
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    with running() as reactor, ExitStack() as stack:
+        one, other = End(reactor, 1), End(reactor, 2)
+        stack.callback(other.close)
+        stack.callback(one.close)
+        yield one, other
+
+
+def test_both_ends_of_one_connection_ask(ends: tuple[End, End]) -> None:
+    one, other = ends
+    answers = [one.tell(other.info, bytes([number])) for number in range(3)]
+    assert [answer.get(timeout=10) for answer in answers] == [None] * 3
+    assert [other.heard.get(timeout=10) for _ in range(3)] == [(1, Done(bytes([number]))) for number in range(3)]
+    assert other.tell(one.info).get(timeout=10) is None
+    assert one.heard.get(timeout=10) == (2, Done(b"r"))
+    one.reactor.call(lambda: one.links.open(other.info), deadline_s=10)
+    assert (one.links.count, other.links.count) == (1, 1)
+
+
+def test_an_answer_may_be_an_error_or_never_come(ends: tuple[End, End]) -> None:
+    one, other = ends
+    other.answer = Full("no room")
+    assert isinstance(one.tell(other.info).get(timeout=10), Full)
+    other.is_silent = True
+    assert isinstance(one.tell(other.info, deadline_s=0.01).get(timeout=10), DeadlineExceeded)
+
+
+def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End]) -> None:
+    one, _ = ends
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    info = dataclasses.replace(ends[1].info, control=parse_address(f"127.0.0.1:{port}"))
+    assert isinstance(one.tell(info).get(timeout=10), Unreachable)
+    assert one.gone.get(timeout=10)[0] == 2
+    for wrong in ("no-such-host.invalid:1", "[fe80::1]:1", "255.255.255.255:1"):
+        answers = one.tell(dataclasses.replace(info, control=parse_address(wrong)))
+        assert isinstance(answers.get(timeout=10), Unreachable)
+        assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
+    assert one.links.count == 0
+
+
+def test_a_peer_that_does_not_answer_is_given_up() -> None:
+    with running() as reactor, ExitStack() as stack:
+        one = End(reactor, 1, connect_timeout_s=0.05)
+        stack.callback(one.close)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        full = [socket.create_connection(silent.getsockname()) for _ in range(1)]
+        for sock in full:
+            stack.callback(sock.close)
+        host, port = silent.getsockname()
+        info = dataclasses.replace(one.info, instance=bytes(16), control=parse_address(f"{host}:{port}"))
+        for _ in range(3):  # the first may still be taken into the backlog, and is not greeted
+            assert isinstance(one.tell(info).get(timeout=10), Unreachable | DeadlineExceeded)
+        eventually(lambda: not one.links.count, "all are hung up on")
+
+
+def test_another_run_at_the_same_address_is_stale(ends: tuple[End, End]) -> None:
+    one, other = ends
+    earlier = dataclasses.replace(other.info, instance=bytes(16))
+    assert isinstance(one.tell(earlier).get(timeout=10), StaleHandle)
+    assert isinstance(one.gone.get(timeout=10)[1], StaleHandle)
+    assert other.heard.empty()
+
+
+def test_a_connection_that_breaks_is_told_of_at_both_ends_and_made_anew(ends: tuple[End, End]) -> None:
+    one, other = ends
+    assert one.tell(other.info).get(timeout=10) is None
+    other.is_silent = True
+    waiting = one.tell(other.info)
+    other.heard.get(timeout=10), other.heard.get(timeout=10)
+    [session] = other.links.server.sessions
+    other.reactor.call(session.close, deadline_s=10)
+    assert isinstance(waiting.get(timeout=10), Unreachable)
+    assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
+    assert isinstance(other.gone.get(timeout=10)[1], Unreachable)
+    other.is_silent = False
+    assert one.tell(other.info).get(timeout=10) is None
+
+
+def test_close_ends_what_is_being_opened_without_a_word(ends: tuple[End, End]) -> None:
+    one, other = ends
+
+    def open_and_close() -> None:
+        one.links.open(other.info)
+        one.links.open(other.info)
+        one.links.close()
+        one.links.close()
+
+    one.reactor.call(open_and_close, deadline_s=10)
+    assert one.gone.empty()
+    assert one.links.count == 0
+
+
+class Raw:
+    """A peer that sends what the test says."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self._socket = socket.create_connection((info.control.host, info.control.port), timeout=10)
+
+    def ask(self, message: Message, *, payload: bytes = b"", type_number: int | None = None) -> KVStoreError | None:
+        """The error that it is answered with."""
+        body = message.pack()
+        head = pack_header(type_number or message.TYPE, 7, len(body), len(payload), 1000)
+        self._socket.sendall(head + body + payload)
+        header = unpack_header(self._read(HEADER_BYTES))
+        answer = self._read(header.body_bytes)
+        if header.type == Ok.TYPE:
+            return None
+        failure = Failure.unpack(answer)
+        return KVStoreError(failure.text) if failure.code not in CODES else CODES[failure.code](failure.text)
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            data = self._socket.recv(size - len(found))
+            assert data
+            found += data
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+CODES = {kind.code: kind for kind in (ProtocolError, StaleHandle, InvalidArgument)}
+
+
+def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tuple[End, End]) -> None:
+    one, other = ends
+    raw = Raw(other.info)
+    assert isinstance(raw.ask(Done(b"r")), ProtocolError)
+    assert isinstance(raw.ask(Greet(other.info.instance, b"nonsense")), ProtocolError)
+    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
+    assert isinstance(raw.ask(Done(b"r"), type_number=200), ProtocolError)
+    assert isinstance(raw.ask(Stop(b"r", 1, ""), payload=b"payload"), ProtocolError)
+    assert raw.ask(Done(b"r")) is None
+    raw.close()
+    assert other.gone.get(timeout=10)[0] == 1

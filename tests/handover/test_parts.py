@@ -1,0 +1,65 @@
+"""Promises of parts.py: parts cover what a pair moves exactly once, keep to their size, and are the same at both ends."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.handover.parts import Chunk, PartId, PartPlan, plan_parts, unit_tokens
+from tests.handover.scene import SPEC, layout_of
+
+
+def plan(layers: range, tokens: Chunk, *, part_bytes: int, token_bytes: int = 10) -> PartPlan:
+    return plan_parts(layers, tokens, 16, measure=lambda chunk: (chunk.end - chunk.start) * token_bytes, part_bytes=part_bytes)
+
+
+def all_parts(plan: PartPlan) -> list[PartId]:
+    step = plan.layers_per_part
+    starts = range(plan.layers.start, plan.layers.stop, step)
+    return [PartId(at, min(at + step, plan.layers.stop), chunk) for at in starts for chunk in range(len(plan.chunks))]
+
+
+def test_what_goes_straight_between_the_pools_is_one_chunk_of_any_number_of_layers() -> None:
+    found = plan(range(2, 6), Chunk(16, 100), part_bytes=0)
+    assert found == PartPlan(range(2, 6), (Chunk(16, 100),), 4, 840)
+    assert (found.is_staged, found.unit_count, found.total_bytes) == (False, 4, 3360)
+
+
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 300), st.integers(1, 5000))
+def test_gathered_parts_cover_every_layer_and_token_once_and_fit_a_slot(layers: int, first: int, count: int, part_bytes: int) -> None:
+    tokens = Chunk(first * 16, first * 16 + count)
+    found = plan(range(3, 3 + layers), tokens, part_bytes=part_bytes)
+    assert [chunk.start for chunk in found.chunks] == [tokens.start, *(chunk.end for chunk in found.chunks[:-1])]
+    assert found.chunks[-1].end == tokens.end
+    assert all(chunk.start % 16 == 0 for chunk in found.chunks)
+    units = [unit for part in all_parts(found) for unit in part.units]
+    assert len(units) == len(set(units)) == found.unit_count
+    for part in all_parts(found):
+        assert found.has(part)
+        chunk = found.chunks[part.chunk]
+        assert len(part.layers) * (chunk.end - chunk.start) * 10 <= found.slot_bytes <= max(part_bytes, 16 * 10)
+
+
+def test_nothing_to_move_is_no_part() -> None:
+    for layers, tokens in ((range(0), Chunk(0, 100)), (range(4), Chunk(100, 100)), (range(4), Chunk(100, 50))):
+        found = plan(layers, tokens, part_bytes=100)
+        assert (found.unit_count, found.total_bytes, found.is_staged) == (0, 0, False)
+
+
+def test_a_last_chunk_whose_blocks_lie_on_other_ranks_is_left_out() -> None:
+    found = plan_parts(range(1), Chunk(0, 40), 32, measure=lambda chunk: 100 * (chunk.start < 32), part_bytes=100)
+    assert found.chunks == (Chunk(0, 32),)
+
+
+def test_what_is_no_part_of_a_plan_is_told() -> None:
+    found = plan(range(2, 6), Chunk(0, 64), part_bytes=320)
+    assert (found.layers_per_part, len(found.chunks)) == (1, 2)
+    assert found.has(PartId(2, 3, 1))
+    for wrong in (PartId(1, 2, 0), PartId(5, 7, 0), PartId(3, 3, 0), PartId(4, 3, 0), PartId(2, 4, 0), PartId(2, 3, 2)):
+        assert not found.has(wrong)
+
+
+def test_units_are_whole_blocks_of_every_context_parallel_rank_of_both() -> None:
+    large = dataclasses.replace(SPEC, block_tokens=64)
+    assert unit_tokens(layout_of(cp=3), layout_of(large)) == 192
+    assert unit_tokens(layout_of(), layout_of()) == 16

@@ -1,0 +1,153 @@
+"""Promises of sending.py: what is ready goes to each that has asked, once, in time and within its slots; over is what all have."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.handover.parts import Chunk, PartId, PartPlan
+from kvstore.handover.sending import CacheSender, Offer, State
+from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
+
+DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
+GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
+
+
+def state_of(machine: CacheSender) -> State:
+    return machine.state
+
+
+def sender(*ranks: int, plan: PartPlan = DIRECT, batch_bytes: int = 0, slots: int = 2) -> CacheSender:
+    """That all of `ranks` have asked."""
+    machine = CacheSender(range(4), batch_bytes=batch_bytes)
+    machine.expect(ranks)
+    for rank in ranks:
+        machine.asked(rank, plan, slots=slots)
+    return machine
+
+
+def ready(machine: CacheSender, *layers: int) -> None:
+    for layer in layers:
+        machine.layer_ready(layer)
+
+
+def test_nothing_goes_before_it_is_asked_for_and_everything_that_is_ready_goes_then() -> None:
+    machine = CacheSender(range(4), batch_bytes=0)
+    ready(machine, 0, 1)
+    assert (machine.due(), machine.state) == ([], State.WAITING)
+    machine.expect([5, 6])
+    machine.asked(6, DIRECT, slots=0)
+    assert machine.due() == [Offer(6, PartId(0, 2, 0), 0)]
+    assert state_of(machine) is State.WAITING
+    machine.asked(5, DIRECT, slots=0)
+    assert machine.due() == [Offer(5, PartId(0, 2, 0), 0)]
+    assert state_of(machine) is State.MOVING
+    assert machine.due() == []
+
+
+def test_layers_go_as_they_become_ready_in_any_order() -> None:
+    machine = sender(0)
+    ready(machine, 2)
+    assert machine.due() == [Offer(0, PartId(2, 3, 0), 0)]
+    ready(machine, 0, 3, 3)
+    assert machine.due() == [Offer(0, PartId(0, 1, 0), 0), Offer(0, PartId(3, 4, 0), 0)]
+
+
+def test_small_layers_wait_for_one_another_but_not_for_none() -> None:
+    machine = sender(0, batch_bytes=250)
+    ready(machine, 0, 1)
+    assert machine.due() == []
+    ready(machine, 2)
+    assert machine.due() == [Offer(0, PartId(0, 3, 0), 0)]
+    ready(machine, 3)
+    assert machine.due() == [Offer(0, PartId(3, 4, 0), 0)]
+
+
+def test_gathered_parts_wait_for_a_slot() -> None:
+    machine = sender(0, plan=GATHERED)
+    ready(machine, 0, 1, 2, 3)
+    first, second = machine.due()
+    assert (first.part, second.part) == (PartId(0, 2, 0), PartId(0, 2, 1))
+    assert {first.slot, second.slot} == {0, 1}
+    assert machine.due() == []
+    machine.acknowledged(0, second.part, 50)
+    assert machine.due() == [Offer(0, PartId(2, 4, 0), second.slot)]
+
+
+def test_it_is_over_once_every_counterpart_has_acknowledged_everything() -> None:
+    machine = sender(0, 1)
+    ready(machine, 0, 1, 2, 3)
+    for offer in machine.due():
+        assert state_of(machine) is State.MOVING
+        assert machine.needs(offer.rank)
+        machine.acknowledged(offer.rank, offer.part, 400)
+        assert not machine.needs(offer.rank)
+    assert state_of(machine) is State.OVER
+    assert machine.sent_bytes == 800
+    assert not machine.fail(Cancelled("late"))
+    assert machine.error is None
+
+
+def test_a_rank_that_gives_nothing_is_over_once_it_knows() -> None:
+    machine = CacheSender(range(4), batch_bytes=0)
+    assert state_of(machine) is State.WAITING
+    machine.expect([])
+    assert state_of(machine) is State.OVER
+
+
+def test_what_is_acknowledged_before_the_last_layer_is_ready_overlaps() -> None:
+    machine = sender(0)
+    ready(machine, 0)
+    [offer] = machine.due()
+    machine.acknowledged(0, offer.part, 100)
+    ready(machine, 1, 2, 3)
+    assert machine.is_all_ready
+    [offer] = machine.due()
+    machine.acknowledged(0, offer.part, 300)
+    assert (machine.overlap_bytes, machine.sent_bytes, machine.state) == (100, 400, State.OVER)
+
+
+def test_who_takes_nothing_or_asks_twice_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="takes nothing"):
+        CacheSender(range(4), batch_bytes=0).asked(0, DIRECT, slots=1)
+    machine = sender(0)
+    with pytest.raises(ProtocolError, match="takes nothing"):
+        machine.asked(1, DIRECT, slots=1)
+    with pytest.raises(ProtocolError, match="asked already"):
+        machine.asked(0, DIRECT, slots=1)
+    assert not machine.needs(1)
+
+
+def test_gathered_parts_need_a_slot() -> None:
+    machine = CacheSender(range(4), batch_bytes=0)
+    machine.expect([0])
+    with pytest.raises(ProtocolError, match="slots"):
+        machine.asked(0, GATHERED, slots=0)
+
+
+def test_after_a_failure_nothing_goes_and_the_first_reason_stays() -> None:
+    machine = sender(0)
+    ready(machine, 0, 1, 2, 3)
+    assert machine.fail(Unreachable("first"))
+    assert not machine.fail(Cancelled("second"))
+    assert (machine.due(), machine.state, str(machine.error)) == ([], State.OVER, "first")
+
+
+@given(st.permutations(range(4)), st.integers(0, 500), st.booleans(), st.randoms(use_true_random=False))
+def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
+    order: list[int], batch_bytes: int, is_gathered: bool, random: "st.DataObject"
+) -> None:
+    plan = GATHERED if is_gathered else DIRECT
+    machine = sender(0, 7, plan=plan, batch_bytes=batch_bytes)
+    gone: dict[int, list[tuple[int, int]]] = {0: [], 7: []}
+    under_way: list[Offer] = []
+    for layer in [*order, *([order[0]] * 20)]:
+        machine.layer_ready(layer)
+        under_way += machine.due()
+        random.shuffle(under_way)  # type: ignore[attr-defined]
+        if under_way:
+            offer = under_way.pop()
+            gone[offer.rank] += offer.part.units
+            machine.acknowledged(offer.rank, offer.part, 1)
+    assert state_of(machine) is State.OVER
+    expected = [(layer, chunk) for layer in range(4) for chunk in range(len(plan.chunks))]
+    assert sorted(gone[0]) == sorted(gone[7]) == expected

@@ -1,0 +1,194 @@
+"""Promises of streams.py: parts in their order over one connection that shows its ticket; each move ends once, however the stream does."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import pytest
+
+from kvstore.handover import streams
+from kvstore.handover.streams import Move, Stream, StreamListener
+from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, Unreachable
+from kvstore.protocol.handover_messages import TICKET_BYTES
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.conformance_waiting import assert_nothing_is_left, eventually
+from kvstore.transfer.connection import Connection, Listener
+from kvstore.transfer.deadline import Deadline
+from kvstore.transfer.tcp import TcpConnection
+
+TICKET = bytes(range(TICKET_BYTES))
+End = Future[KVStoreError | None]
+
+
+def put(stream: Stream, move: Move) -> End:
+    """A move whose end can be waited for."""
+    ended = End()
+    stream.put(move, ended.set_result)
+    return ended
+
+
+def sending(data: bytes) -> Move:
+    return lambda connection: connection.send([data], Deadline(10))
+
+
+def receiving(into: bytearray) -> Move:
+    return lambda connection: connection.recv_into([memoryview(into)], Deadline(10))
+
+
+@pytest.fixture
+def listener() -> Iterator[StreamListener]:
+    with ExitStack() as stack:
+        made = StreamListener(TcpConnection.listen(Rail()))
+        stack.callback(made.close)
+        yield made
+
+
+def connected(listener: StreamListener, ticket: bytes = TICKET) -> Stream:
+    """The sender's end."""
+    stream = Stream()
+    stream.connect(TcpConnection, listener.metadata(), Rail(), ticket, deadline_s=10)
+    return stream
+
+
+def test_parts_arrive_in_their_order(listener: StreamListener) -> None:
+    theirs = listener.expect(TICKET)
+    parts = [bytearray(3) for _ in range(5)]
+    taken = [put(theirs, receiving(part)) for part in parts]  # before it is connected
+    ours = connected(listener)
+    given = [put(ours, sending(bytes([number] * 3))) for number in range(5)]
+    assert [ended.result(10) for ended in given + taken] == [None] * 10
+    assert parts == [bytes([number] * 3) for number in range(5)]
+    for stream in (ours, theirs):
+        stream.close()
+        stream.close()
+
+
+def test_to_close_ends_the_move_under_way_and_those_that_wait(listener: StreamListener) -> None:
+    theirs = listener.expect(TICKET)
+    ours = connected(listener)
+    began = threading.Event()
+
+    def hang(connection: Connection) -> None:
+        began.set()
+        receiving(bytearray(1))(connection)
+
+    under_way, waiting = put(theirs, hang), put(theirs, sending(b""))
+    assert began.wait(10)
+    theirs.close()
+    assert all(isinstance(ended.result(10), Cancelled) for ended in (under_way, waiting, put(theirs, sending(b""))))
+    ours.close()
+
+
+def test_a_move_that_fails_ends_those_behind_it_with_its_error(listener: StreamListener) -> None:
+    theirs = listener.expect(TICKET)
+    ends = [put(theirs, receiving(bytearray(1))) for _ in range(2)]
+    ours = connected(listener)
+    assert put(ours, sending(b"x")).result(10) is None
+    assert ends[0].result(10) is None
+    ours.close()
+    assert isinstance(ends[1].result(10), Unreachable)
+    assert isinstance(put(theirs, sending(b"")).result(10), Cancelled)
+
+
+def test_a_stream_that_cannot_be_opened_ends_its_moves(listener: StreamListener) -> None:
+    metadata = listener.metadata()
+    listener.close()
+    stream, second = Stream(), Stream()
+    ended = put(stream, sending(b"x"))
+    stream.connect(TcpConnection, metadata, Rail(), TICKET, deadline_s=10)
+    assert isinstance(ended.result(10), Unreachable)
+    second.close()
+    assert isinstance(put(second, sending(b"x")).result(10), Cancelled)
+
+
+def test_a_wrong_ticket_or_one_that_is_used_or_forgotten_is_hung_up_on(listener: StreamListener) -> None:
+    theirs = listener.expect(TICKET)
+    listener.expect(b"forgotten" + bytes(7))
+    listener.forget(b"forgotten" + bytes(7))
+    part = bytearray(2)
+    taken = put(theirs, receiving(part))
+    first = connected(listener)
+    assert put(first, sending(b"ok")).result(10) is None
+    assert taken.result(10) is None
+    for ticket in (TICKET, bytes(TICKET_BYTES), b"forgotten" + bytes(7)):
+        other = connected(listener, ticket)
+        assert isinstance(put(other, receiving(bytearray(1))).result(10), Unreachable)
+    first.close()
+    theirs.close()
+
+
+def test_a_connection_that_never_says_whose_it_is_is_closed(listener: StreamListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "TICKET_TIMEOUT_S", 0.01)
+    connection = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+    with pytest.raises(Unreachable):
+        connection.recv_into([memoryview(bytearray(1))], Deadline(10))
+
+
+def test_a_second_connection_for_a_stream_is_closed(listener: StreamListener) -> None:
+    theirs = listener.expect(TICKET)
+    ours = connected(listener)
+    assert put(ours, sending(b"x")).result(10) is None
+    assert put(theirs, receiving(bytearray(1))).result(10) is None
+    second = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+    theirs.serve(second)
+    assert not second.is_open
+    for stream in (ours, theirs):
+        stream.close()
+
+
+def test_close_hangs_up_on_who_is_arriving_and_leaves_nothing() -> None:
+    def use() -> None:
+        listener = StreamListener(TcpConnection.listen(Rail()))
+        connection = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+        eventually(lambda: bool(listener.arriving), "the connection arrives")
+        listener.close()
+        with pytest.raises(Unreachable):
+            connection.recv_into([memoryview(bytearray(1))], Deadline(10))
+
+    assert_nothing_is_left(use)
+
+
+class Odd(Listener):
+    """Fails, has nobody, and then a connection that comes too late."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.may_close = threading.Event()
+        self.late = TcpListenerPair()
+
+    def metadata(self) -> bytes:
+        return b""
+
+    def accept(self, timeout_s: float) -> Connection | None:
+        self.steps += 1
+        if self.steps == 1:
+            raise Unreachable("no descriptor")
+        if self.steps == 2:
+            return None
+        if self.steps == 3:
+            self.may_close.wait(10)
+            return self.late.accepted
+        raise Closed("closed")
+
+    def close(self) -> None:
+        self.may_close.set()
+
+
+class TcpListenerPair:
+    """Two ends of one connection."""
+
+    def __init__(self) -> None:
+        listener = TcpConnection.listen(Rail())
+        self.connected = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+        accepted = listener.accept(10)
+        assert accepted is not None
+        self.accepted = accepted
+        listener.close()
+
+
+def test_failures_to_accept_are_survived_and_late_comers_hung_up_on() -> None:
+    odd = Odd()
+    StreamListener(odd).close()
+    eventually(lambda: not odd.late.accepted.is_open, "the late connection is closed")
+    odd.late.connected.close()

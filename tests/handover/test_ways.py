@@ -1,0 +1,96 @@
+"""Promises of ways.py: which way bytes go between two ranks, and what is said when there is none."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.core import Core
+from kvstore.handover.description import RankInfo
+from kvstore.handover.ways import choose_way
+from kvstore.kvcache.formatter import remap
+from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
+from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
+from kvstore.protocol.settings import Size
+from kvstore.transfer.tcp import TcpConnection
+from tests.handover.scene import Rank, layout_of
+
+Make = Callable[..., Rank]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes ranks, and closes them."""
+    with ExitStack() as stack:
+
+        def one(transports: str = "tcp", *, way: str = "auto", direct_min_bytes: int = 0, **how: Any) -> Rank:
+            settings = HandoverSettings(way=way, direct_min_bytes=Size(direct_min_bytes))
+            rank = Rank(layout_of(), 0, settings, transports=transports, **how)
+            stack.callback(rank.close)
+            return rank
+
+        yield one
+
+
+def core_of(rank: Rank) -> Core:
+    core: Core = rank.transceiver._core
+    return core
+
+
+def info_of(rank: Rank, **changes: Any) -> RankInfo:
+    [info] = rank.transceiver.connect([rank.transceiver.describe()]).ranks
+    return dataclasses.replace(info, **changes)
+
+
+def chosen(receiver: Rank, info: RankInfo) -> tuple[int, bool]:
+    """The way, and whether parts are gathered."""
+    way = choose_way(core_of(receiver), info, remap(info.layout, receiver.layout))
+    assert (way.peer is None) == (way.way == STREAM)
+    return way.way, bool(way.part_bytes)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "way"),
+    [
+        ({}, {}, (PUSH, False)),
+        ({"direct_min_bytes": 1 << 20}, {}, (PUSH, True)),
+        ({"transports": "shm,tcp"}, {"transports": "shm,tcp"}, (PULL, False)),
+        ({"transports": "shm,tcp", "way": "push"}, {"transports": "shm,tcp"}, (PUSH, False)),
+        ({"way": "pull"}, {}, (PULL, False)),
+        ({"transports": "shm"}, {"transports": "shm", "is_shared": False}, (PULL, True)),
+        ({"has_engine": False, "connection": TcpConnection}, {}, (STREAM, True)),
+        ({"connection": TcpConnection}, {"has_engine": False, "connection": TcpConnection}, (STREAM, True)),
+        ({"connection": TcpConnection, "way": "stream"}, {}, (STREAM, True)),
+        ({"connection": TcpConnection}, {"transports": "shm"}, (STREAM, True)),
+    ],
+)
+def test_the_way_is_what_both_have_and_the_settings_want(
+    make: Make, ours: dict[str, Any], theirs: dict[str, Any], way: tuple[int, bool]
+) -> None:
+    assert chosen(make(**ours), info_of(make(**theirs))) == way
+
+
+def test_shared_memory_of_another_host_is_none(make: Make) -> None:
+    receiver, sender = make("shm,tcp"), make("shm,tcp")
+    assert chosen(receiver, info_of(sender, host="another")) == (PUSH, False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "error", "complaint"),
+    [
+        ({}, {"transports": "shm"}, Unreachable, "no way to"),
+        ({"connection": TcpConnection, "way": "pull"}, {"transports": "shm"}, Unreachable, "no way to"),
+        ({}, {"has_engine": False}, ConfigError, "pass one to the transceiver"),
+        ({"connection": TcpConnection, "way": "push"}, {"has_engine": False}, ConfigError, "way is push, but there is no transfer engine"),
+        ({"transports": "shm", "way": "push"}, {"transports": "shm"}, ConfigError, "set way to auto or pull"),
+    ],
+)
+def test_where_there_is_no_way_it_is_said_what_to_do(
+    make: Make, ours: dict[str, Any], theirs: dict[str, Any], error: type[KVStoreError], complaint: str
+) -> None:
+    receiver, sender = make(**ours), make(**theirs)
+    with pytest.raises(error, match=complaint):
+        chosen(receiver, info_of(sender))
