@@ -8,11 +8,12 @@ TORCH ?= torch==2.13.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 ENGINE := sieve endpoints slices bandwidth paths topology topology_json netlink routing description deadline \
 	memory exports copies transfers peer rails mover transports liveness mapping incoming exchange
+HANDOVER := arguments description ending handles parts receiving roll_call sending staging ways windows
 # What its own test file has to cover in full, branches included.
 COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
 	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
 	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
-	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE)))
+	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE))) $(addsuffix .py,$(addprefix tests/handover/test_,$(HANDOVER)))
 # NIXL and UCX each bring a libucp; both in one process crash.
 ALONE := tests/transfer/test_nixl.py tests/transfer/test_nixl_library.py
 
@@ -27,7 +28,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 .PHONY: test
 test: $(BIN)/.dev etcd typing  ## the whole suite
 	rm -f .coverage
-	$(BIN)/python -m pytest $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report= -p no:cacheprovider
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report= -p no:cacheprovider
 	$(BIN)/python tests/own_coverage.py
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED) $(ALONE)) -p no:cacheprovider
 	$(BIN)/python -m pytest $(ALONE) -p no:cacheprovider
@@ -67,9 +68,17 @@ bench-policy: $(BIN)/.dev  ## eviction policies on the conversation trace, their
 bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster simulator; writes benchmarks/out/scheduler.json
 	$(BIN)/python -m benchmarks.scheduler
 
+.PHONY: bench-kvcache
+bench-kvcache: $(BIN)/.dev  ## codecs against memcpy, re-mapping plans, hand-over layer by layer over shaped rails; writes benchmarks/out/kvcache.json
+	@command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null || { echo "installing iproute2 and nftables"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
+		echo "could not install iproute2 and nftables: the table lacks the hand-over"
+	$(BIN)/python -m benchmarks.kvcache
+
 .PHONY: docs
-docs: $(BIN)/.dev  ## docs/settings.md and the gRPC code, from their sources
-	$(BIN)/python docs/make_settings.py
+docs: $(BIN)/.dev  ## docs/settings.md, docs/remapping.svg and the gRPC code, from their sources
+	$(BIN)/python docs/make_settings.py > docs/settings.md
+	$(BIN)/python docs/make_remapping.py > docs/remapping.svg
 	$(BIN)/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
 		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto
 

@@ -4,6 +4,8 @@ import sys
 from typing import Any, Final
 
 from kvstore.client.config import ClientSettings
+from kvstore.handover.config import SECTION as HANDOVER
+from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import settings_table
 from kvstore.router.config import RouterSettings
@@ -44,6 +46,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         TransferSettings,
     ),
     (
+        "Hand-over",
+        "Of `CacheTransceiver`; [kvcache.md](kvcache.md#hand-over-between-engines) says what they do. They have no flags. In Python pass\n"
+        "`HandoverSettings(...)`; an engine that reads environment and file calls `load_settings`.\n\n",
+        HANDOVER,
+        HandoverSettings,
+    ),
+    (
         "Stand-in engines",
         "Of `python -m kvstore.router.standin`; [router.md](router.md) says what they are for.\n\n",
         "standin",
@@ -61,7 +70,7 @@ def text() -> str:
 def table(section: str, kind: type[Any]) -> str:
     """As the programs print it, without the column of flags where there are none."""
     rows = settings_table(section, kind)
-    return rows if section != SECTION else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
+    return rows if section not in (SECTION, HANDOVER) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
 
 
 if __name__ == "__main__":

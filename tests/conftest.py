@@ -1,5 +1,6 @@
 """Fixtures of every folder of tests: a real etcd, shared by the session or one's own to kill."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 from tests.etcd_server import EtcdServer
 
 pytest.register_assert_rewrite("tests.master.catalog_conformance")
+
+# Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ ENGINE = (
     *("memory", "exports", "copies", "transfers", "peer", "rails", "mover", "transports", "liveness", "mapping", "incoming", "exchange"),
 )
 """What needs no network, of transfer/: the rest is held to the conformance suites."""
+HANDOVER = ("arguments", "description", "ending", "handles", "parts", "receiving", "roll_call", "sending", "staging", "ways", "windows")
+"""What needs no sockets, of handover/."""
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")
 
 
@@ -26,6 +28,7 @@ def modules() -> list[Path]:
     found = [path for package in WHOLE_PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
     found += [path for name in DIRECTORY if (path := ROOT / "master" / f"{name}.py").exists()]
     found += [ROOT / "transfer" / f"{name}.py" for name in ENGINE]
+    found += [ROOT / "handover" / f"{name}.py" for name in HANDOVER]
     return [path for path in found if not EXCEPT.search(path.name)]
 
 

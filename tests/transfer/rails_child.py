@@ -61,9 +61,9 @@ class Load:
 
     def __init__(self, hosts: TwoHosts, direction: Direction = "read", **settings: Any) -> None:
         """`settings` of both engines; TCP if they name no transports. Raises RuntimeError when an engine does not start."""
-        _wait_until_up(hosts)
+        wait_until_up(hosts)
         packed = json.dumps({"transports": "tcp", **settings})
-        described = _line(_start(hosts, 1, "target", packed))
+        described = answer_of(_start(hosts, 1, "target", packed))
         self._initiator = _start(hosts, 0, "initiator", packed, direction)
         self._ask(described)
 
@@ -84,10 +84,10 @@ class Load:
     def _ask(self, question: Any) -> Any:
         assert self._initiator.stdin is not None
         print(json.dumps(question), file=self._initiator.stdin, flush=True)
-        return _line(self._initiator)
+        return answer_of(self._initiator)
 
 
-def _wait_until_up(hosts: TwoHosts) -> None:
+def wait_until_up(hosts: TwoHosts) -> None:
     """The kernel takes up to a second to say that a new link is up, and engines take no other."""
     until_s = time.monotonic() + ANSWER_DEADLINE_S
     for host in (0, 1):
@@ -104,7 +104,7 @@ def _start(hosts: TwoHosts, host: int, *arguments: str) -> "subprocess.Popen[str
     return hosts.start(host, command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
 
 
-def _line(process: "subprocess.Popen[str]") -> Any:
+def answer_of(process: "subprocess.Popen[str]") -> Any:
     assert process.stdout is not None
     overdue = threading.Timer(ANSWER_DEADLINE_S, process.kill)
     overdue.start()

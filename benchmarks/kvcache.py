@@ -1,0 +1,143 @@
+"""`make bench-kvcache`: codecs against memcpy, the time to plan a re-mapping, and what sending layer by layer gains. Every figure by the
+clock of this machine; ratios are of one run. Rows go to benchmarks/out/kvcache.json.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from benchmarks.handover import overlap_rows
+from kvstore.client.bench_report import Row, at_most, table, write
+from kvstore.kvcache.codec import decode, encode
+from kvstore.kvcache.formatter import remap
+from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.schemes import Scheme
+from kvstore.kvcache.spec import CacheSpec
+
+OUT: Final = Path(__file__).parent / "out" / "kvcache.json"
+SCHEMES: Final = ("fp8-tensor", "fp8-head", "int8", "int8a", "int4/32", "int4/64", "int4/128", "int2/32")
+SHAPE: Final = (16, 8, 8, 128, 128)
+"""Blocks, layers, heads, tokens a block, head_dim: 32 MiB of bfloat16 for K, as much for V."""
+OUTLIER_CHANNELS: Final = 4
+"""Of K, each head's with values ten times as large: what KIVI found in real models (arXiv:2402.02750, section 3.2)."""
+ROUNDS: Final = 5
+PLAN_LAYERS: Final = 80
+PLAN_BLOCKS: Final = 1000
+MAX_PLAN_MS: Final = 50
+
+
+def main() -> int:
+    rows: list[Row] = []
+    for part in (codec_rows, plan_rows, overlap_rows):
+        for row in part():
+            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
+            rows.append(row)
+    Console().print(table(rows))
+    write(rows, OUT)
+    return 0
+
+
+# --- codecs ---
+
+
+def codec_rows() -> Iterator[Row]:
+    """Speeds count bytes of bfloat16, in or out; half of them K, half V."""
+    key, value = cache(is_key=True), cache(is_key=False)
+    copy, raw_bytes = torch.empty_like(key), key.nbytes + value.nbytes
+    memcpy = raw_bytes / 2 / best_s(lambda: copy.copy_(key)) / 1e9
+    yield Row(f"memcpy of {key.nbytes >> 20} MiB, {torch.get_num_threads()} threads", memcpy, "GB/s")
+    for name in SCHEMES:
+        kind, _, group = name.partition("/")
+        both = [_Coding(Scheme(kind, int(group or 0)), values, is_key=is_key) for values, is_key in ((key, True), (value, False))]
+        stored_bytes = sum(coding.records.nbytes for coding in both)
+        for verb, calls in (("encode", [coding.encode for coding in both]), ("decode", [coding.decode for coding in both])):
+            gb_s = raw_bytes / sum(map(best_s, calls)) / 1e9
+            yield Row(f"{name}: {verb}", gb_s, "GB/s")
+            yield Row(f"{name}: {verb} / memcpy", gb_s / memcpy, "ratio")
+        yield Row(f"{name}: bytes saved", 1 - stored_bytes / raw_bytes, "share")
+        yield Row(f"{name}: bits a value, metadata included", 16 * stored_bytes / raw_bytes, "bits")
+        for part, coding in zip("KV", both, strict=True):
+            yield Row(f"{name}: error of {part}, RMS / RMS", coding.relative_error(), "share")
+
+
+class _Coding:
+    """K or V under one scheme, with the memory that both ways need."""
+
+    def __init__(self, scheme: Scheme, values: Any, *, is_key: bool) -> None:
+        self._scheme, self._values, self._is_key = scheme, values, is_key
+        self.records = encode(values, scheme, is_key=is_key)
+        self._back = torch.empty_like(values)
+
+    def encode(self) -> None:
+        encode(self._values, self._scheme, is_key=self._is_key, out=self.records)
+
+    def decode(self) -> None:
+        *_, tokens, head_dim = SHAPE
+        decode(self.records, self._scheme, is_key=self._is_key, tokens=tokens, head_dim=head_dim, dtype=torch.bfloat16, out=self._back)
+
+    def relative_error(self) -> float:
+        self.decode()
+        return float((self._back.float() - self._values.float()).norm() / self._values.float().norm())
+
+
+def cache(*, is_key: bool) -> Any:
+    """Values as attention sees them: normal, K with a few channels of large ones."""
+    generator = torch.Generator().manual_seed(int(is_key))
+    values = torch.randn(SHAPE, generator=generator)
+    if is_key:
+        values[..., :OUTLIER_CHANNELS] *= 10
+    return values.to(torch.bfloat16)
+
+
+def best_s(call: Callable[[], Any]) -> float:
+    """The least of ROUNDS, after one that touches the memory."""
+    call()
+    taken_s = []
+    for _ in range(ROUNDS):
+        begun_s = time.perf_counter()
+        call()
+        taken_s.append(time.perf_counter() - begun_s)
+    return min(taken_s)
+
+
+# --- plans ---
+
+
+def plan_rows() -> Iterator[Row]:
+    """All pairs of ranks of TP 8 -> TP 4, Llama 3 70B's shape."""
+    for order in ("HND", "NHD"):
+        name = f"plan of {PLAN_LAYERS} layers x TP 8 -> TP 4 x {PLAN_BLOCKS:,} blocks, {order}"
+        spec = CacheSpec(layers=PLAN_LAYERS, kv_heads=8, heads=64, head_dim=128, block_tokens=16)
+        source, destination = (CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=2 * PLAN_BLOCKS, order=order) for tp in (8, 4))
+        blocks = np.random.default_rng(0).permutation(2 * PLAN_BLOCKS)[:PLAN_BLOCKS]
+        begun_s = time.perf_counter()
+        runs = build(source, destination, blocks)
+        first_s = time.perf_counter() - begun_s
+        yield Row(f"{name}: runs", runs, "")
+        yield Row(f"{name}, of a new shape", first_s * 1000, "ms")
+        again_s = statistics.median(timed(lambda: build(source, destination, blocks)) for _ in range(ROUNDS))  # noqa: B023 - called at once
+        yield at_most(f"{name}, of a shape seen before, median", again_s * 1000, "ms", MAX_PLAN_MS)
+
+
+def build(source: CacheLayout, destination: CacheLayout, blocks: Any) -> int:
+    """How many runs of bytes all pairs of ranks have."""
+    remapping = remap(source, destination)
+    return sum(len(remapping.copies(pair.source_rank, pair.destination_rank, blocks, blocks).length) for pair in remapping.pairs)
+
+
+def timed(call: Callable[[], Any]) -> float:
+    begun_s = time.perf_counter()
+    call()
+    return time.perf_counter() - begun_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())

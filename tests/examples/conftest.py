@@ -1,0 +1,6 @@
+"""Examples are run from their folder, and import one another as siblings: so do their tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

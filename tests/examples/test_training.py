@@ -1,0 +1,35 @@
+"""examples/training.py: one recipe, one model; made once."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from llama import Tensor, whole  # noqa: E402
+from training import trained  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+logging.disable_progress_bar()
+
+
+def weights(place: Path) -> Tensor:
+    return torch.cat([values.flatten() for values in whole(place).state_dict().values()])
+
+
+def test_a_recipe_always_makes_the_same_model_and_only_once(tmp_path: Path) -> None:
+    first = trained(tmp_path / "a", seed=1, steps=2)
+    made_ns = (first / "model.safetensors").stat().st_mtime_ns
+    assert trained(tmp_path / "a", seed=1, steps=2) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == made_ns
+    assert [entry.name for entry in (tmp_path / "a").iterdir()] == [first.name], "nothing half made is left"
+    assert torch.equal(weights(trained(tmp_path / "b", seed=1, steps=2)), weights(first))
+    assert not torch.equal(weights(trained(tmp_path / "a", seed=2, steps=2)), weights(first))
+
+
+def test_a_model_that_another_program_has_made_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trained(tmp_path, seed=1, steps=1)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert trained(tmp_path, seed=1, steps=1) == first
+    assert [entry.name for entry in tmp_path.iterdir()] == [first.name]
