@@ -31,12 +31,13 @@ OUTLIER_CHANNELS: Final = 4
 ROUNDS: Final = 5
 PLAN_LAYERS: Final = 80
 PLAN_BLOCKS: Final = 1000
+STAGED_TOKENS: Final = 2048
 MAX_PLAN_MS: Final = 50
 
 
 def main() -> int:
     rows: list[Row] = []
-    for part in (codec_rows, plan_rows, overlap_rows):
+    for part in (codec_rows, plan_rows, staging_rows, overlap_rows):
         for row in part():
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
@@ -115,8 +116,7 @@ def plan_rows() -> Iterator[Row]:
     """All pairs of ranks of TP 8 -> TP 4, Llama 3 70B's shape."""
     for order in ("HND", "NHD"):
         name = f"plan of {PLAN_LAYERS} layers x TP 8 -> TP 4 x {PLAN_BLOCKS:,} blocks, {order}"
-        spec = CacheSpec(layers=PLAN_LAYERS, kv_heads=8, heads=64, head_dim=128, block_tokens=16)
-        source, destination = (CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=2 * PLAN_BLOCKS, order=order) for tp in (8, 4))
+        source, destination = (layout(tp, order, pool_blocks=2 * PLAN_BLOCKS) for tp in (8, 4))
         blocks = np.random.default_rng(0).permutation(2 * PLAN_BLOCKS)[:PLAN_BLOCKS]
         begun_s = time.perf_counter()
         runs = build(source, destination, blocks)
@@ -125,6 +125,28 @@ def plan_rows() -> Iterator[Row]:
         yield Row(f"{name}, of a new shape", first_s * 1000, "ms")
         again_s = statistics.median(timed(lambda: build(source, destination, blocks)) for _ in range(ROUNDS))  # noqa: B023 - called at once
         yield at_most(f"{name}, of a shape seen before, median", again_s * 1000, "ms", MAX_PLAN_MS)
+
+
+def layout(tp: int, order: str, *, pool_blocks: int) -> CacheLayout:
+    spec = CacheSpec(layers=PLAN_LAYERS, kv_heads=8, heads=64, head_dim=128, block_tokens=16)
+    return CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=pool_blocks, order=order)
+
+
+def staging_rows() -> Iterator[Row]:
+    """What is done in place of a plan where runs are as short as here, 256 bytes: rank 0's bytes through one buffer, one thread."""
+    blocks = np.random.default_rng(0).permutation(STAGED_TOKENS // 16)
+    ends = [layout(tp, "NHD", pool_blocks=len(blocks)) for tp in (8, 4)]
+    remapping = remap(*ends)
+    pools = [np.ones(end.region_bytes(0, 0), np.uint8) for end in ends]
+    staged, copy = np.ones(remapping.staged_bytes(0, 0, tokens=STAGED_TOKENS), np.uint8), np.ones(pools[0].size, np.uint8)
+    memcpy = copy.nbytes / best_s(lambda: np.copyto(copy, pools[0])) / 1e9
+    for name, call in (
+        ("gathered", lambda: remapping.gather(0, 0, pools[:1], blocks, tokens=STAGED_TOKENS, out=staged)),
+        ("scattered", lambda: remapping.scatter(0, 0, pools[1:], blocks, staged, tokens=STAGED_TOKENS)),
+    ):
+        gb_s = staged.nbytes / best_s(call) / 1e9
+        yield Row(f"NHD, TP 8 -> TP 4, {staged.nbytes >> 20} MiB in runs of 256 bytes, {name}", gb_s, "GB/s")
+        yield Row(f"NHD, {name} / memcpy", gb_s / memcpy, "ratio")
 
 
 def build(source: CacheLayout, destination: CacheLayout, blocks: Any) -> int:
