@@ -82,6 +82,10 @@ def test_the_chain_decides_what_belongs_together(events: list[BlockEvent], expec
     assert sorted(chains(events)) == expected
 
 
+def test_a_prompt_that_lacks_a_block_does_not_get_it_with_one_that_it_has() -> None:
+    assert chains([stored("ac", parents=".b"), stored("ab")]) == ["abc", "ab"]
+
+
 def test_interleaved_prompts_are_kept_apart_by_their_chains() -> None:
     events = [read("a"), read("a"), stored("x", parents="a"), stored("b"), stored("c"), stored("y", parents="x")]
     assert sorted(chains(events)) == ["abc", "axy"]
