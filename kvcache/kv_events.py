@@ -175,13 +175,14 @@ class PromptAssembler:
             self._by_hole.setdefault(hole, {})[prompt] = None
 
     def _find(self, part: _Part, now_ms: float) -> _Prompt | None:
-        """The newest prompt that misses a block of the part; else the one that ends closest above it."""
+        """The newest prompt that misses a block of the part; else the one that ends closest above it, rather one without other holes."""
         ends = [key for key in reversed(part.chain) if key not in part.blocks]  # a prompt that ends with one of them has had it
         for index, keys in ((self._by_hole, part.blocks), (self._by_end, ends)):
             for key in keys:
-                for prompt in reversed(index.get(key, {})):
-                    if prompt.takes(part, now_ms):
-                        return prompt
+                takers = [prompt for prompt in reversed(index.get(key, {})) if prompt.takes(part, now_ms)]
+                if takers:
+                    # What a prompt lacks is stored in the order of its chain: one with a hole has not come to what lies below yet.
+                    return min(takers, key=lambda prompt: not prompt.members <= prompt.blocks | part.blocks)
         return None
 
     def _close(self, prompt: _Prompt) -> None:

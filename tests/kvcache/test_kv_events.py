@@ -86,6 +86,11 @@ def test_a_prompt_that_lacks_a_block_does_not_get_it_with_one_that_it_has() -> N
     assert chains([stored("ac", parents=".b"), stored("ab")]) == ["abc", "ab"]
 
 
+def test_of_two_prompts_with_one_end_the_one_without_a_hole_goes_on_first() -> None:
+    events = [read("abc", time_s=1), read("ac", parents=".b", time_s=5), stored("d", time_s=6), stored("be", parents="ac", time_s=7)]
+    assert chains(events) == ["abcd", "abce"]
+
+
 def test_interleaved_prompts_are_kept_apart_by_their_chains() -> None:
     events = [read("a"), read("a"), stored("x", parents="a"), stored("b"), stored("c"), stored("y", parents="x")]
     assert sorted(chains(events)) == ["abc", "axy"]
