@@ -17,7 +17,7 @@ from kvstore.client.sync import Client
 from kvstore.client.tensor_parts import ValuePart, namespace_of, value_parts
 from kvstore.client.tensor_staging import Rows, Staging, are_values, as_index, is_tensor, put_back, read_values, write_values
 from kvstore.kvcache.dtypes import dtype_bytes
-from kvstore.kvcache.hashing import TokenIds
+from kvstore.kvcache.hashing import TokenIds, as_int32
 from kvstore.kvcache.layout import CacheLayout
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.parallel import Parallel
@@ -167,7 +167,8 @@ class TensorCache:
 
     def _keys(self, token_ids: TokenIds) -> list[Keys]:
         """For each full block of the sequence a key for each value that the rank needs of it."""
-        return list(zip(*(part.namespace.block_keys(token_ids) for part in self._parts), strict=True))
+        tokens = as_int32(token_ids)  # once: a list of 100,000 takes milliseconds
+        return list(zip(*(part.namespace.block_keys(tokens) for part in self._parts), strict=True))
 
     def _keys_at(self, token_ids: TokenIds, first_block: int, count: int) -> tuple[list[Keys], list[Keys | tuple[None, ...]]]:
         """The keys of the rank's blocks [first_block, first_block + count), and of the blocks before them in the sequence."""

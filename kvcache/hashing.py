@@ -101,7 +101,7 @@ class KeyChain:
             InvalidArgument: the token ids are not integers of shape (tokens,) in [-2**31, 2**31), an extra is not at most
                 MAX_EXTRA_BYTES bytes, or belongs to a block that already has its key. The chain is as before.
         """
-        tokens = _as_int32(token_ids)
+        tokens = as_int32(token_ids)
         if extras:
             self._add_extras(extras)
         if len(self._tail):
@@ -141,8 +141,11 @@ class KeyChain:
             blocks[index - first] += _EXTRA_LENGTH.pack(len(extra)) + extra
 
 
-def _as_int32(token_ids: TokenIds) -> Int32Array:
-    """A contiguous little-endian int32 array of shape (tokens,), which may share the memory of `token_ids`."""
+def as_int32(token_ids: TokenIds) -> Int32Array:
+    """A contiguous little-endian int32 array of shape (tokens,), which may share the memory of `token_ids`.
+
+    For who makes keys of one sequence in several namespaces: an array costs `extend` nothing. Raises InvalidArgument as `KeyChain.extend`.
+    """
     # Only a process that has imported torch can hold a tensor, so this file need not import it.
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(token_ids, torch_module.Tensor):
