@@ -22,6 +22,8 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory import Region
 from kvstore.transfer.reactor import Reactor
 
+REASON_GRACE_S = 0.25
+"""Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""
 STOP_TIMEOUT_S = 1.0
 """For the word that a request has failed; a peer that does not hear it finds out at its own deadline."""
 

@@ -1,7 +1,6 @@
 """How parts go from this rank to one receiver rank: gathered or not, written, shown or streamed. What goes when is CacheSender's."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,13 +86,8 @@ class Giving:
     def message(self, offer: Offer) -> Part:
         """What the receiver is told of a part."""
         part = offer.part
-        size_bytes = self._remapping.staged_bytes(self._core.rank, self.info.rank, **self._extent(part))
+        size_bytes = self._remapping.staged_bytes(self._core.rank, self.info.rank, **self._plan.extent(part))
         return Part(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
-
-    def _extent(self, part: PartId) -> dict[str, Any]:
-        """The part, as a Remapping's methods name it."""
-        chunk = self._plan.chunks[part.chunk]
-        return {"tokens": chunk.end, "first_token": chunk.start, "layers": part.layers}
 
     def movement(self, offer: Offer, size_bytes: int) -> Movement | None:
         """What this side has to do; None: nothing."""
@@ -121,12 +115,12 @@ class Giving:
         assert self._staging is not None
         out = np.frombuffer(self._staging.memory, np.uint8)[at : at + size_bytes]
         memory = [region.memory for region in self._core.regions]
-        self._remapping.gather(self._core.rank, self.info.rank, memory, self._blocks, out=out, **self._extent(part))
+        self._remapping.gather(self._core.rank, self.info.rank, memory, self._blocks, out=out, **self._plan.extent(part))
         return self._staging
 
     def _copies(self, part: PartId) -> list[Copy]:
         """Straight from the pool into the receiver's."""
-        found = self._remapping.copies(self._core.rank, self.info.rank, self._blocks, self._their_blocks, **self._extent(part))
+        found = self._remapping.copies(self._core.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
         columns = zip(*(column.tolist() for column in found), strict=True)
         return [(Span(self._core.regions[a], b), Span(self._targets[c], d), size) for a, b, c, d, size in columns]
 

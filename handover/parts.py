@@ -7,7 +7,7 @@ between the pools have the whole sequence as their only chunk.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from kvstore.kvcache.layout import CacheLayout
 
@@ -41,6 +41,14 @@ def unit_tokens(source: CacheLayout, destination: CacheLayout) -> int:
     return lcm(source.spec.block_tokens * source.parallel.cp, destination.spec.block_tokens * destination.parallel.cp)
 
 
+class Extent(TypedDict):
+    """Keyword arguments of Remapping.copies, gather, scatter and staged_bytes."""
+
+    tokens: int
+    first_token: int
+    layers: range
+
+
 @dataclass(frozen=True, slots=True)
 class PartPlan:
     """What one rank gives another of one request."""
@@ -66,6 +74,11 @@ class PartPlan:
     @property
     def total_bytes(self) -> int:
         return self.layer_bytes * len(self.layers)
+
+    def extent(self, part: PartId) -> Extent:
+        """The part, as the methods of a Remapping name it."""
+        chunk = self.chunks[part.chunk]
+        return {"tokens": chunk.end, "first_token": chunk.start, "layers": part.layers}
 
     def has(self, part: PartId) -> bool:
         """Whether this is a part of it: anything may come from a peer."""

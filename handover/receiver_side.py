@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import Core, plan_of, remapping_of
+from kvstore.handover.core import REASON_GRACE_S, Core, plan_of, remapping_of
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.ending import Ending
 from kvstore.handover.handles import Receiving
@@ -26,8 +26,6 @@ from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
 
 NOTHING: Final = PartPlan(range(0), (), 1, 0)
 """Of a sender rank from which nobody takes anything: another one has the same heads."""
-REASON_GRACE_S: Final = 0.25
-"""Bytes that cannot be had from a peer that has ended the request: why it did is on its way, and says more than the engine can."""
 
 
 class Wanted(NamedTuple):

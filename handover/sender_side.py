@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import Core, plan_of, remapping_of
+from kvstore.handover.core import REASON_GRACE_S, Core, plan_of, remapping_of
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.ending import Ending
 from kvstore.handover.giving import Giving
@@ -19,8 +19,6 @@ from kvstore.handover.sending import CacheSender, Offer, State
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
 
-REASON_GRACE_S: Final = 0.25
-"""Bytes that cannot reach a peer that has ended the request: why it did is on its way, and says more than the engine can."""
 MAX_EARLY: Final = 65_536
 """Requests asked for before they are here."""
 

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,22 +123,17 @@ class Taking:
         if not self._sources:
             raise ProtocolError("a part to be read comes before where to read it")
 
-    def _extent(self, part: PartId) -> dict[str, Any]:
-        """The part, as a Remapping's methods name it."""
-        chunk = self.plan.chunks[part.chunk]
-        return {"tokens": chunk.end, "first_token": chunk.start, "layers": part.layers}
-
     def _scatter(self, part: PartId, staged: memoryview) -> Callable[[], None]:
         def scatter() -> None:
             memory = [region.memory for region in self._core.regions]
             array = np.frombuffer(staged, np.uint8)
-            self._remapping.scatter(self.info.rank, self._core.rank, memory, self._blocks, array, **self._extent(part))
+            self._remapping.scatter(self.info.rank, self._core.rank, memory, self._blocks, array, **self.plan.extent(part))
 
         return scatter
 
     def _copies(self, part: PartId) -> list[Copy]:
         """Straight from the sender's pool into this one."""
-        found = self._remapping.copies(self.info.rank, self._core.rank, self._their_blocks, self._blocks, **self._extent(part))
+        found = self._remapping.copies(self.info.rank, self._core.rank, self._their_blocks, self._blocks, **self.plan.extent(part))
         columns = zip(*(column.tolist() for column in found), strict=True)
         return [(Span(self._sources[a], b), Span(self._core.regions[c], d), size) for a, b, c, d, size in columns]
 

@@ -63,3 +63,8 @@ def test_units_are_whole_blocks_of_every_context_parallel_rank_of_both() -> None
     large = dataclasses.replace(SPEC, block_tokens=64)
     assert unit_tokens(layout_of(cp=3), layout_of(large)) == 192
     assert unit_tokens(layout_of(), layout_of()) == 16
+
+
+def test_a_part_is_named_as_the_methods_of_a_remapping_want_it() -> None:
+    plan = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 40)), 2, 100)
+    assert plan.extent(PartId(2, 4, 1)) == {"tokens": 40, "first_token": 32, "layers": range(2, 4)}
