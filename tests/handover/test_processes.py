@@ -1,10 +1,6 @@
 """Ranks in processes of their own that die or stop in the middle of a hand-over, in either role."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +13,7 @@ from kvstore.kvcache.spec import CacheSpec
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.transfer.conformance_waiting import within
 from tests.handover.scene import Rank, layout_of
+from tests.line_child import LineChild
 
 SETTINGS: dict[str, Any] = {"deadline_s": 20.0, "direct_min_bytes": 0, "min_layer_batch_bytes": 0}
 LARGE = CacheSpec(layers=8, kv_heads=4, head_dim=64, dtype="float16", block_tokens=64)
@@ -24,45 +21,16 @@ LARGE = CacheSpec(layers=8, kv_heads=4, head_dim=64, dtype="float16", block_toke
 FILL = 5
 
 
-class Child:
+class Child(LineChild):
     """A rank in another process. A context manager that ends it."""
 
     def __init__(self, layout: CacheLayout, rank: int, transports: str) -> None:
         arguments = {"layout": layout.to_bytes().hex(), "rank": rank, "settings": SETTINGS, "transports": transports, "fill": FILL}
-        command = [sys.executable, "-m", "tests.handover.rank_child", json.dumps(arguments)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.description = bytes.fromhex(self._answer())
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the process of the rank failed: see its standard error"
-        return json.loads(line)
+        super().__init__("tests.handover.rank_child", json.dumps(arguments))
+        self.description = bytes.fromhex(self.answer())
 
     def ask(self, word: str, request_id: str = "", blocks: Sequence[int] = (), tokens: int = 0, peers: Sequence[bytes] = ()) -> Any:
-        assert self._process.stdin is not None
-        print(json.dumps([word, request_id, list(blocks), tokens, [peer.hex() for peer in peers]]), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        return self.tell(json.dumps([word, request_id, list(blocks), tokens, [peer.hex() for peer in peers]]))
 
 
 @contextmanager

@@ -1,11 +1,6 @@
 """The engine over real transports, between two processes, one of which stalls, dies and comes back."""
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -19,49 +14,28 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
 from kvstore.transfer.copies import Span
 from kvstore.transfer.engine import TransferEngine
+from tests.line_child import LineChild
 
 
-class Child:
+class Child(LineChild):
     """An engine in another process with 256 KiB of shared and of plain memory. A context manager that ends it."""
 
     def __init__(self, transports: str) -> None:
-        command = [sys.executable, "-m", "tests.transfer.engine_child", transports]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.description, self.shared, self.shared_read_only, self.plain = (bytes.fromhex(text) for text in self._answer())
-
-    def _answer(self) -> list[str]:
-        assert self._process.stdout is not None
-        found: list[str] = json.loads(self._process.stdout.readline() or "null")
-        assert found is not None, "the process of the peer failed: see its standard error"
-        return found
+        super().__init__("tests.transfer.engine_child", transports)
+        self.description, self.shared, self.shared_read_only, self.plain = (bytes.fromhex(text) for text in self.answer())
 
     def ask(self, *words: str) -> list[str]:
-        assert self._process.stdin is not None
-        print(*words, file=self._process.stdin, flush=True)
-        return self._answer()
+        found: list[str] = self.tell(" ".join(words))
+        return found
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """It does not run in between."""
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        self.stop()
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+            self.go_on()
 
 
 def pattern(seed: int) -> bytes:
