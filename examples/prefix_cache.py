@@ -17,11 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import torch
-from llama import Tensor, configuration, seeded
 from rich.console import Console
 from rich.table import Table
-from transformers import DynamicCache, LlamaForCausalLM
 
 from kvstore.client import Client
 from kvstore.client.cluster import Cluster, ClusterPlan
@@ -30,6 +27,13 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.spec import CacheSpec
 from kvstore.lab.plots import Series, Weight, line_chart, save
 from kvstore.protocol.settings import format_size
+
+try:
+    import torch
+    from llama import Tensor, configuration, seeded
+    from transformers import DynamicCache, LlamaForCausalLM
+except ImportError:
+    raise SystemExit("prefix_cache.py: error: torch and transformers are missing: pip install 'kvstore[examples]'") from None
 
 TOLERANCE: Final = 1e-4
 QUESTION_TOKENS: Final = 16

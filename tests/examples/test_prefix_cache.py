@@ -31,3 +31,17 @@ def test_every_document_is_read_from_every_tier_and_gives_the_same_logits(tmp_pa
     assert blind is not None
     assert float(blind[1]) > 0.1, "the check would notice a cache that is not the document's"
     assert (tmp_path / "plots" / "ttft.svg").read_text().startswith("<?xml")
+
+
+def test_without_what_it_needs_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "prefix_cache.py: error: torch and transformers are missing: pip install 'kvstore[examples]'\n"
