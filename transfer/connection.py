@@ -1,6 +1,6 @@
 """The Connection interface: ordered, bidirectional, blocking. One of the two families of plug-in; the other, one-sided one is agent.py.
 
-`connection_agent.py` makes any Connection into a TransferAgent; `agent_connection.py` any TransferAgent into a Connection.
+`connection_agent.py` makes any Connection into a TransferAgent.
 """
 
 import math

@@ -20,7 +20,6 @@ from typing import Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleHandle, Unreachable
 from kvstore.transfer.agent import Rail, Request, TransferAgent, cancelled
-from kvstore.transfer.agent_connection import AgentConnection
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Region
@@ -329,13 +328,3 @@ class NixlAgent(TransferAgent):
 
 def _shared_fate(peer: NixlRemote) -> Unreachable:
     return Unreachable(f"all transfers of this agent were cut off because one with {peer.name} had to be; try again")
-
-
-class NixlConnection(AgentConnection):
-    """Two-sided, over NIXL."""
-
-    transport = TRANSPORT
-
-    @classmethod
-    def make_agent(cls, name: str, rail: Rail) -> NixlAgent:
-        return NixlAgent(name, rail, TransferSettings())

@@ -26,13 +26,13 @@ from kvstore.protocol.errors import (
 )
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.conformance import AgentConformance, ConnectionConformance
+from kvstore.transfer.conformance import AgentConformance
 from kvstore.transfer.conformance_peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.conformance_scene import Pair, ask, notifications, outcome, whole
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
-from kvstore.transfer.nixl import MAX_MESSAGE_BYTES, NixlAgent, NixlConnection, close_all
+from kvstore.transfer.nixl import MAX_MESSAGE_BYTES, NixlAgent, close_all
 from kvstore.transfer.nixl_library import PACKAGES, NativeAgent, Progress
 
 pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")
@@ -123,10 +123,6 @@ class TestOverTcp(AgentConformance):
             with pytest.raises(Unreachable):
                 pair.user.notify(pair.remote, b"lost", Deadline(SOON_S))
         assert outcome(request) is None
-
-
-class TestConnection(ConnectionConformance):
-    connection_class = NixlConnection
 
 
 @pytest.fixture
@@ -365,29 +361,3 @@ def test_thousands_of_pieces_are_prepared_in_milliseconds(pair: Pair) -> None:
     for _ in range(10):
         pair.user.transfer(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S))
     assert (time.monotonic() - began_s) / 10 < 0.5
-
-
-def test_a_connections_peer_that_is_killed_is_unreachable() -> None:
-    program = (
-        "import sys; from kvstore.transfer.agent import Rail; from kvstore.transfer.nixl import NixlConnection; "
-        "listener = NixlConnection.listen(Rail()); print(listener.metadata().hex(), flush=True); "
-        "connection = listener.accept(30.0); sys.stdin.read()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        metadata = bytes.fromhex(process.stdout.readline().decode())
-        connection = NixlConnection.connect(metadata, Rail(), Deadline(PATIENCE_S))
-        connection.send([b"hello"], Deadline(PATIENCE_S))
-        process.kill()
-        process.wait()
-        with within(SOON_S), pytest.raises(Unreachable):
-            while True:
-                connection.send([b"x"], Deadline(SOON_S))
-        connection.close()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
