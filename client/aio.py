@@ -12,8 +12,8 @@ from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
-from kvstore.transfer.async_channel import AsyncChannel
-from kvstore.transfer.async_pool import AsyncPool
+from kvstore.rpc.async_channel import AsyncChannel
+from kvstore.rpc.async_pool import AsyncPool
 from kvstore.transfer.config import TransferSettings
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "UNAVAILABLE": Unavailable,

@@ -34,11 +34,11 @@ from kvstore.protocol.master_messages import Nodes as AskNodes
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import RegionList, Regions, Slabs
 from kvstore.protocol.session_messages import Count, Flags
-from kvstore.transfer.channel import MAX_FDS
+from kvstore.rpc.channel import MAX_FDS
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.copies import Copy
 from kvstore.transfer.copying import Copier
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.mapping import Slab
 from kvstore.transfer.peer import Peer, PeerRegion
 from kvstore.transfer.transports import AUTO

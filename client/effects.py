@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol, TypeVar
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Slabs
 from kvstore.protocol.session_messages import Welcome
-from kvstore.transfer.address import Address
+from kvstore.rpc.address import Address
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.pool import Loan
 from kvstore.transfer.copies import Copy
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.pool import Loan
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.client.writing import Writing, check_parents, namespace_text
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.deadline import Deadline
 
 
 class Operations:

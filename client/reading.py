@@ -24,8 +24,8 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Read, Release
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.copies import Copy, Span
-from kvstore.transfer.deadline import Deadline
 
 R = TypeVar("R")
 Wanted = tuple[int, Hint]

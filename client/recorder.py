@@ -17,9 +17,9 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, EventBatch, Events
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 
 REFRESH_S: Final = 1.0
 """How often the master is asked for nodes that are new or back."""

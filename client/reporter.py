@@ -13,8 +13,8 @@ from typing import Final
 
 from kvstore.client.scheduling import InstanceReport, SchedulerClient
 from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.regression import DecodeSample, PrefillSample
-from kvstore.transfer.deadline import Deadline
 
 RETRY_INTERVAL_S: Final = 1.0
 """Between reports that do not come through."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import Welcome
-from kvstore.transfer.address import Address, parse_address
+from kvstore.rpc.address import Address, parse_address
 
 
 class Route:

@@ -17,10 +17,10 @@ from kvstore.client.control import find_control, translated
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, Unavailable
+from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
-from kvstore.transfer.deadline import Deadline
 
 NO_SLO: Final = Slo()
 _HUNG_UP: Final = "the master, or another thread, has ended the connection"

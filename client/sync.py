@@ -12,9 +12,9 @@ from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
-from kvstore.transfer.channel import Channel
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.pool import Pool
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.pool import Pool
 
 T = TypeVar("T")
 

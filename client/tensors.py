@@ -24,7 +24,7 @@ from kvstore.kvcache.parallel import Parallel
 from kvstore.kvcache.spec import CacheSpec
 from kvstore.kvcache.tensor_value import TensorHeader
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 
 T = TypeVar("T")
 Blocks: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]

@@ -8,7 +8,7 @@ from kvstore.client.effects import AnyLoan, Operation, Post
 from kvstore.client.reading import FreshBytes, Reading, Wanted
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Blocks, Release
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 
 
 @dataclass(slots=True)

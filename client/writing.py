@@ -17,8 +17,8 @@ from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.copies import Copy
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.peer import Peer
 
 FIRST_PAUSE_S: Final = 0.001

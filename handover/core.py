@@ -16,11 +16,11 @@ from kvstore.kvcache.formatter import Remapping, remap
 from kvstore.kvcache.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory import Region
-from kvstore.transfer.reactor import Reactor
 
 REASON_GRACE_S = 0.25
 """Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""

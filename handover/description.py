@@ -10,7 +10,7 @@ from typing import Final
 from kvstore.kvcache.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.wire import Reader, Writer
-from kvstore.transfer.address import Address, host_id, parse_address
+from kvstore.rpc.address import Address, host_id, parse_address
 
 MAGIC: Final = b"kvhand"
 VERSION: Final = 1

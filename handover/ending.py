@@ -9,7 +9,7 @@ from typing import Final
 from kvstore.handover.operations import Movement
 from kvstore.handover.windows import Window
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.reactor import Reactor, Timer
+from kvstore.rpc.reactor import Reactor, Timer
 
 FIRST_LOOK_S: Final = 0.001
 LONGEST_LOOK_S: Final = 0.02

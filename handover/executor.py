@@ -15,7 +15,7 @@ from kvstore.handover.roll_call import GRACE_NS, Outcome, RollCall
 from kvstore.kvcache.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
 from kvstore.protocol.handover_messages import Report, Verdict
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 BEGUN: Final = 1
 OVER: Final = 2

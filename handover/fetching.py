@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvstore.handover.handles import Receiving
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 log = logging.getLogger("kvstore.handover")
 

@@ -17,9 +17,9 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Ok
-from kvstore.transfer.reactor import WRITABLE, Reactor, Timer
-from kvstore.transfer.server import Server
-from kvstore.transfer.session import Session
+from kvstore.rpc.reactor import WRITABLE, Reactor, Timer
+from kvstore.rpc.server import Server
+from kvstore.rpc.session import Session
 
 KINDS: Final[dict[int, type[Message]]] = {kind.TYPE: kind for kind in (Ask, Show, Part, Done, Stop, Report, Verdict)}
 Answer = Callable[[KVStoreError | None], None]

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from kvstore.handover.streams import Move, Stream
 from kvstore.protocol.errors import Cancelled, Closed, KVStoreError
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.copies import Copy
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.reactor import Reactor
 from kvstore.transfer.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")

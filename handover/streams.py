@@ -10,9 +10,9 @@ from typing import Final
 
 from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, ProtocolError
 from kvstore.protocol.handover_messages import TICKET_BYTES
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 
 ACCEPT_POLL_S: Final = 1.0
 TICKET_TIMEOUT_S: Final = 2.0

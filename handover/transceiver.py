@@ -30,12 +30,12 @@ from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreE
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
-from kvstore.transfer.address import host_id, parse_address
+from kvstore.rpc.address import host_id, parse_address
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory import Region
-from kvstore.transfer.reactor import Reactor
 
 CALL_S: Final = 30.0
 """For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.master.catalog import Catalog, Op
 from kvstore.protocol.errors import Closed, KVStoreError
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 log = logging.getLogger("kvstore.master")
 

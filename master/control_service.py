@@ -25,8 +25,8 @@ from kvstore.protocol.control_pb2_grpc import (
     add_SchedulerServicer_to_server,
 )
 from kvstore.protocol.errors import ConfigError, InvalidArgument, ProtocolError
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.description import unpack_engine
-from kvstore.transfer.reactor import Reactor
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
-from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
-from kvstore.transfer.server import allow_many_descriptors
+from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,8 +21,8 @@ from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Flags, Hello, Ok, Welcome
 from kvstore.protocol.tokens import check_token
-from kvstore.transfer.address import host_id
-from kvstore.transfer.session import Session
+from kvstore.rpc.address import host_id
+from kvstore.rpc.session import Session
 
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
 """What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""

@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 import grpc
 
 from kvstore.protocol.errors import KVStoreError, grpc_status
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from kvstore.master.scheduler_service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import Header
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server, default_run_dir
-from kvstore.transfer.session import Session
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.session import Session
 
 TICK_S = 0.1
 STOP_GRACE_S = 0.5

@@ -14,8 +14,8 @@ from kvstore.master.scheduling import Prompt, Scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer
 from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.reactor import Reactor
 from kvstore.scheduler.request import Slo
-from kvstore.transfer.reactor import Reactor
 
 T = TypeVar("T")
 

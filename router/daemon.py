@@ -19,8 +19,8 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 from kvstore.router.extra import need
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
-from kvstore.transfer.daemon import begin_logging, say
-from kvstore.transfer.server import allow_many_descriptors
+from kvstore.rpc.daemon import begin_logging, say
+from kvstore.rpc.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.transfer.address import parse_address
+from kvstore.rpc.address import parse_address
 
 BACKLOG = 1024
 

@@ -12,7 +12,7 @@ from kvstore.client.routes import Nodes
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
 
 BATCH_BLOCKS: Final = 256
 """Blocks that are read or made at once: a limit on memory."""

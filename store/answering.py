@@ -7,7 +7,7 @@ from typing import Final
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Flags
-from kvstore.transfer.session import Session
+from kvstore.rpc.session import Session
 
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
 """Flags of an answered Put or Commit."""

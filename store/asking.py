@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
-from kvstore.transfer.session import Session
+from kvstore.rpc.session import Session
 
 M = TypeVar("M", bound=Message)
 

@@ -11,12 +11,12 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.rpc.session import Session
 from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers
 from kvstore.store.open_puts import Put
 from kvstore.store.peer import PutFrame
 from kvstore.store.publisher import Publisher
 from kvstore.store.table import BlockTable
-from kvstore.transfer.session import Session
 
 Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 """Sends a claim to the master and calls back once."""

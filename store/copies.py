@@ -15,14 +15,14 @@ from typing import Final
 from kvstore.protocol.catalog_messages import Copied, Copy
 from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.session_messages import Flags, Hello
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.reactor import Reactor
 from kvstore.store.block import DRAM, Block, Loss
 from kvstore.store.fetching import Source, Wanted, fetch
 from kvstore.store.open_puts import Put
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.reactor import Reactor
 
 BATCH_BLOCKS: Final = 1024
 """Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""

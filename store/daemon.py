@@ -12,11 +12,11 @@ import click
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
+from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.server import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.transfer.config import SECTION, TransferSettings
-from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
-from kvstore.transfer.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

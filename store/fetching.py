@@ -11,10 +11,10 @@ from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
 from kvstore.protocol.session_messages import Hello
+from kvstore.rpc.address import Address, host_id, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.tiers.value_codec import is_raw_tensor
-from kvstore.transfer.address import Address, host_id, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
 
 
 @dataclass(frozen=True, slots=True)

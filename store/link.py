@@ -17,10 +17,10 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
-from kvstore.transfer.address import Address, host_id
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.reactor import Reactor
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""

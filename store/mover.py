@@ -12,13 +12,13 @@ from typing import NamedTuple
 import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError
+from kvstore.rpc.reactor import Reactor
 from kvstore.store.block import Block, Loss
 from kvstore.store.copy_job import CopyJob, fetch
 from kvstore.store.move import Move
 from kvstore.store.table import BlockTable
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
-from kvstore.transfer.reactor import Reactor
 
 log = logging.getLogger("kvstore.store")
 

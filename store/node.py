@@ -17,6 +17,10 @@ from kvstore.protocol.catalog_messages import Claim, Copied, Publish
 from kvstore.protocol.errors import Broken, ConfigError, KVStoreError
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.session import Session
 from kvstore.store.answering import Answers
 from kvstore.store.asking import ask
 from kvstore.store.block import DRAM, NVME, TIERS, Block
@@ -39,14 +43,10 @@ from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
-from kvstore.transfer.address import parse_address
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.links import LinkChange, LinkWatch
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server, default_run_dir
-from kvstore.transfer.session import Session
 from kvstore.transfer.topology import Topology
 from kvstore.transfer.topology_json import dump_topology
 

@@ -3,13 +3,13 @@
 import logging
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.rpc.address import parse_address
 from kvstore.store.block import DRAM, HBM, NVME, Block, from_recovered
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import require_torch
-from kvstore.transfer.address import parse_address
 
 log = logging.getLogger("kvstore.store")
 

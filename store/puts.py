@@ -16,6 +16,7 @@ from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.session import Session
 from kvstore.store.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers, until_ns
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
@@ -27,7 +28,6 @@ from kvstore.store.regions import SharedRegions
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import Waiting, WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.transfer.session import Session
 
 DISCARD_BYTES = 1 << 20
 MAX_NAMESPACE_BYTES = 255

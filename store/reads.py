@@ -9,6 +9,7 @@ from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Read, Release
 from kvstore.protocol.session_messages import ROLE_CLIENT
+from kvstore.rpc.session import Session
 from kvstore.store.block import DRAM, TIERS, Block
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover, SlowRead
@@ -16,7 +17,6 @@ from kvstore.store.peer import Peer, peer_of
 from kvstore.store.table import BlockTable
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
-from kvstore.transfer.session import Session
 
 log = logging.getLogger("kvstore.store")
 

@@ -12,6 +12,8 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
+from kvstore.rpc.address import host_id
+from kvstore.rpc.session import Session
 from kvstore.store.copies import Copies
 from kvstore.store.leases import Leases
 from kvstore.store.mover import Mover
@@ -22,8 +24,6 @@ from kvstore.store.regions import SharedRegions
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.transfer.address import host_id
-from kvstore.transfer.session import Session
 
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from kvstore.protocol.errors import Cancelled, KVStoreError
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
 
 

@@ -18,11 +18,11 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, TransferAgent
 from kvstore.transfer.conformance_peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.conformance_scene import MARK, Pair, ask, is_overwritten, notifications, outcome, overwrite, whole
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, SOON_S, assert_nothing_is_left, eventually, in_background, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
 
 MIB: Final = 1 << 20

@@ -12,9 +12,9 @@ from kvstore.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pac
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.connection import Connection
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports, release
 
 MAX_NOTICES: Final = 65_536

@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Remote, Request, TransferAgent
 from kvstore.transfer.conformance_peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.conformance_waiting import PATIENCE_S, eventually
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region, RemoteRegion
 
 MARK: Final = b"\xee" * 4096

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.deadline import Deadline
 
 
 class Connection(ABC):

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.connection import Connection
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.endpoints import EndpointPool, Open, Ready
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.lane import Lane, Link, NoticeRequest, check_local

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, ProtocolError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.conformance_peer import pattern
 from kvstore.transfer.conformance_waiting import (
@@ -21,7 +22,6 @@ from kvstore.transfer.conformance_waiting import (
     within,
 )
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 
 MIB: Final = 1 << 20
 MAX_METADATA_BYTES: Final = 64 << 10

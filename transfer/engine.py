@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.copies import Copy, flat, piece_of
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
 from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.exports import Exports

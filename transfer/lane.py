@@ -24,9 +24,9 @@ from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request
 from kvstore.transfer.connection import Connection
-from kvstore.transfer.deadline import Deadline
 
 MAX_AHEAD_PIECES: Final = 2048
 """Of requests to read, behind the first: 64 KiB, for which a peer's socket has room while the peer sends and does not receive."""

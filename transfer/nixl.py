@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Region
 from kvstore.transfer.nixl_descriptors import (
     TRANSPORT,

@@ -6,7 +6,7 @@ Not thread-safe but for `agents`: the engine makes one change at a time.
 import logging
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.paths import Path, PathFacts

@@ -28,12 +28,12 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Notice
-from kvstore.transfer.address import Address, host_id
+from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
-from kvstore.transfer.channel import Channel
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.copying import copy
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.lane import check_local
 from kvstore.transfer.liveness import CLOSED_COUNT

@@ -19,13 +19,13 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT, Attach, Fetch, Notice, Store
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.session import Session
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.liveness import MAX_LIVE, LiveRegions
 from kvstore.transfer.memory import Region
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server, default_run_dir
-from kvstore.transfer.session import Session
 
 MAX_NOTICES: Final = 65_536
 log = logging.getLogger("kvstore.transfer")

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError, ProtocolError, Unreachable
-from kvstore.transfer.address import Address, connect, parse_address
+from kvstore.rpc.address import Address, connect, parse_address
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 
 MAGIC: Final = b"tcp1 "
 """Metadata: this, then HOST:PORT in ASCII."""

@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
 from kvstore.transfer.paths import Path
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError, Unreachable
-from kvstore.transfer.address import Address, connect, parse_address
+from kvstore.rpc.address import Address, connect, parse_address
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.ucx_worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
 
 MAGIC: Final = b"ucx1 "

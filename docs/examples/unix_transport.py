@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvstore.protocol.errors import Closed, ProtocolError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 
 MAGIC = b"unix example "
 

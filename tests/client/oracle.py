@@ -31,9 +31,9 @@ from kvstore.protocol.node_messages import (
     SlabFds,
 )
 from kvstore.protocol.session_messages import Count, Flags, Ok, Welcome
-from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.pool import Loan
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.pool import Loan
 from tests.client.oracle_engine import CLIENT_TRANSFER, OracleEngines, describe
 
 HERE = "this host"

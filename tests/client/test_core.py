@@ -131,7 +131,7 @@ def test_a_master_that_breaks_a_fresh_channel_is_unavailable(oracle: Oracle) -> 
 
 
 def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:
-    from kvstore.transfer.address import Address
+    from kvstore.rpc.address import Address
 
     return OracleChannel(Address(unix=node.unix), oracle._welcome(Address(unix=node.unix)))
 

@@ -8,8 +8,8 @@ import pytest
 from kvstore.client.remote import REST_S, RemoteMemory, SlabId
 from kvstore.client.routes import Node, Route
 from kvstore.protocol.errors import Closed, ConfigError, Unreachable
+from kvstore.rpc.address import Address
 from kvstore.transfer import netlink
-from kvstore.transfer.address import Address
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine

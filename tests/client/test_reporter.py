@@ -13,8 +13,8 @@ from kvstore.client.reporter import Reporter
 from kvstore.client.scheduling import InstanceReport, Placement, Role, SchedulerClient
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.regression import DecodeSample, PrefillSample
-from kvstore.transfer.deadline import Deadline
 from tests.etcd_server import free_ports
 from tests.master.running import Places, master_in_thread
 

@@ -6,7 +6,7 @@ from kvstore.client.routes import Masters, Nodes, Route
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import Welcome
-from kvstore.transfer.address import Address, parse_address
+from kvstore.rpc.address import Address, parse_address
 
 TCP = parse_address("there:1")
 UNIX = Address(unix="/run/x")

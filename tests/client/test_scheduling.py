@@ -16,11 +16,11 @@ from kvstore.client.scheduling import InstanceReport, Placement, Refusal, Role, 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
-from kvstore.transfer.address import host_id
-from kvstore.transfer.deadline import Deadline
 from tests.client.embedded import embedded
 from tests.etcd_server import free_ports
 from tests.master.running import Places, master_in_thread

@@ -11,7 +11,7 @@ from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
 
 BIG = b"B" * 100_000

@@ -23,8 +23,8 @@ from kvstore.protocol.master_messages import Cancel, Nodes, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.deadline import Deadline
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
 BIG = b"B" * 100_000

@@ -9,8 +9,8 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Done
 from kvstore.protocol.message import Message
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.reactor import Reactor
 from tests.handover.scene import layout_of
 
 

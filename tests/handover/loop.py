@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 
 @contextmanager

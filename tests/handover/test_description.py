@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvstore.handover.description import MAX_DESCRIPTION_BYTES, Counterpart, RankInfo, executor, is_same_host, unpack
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.wire import Writer
-from kvstore.transfer.address import Address, host_id
+from kvstore.rpc.address import Address, host_id
 from tests.handover.scene import layout_of
 
 INFO = RankInfo(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from kvstore.handover.ending import Ending
 from kvstore.handover.windows import Window
 from kvstore.protocol.errors import Cancelled, KVStoreError
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory import Region
-from kvstore.transfer.reactor import Reactor
 
 
 class Clock:

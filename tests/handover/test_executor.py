@@ -14,8 +14,8 @@ from kvstore.kvcache.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict
 from kvstore.protocol.message import Message
-from kvstore.transfer.address import Address
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.address import Address
+from kvstore.rpc.reactor import Reactor
 from tests.handover.scene import layout_of
 
 DEADLINE_NS = 1_000_000_000

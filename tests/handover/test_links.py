@@ -13,7 +13,7 @@ from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
 from kvstore.protocol.handover_messages import Done, Greet, Stop
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.transfer.address import parse_address
+from kvstore.rpc.address import parse_address
 from kvstore.transfer.conformance_waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running

@@ -12,9 +12,9 @@ import pytest
 from kvstore.handover.operations import Movement, Operation, StreamOperation
 from kvstore.handover.streams import Stream
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, Unreachable
+from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.reactor import Reactor
 from tests.handover.loop import running
 
 

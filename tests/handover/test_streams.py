@@ -11,10 +11,10 @@ from kvstore.handover import streams
 from kvstore.handover.streams import Move, Stream, StreamListener
 from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import TICKET_BYTES
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.conformance_waiting import assert_nothing_is_left, eventually
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.tcp import TcpConnection
 
 TICKET = bytes(range(TICKET_BYTES))

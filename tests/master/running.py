@@ -22,9 +22,9 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok
-from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)

@@ -8,7 +8,7 @@ from kvstore.master.committing import Committer
 from kvstore.master.lmdb_catalog import LmdbCatalog
 from kvstore.master.memory_catalog import MemoryCatalog
 from kvstore.protocol.errors import KVStoreError, StaleEpoch
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 
 def test_the_memory_catalog_is_answered_in_the_same_turn() -> None:

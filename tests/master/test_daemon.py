@@ -12,8 +12,8 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.frames import HEADER, pack_header, unpack_header
 from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal

@@ -15,9 +15,9 @@ from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, 
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.transfer.address import host_id, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import host_id, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 

@@ -11,7 +11,7 @@ from kvstore.master.grpc_calls import in_loop
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 from kvstore.protocol.errors import Full
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 TIMEOUT_S = 20.0
 

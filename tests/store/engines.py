@@ -9,7 +9,7 @@ from kvstore.transfer.copies import Span
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.peer import PeerRegion
-from tests.transfer.raw_peers import RawAsker, store
+from tests.rpc.raw_peers import RawAsker, store
 
 DEADLINE_S = 10.0
 LOOPBACK = TransferSettings(transports="tcp", rails="lo", stall_timeout_s=2 * DEADLINE_S)

@@ -16,6 +16,12 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Commit, Open, Opened, Put, Read, Release, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server
+from kvstore.rpc.session import Session
 from kvstore.store.answering import Answers
 from kvstore.store.block import Block
 from kvstore.store.claims import Claims
@@ -28,15 +34,9 @@ from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
 from kvstore.store.service import NodeService
 from kvstore.store.waiting import WaitingRoom
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server
-from kvstore.transfer.session import Session
+from tests.rpc.wires import frame, read_frame
 from tests.store.tables import Store
-from tests.transfer.wires import frame, read_frame
 
 T = TypeVar("T")
 TIMEOUT_S = 10.0

@@ -10,8 +10,8 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, TierFailed, Una
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Failure, Flags
 from kvstore.store.asking import ask
+from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Served, served, until
-from tests.transfer.wires import frame, read_frame
 
 
 @pytest.fixture

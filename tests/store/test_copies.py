@@ -12,11 +12,11 @@ from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, 
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.store import copies
 from kvstore.store.block import DRAM, Block
 from kvstore.store.fetching import Source, Wanted, fetch
-from kvstore.transfer.address import host_id
-from kvstore.transfer.deadline import Deadline
 from tests.store.engines import eventually
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value

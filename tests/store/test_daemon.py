@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
 from tests.store.served import Client
 

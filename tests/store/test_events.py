@@ -13,12 +13,12 @@ from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, E
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.store import events
 from kvstore.store.block import Block
 from kvstore.store.events import MAX_TENANTS, EventLog
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 
 KIB = 1024

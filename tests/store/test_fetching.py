@@ -22,11 +22,11 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
 from kvstore.protocol.tokens import node_pass
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.store.fetching import Source, Wanted, fetch
-from kvstore.transfer.address import host_id
-from kvstore.transfer.deadline import Deadline
+from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Served, digest, served
-from tests.transfer.wires import frame, read_frame
 
 VALUES = {"a": b"A" * 1000, "b": b"B" * 3000, "c": b"C" * 5}
 HELLO = Hello(ROLE_NODE, "red", name="asker")

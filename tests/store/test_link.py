@@ -10,11 +10,11 @@ from pathlib import Path
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.reactor import Reactor
 from kvstore.store.link import Identity, MasterLink, new_instance
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.reactor import Reactor
 from tests.master.running import Places, master_in_thread
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
 from tests.store.served import Client

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch, TierFailed
+from kvstore.rpc.reactor import Reactor
 from kvstore.store.block import DRAM, HBM, NVME, Block
 from kvstore.store.mover import Mover, SlowRead
 from kvstore.tiers.tier import TierFull
-from kvstore.transfer.reactor import Reactor
+from tests.rpc.wires import pump
 from tests.store.failing_tier import FailingHbm, FailingNvme
 from tests.store.tables import Store, value_of
-from tests.transfer.wires import pump
 
 
 class Node:

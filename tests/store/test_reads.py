@@ -11,9 +11,9 @@ from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Read
 from kvstore.store import reads
 from kvstore.store.block import DRAM, NVME, Block
 from kvstore.store.mover import SlowRead
+from tests.rpc.wires import frame
 from tests.store.failing_tier import FailingNvme
 from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served, until
-from tests.transfer.wires import frame
 
 KIB = 1024
 Done = Callable[[list[Exception | None]], None]

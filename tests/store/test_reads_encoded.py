@@ -13,11 +13,11 @@ from kvstore.kvcache.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.store.block import NVME, Block
 from kvstore.store.fetching import Source, Wanted, fetch
 from kvstore.tiers.nvme import NvmeTier
-from kvstore.transfer.address import host_id
-from kvstore.transfer.deadline import Deadline
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
 from tests.store.tensors import SHAPE, after, tensor_value
 

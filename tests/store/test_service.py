@@ -16,14 +16,14 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Open, Opened, Read, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Failure, Flags, Hello, Ok
 from kvstore.protocol.tokens import node_pass
+from kvstore.rpc.address import connect, host_id, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.store.block import Block
 from kvstore.store.peer import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
-from kvstore.transfer.address import connect, host_id, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
-from tests.transfer.wires import frame, read_frame
 
 KIB = 1024
 

@@ -9,9 +9,9 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.master.running import Places, master_in_thread
 from tests.store.served import Client as Reader
 from tests.system.history import value_of

@@ -22,17 +22,17 @@ from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Commit, Open, Opened, Read, RegionList, Regions
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.protocol.settings import Size
-from kvstore.transfer.address import parse_address
-from kvstore.transfer.channel import Channel
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.copies import Span
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.peer import PeerRegion
+from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
-from tests.transfer.raw_peers import RawAsker, store
 
 BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
 ASK_AGAIN = 2

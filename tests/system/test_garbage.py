@@ -14,10 +14,10 @@ from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_BODY_BYTES,
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import Put, Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello
-from kvstore.transfer.address import Address, connect, parse_address
+from kvstore.rpc.address import Address, connect, parse_address
+from tests.rpc.wires import frame, read_frame
 from tests.system.history import value_of
 from tests.system.running import System, descriptors, until
-from tests.transfer.wires import frame, read_frame
 
 TIMEOUT_S = 10.0
 PORTS = ["master frames", "master control", "master unix", "node frames", "node unix"]

@@ -13,9 +13,9 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from kvstore.protocol.node_messages import Commit, Open, Opened, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
-from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
 

@@ -11,9 +11,9 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Read, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System
 

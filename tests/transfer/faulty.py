@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvstore.protocol.errors import Closed, Denied, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory import Piece, Region
 from kvstore.transfer.topology import Nic, NumaNode, Topology

@@ -5,8 +5,8 @@ from collections import deque
 from typing import ClassVar
 
 from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Region
 
 MAGIC = b"LOCAL "

@@ -6,11 +6,11 @@ from threading import Event
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece
-from tests.transfer.raw_peers import make_region, shown
+from tests.rpc.raw_peers import make_region, shown
 
 
 class OwnAgent(TransferAgent):

@@ -42,7 +42,7 @@ from kvstore.transfer.connection_agent import ConnectionAgent
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.memory import Piece, Region
 from kvstore.transfer.target import Target
-from tests.transfer.raw_peers import (
+from tests.rpc.raw_peers import (
     RawAnswerer,
     RawAsker,
     a_target,

@@ -20,17 +20,17 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance import AgentConformance
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.memory import Piece, Region, RemoteRegion
 from kvstore.transfer.target import Target
 from kvstore.transfer.tcp import TcpConnection
-from tests.transfer.raw_peers import AGENT_MAGIC, Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
+from tests.rpc.raw_peers import AGENT_MAGIC, Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
 
 SIZE = 64 << 10
 CLOSE_S = 1.0

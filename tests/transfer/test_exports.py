@@ -6,7 +6,7 @@ from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Stale
 from kvstore.protocol.transfers import Fetch, Store
 from kvstore.transfer.exports import Exports, release
 from kvstore.transfer.memory import Region
-from tests.transfer.raw_peers import Columns, fetch, make_region, shown, store
+from tests.rpc.raw_peers import Columns, fetch, make_region, shown, store
 
 
 @pytest.fixture

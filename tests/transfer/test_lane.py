@@ -21,13 +21,13 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request
 from kvstore.transfer.conformance_waiting import PATIENCE_S, QUIET_S
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.lane import LAST_ID, MAX_AHEAD_PIECES, Lane, Link, NoticeRequest, check_local
 from kvstore.transfer.memory import Piece, Region
 from kvstore.transfer.tcp import TcpConnection
-from tests.transfer.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
+from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
 
 WINDOW = 3
 SIZE = 10

@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Remote
 from kvstore.transfer.conformance_waiting import eventually, in_background
 from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
+from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.many_targets import REGION_BYTES, ManyTargets, many_targets
-from tests.transfer.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.test_sieve import NaiveSieve
 
 PEERS = 1000

@@ -24,13 +24,13 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance import AgentConformance
 from kvstore.transfer.conformance_peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.conformance_scene import Pair, ask, notifications, outcome, whole
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Piece, Region
 from kvstore.transfer.nixl import MAX_MESSAGE_BYTES, NixlAgent, close_all
 from kvstore.transfer.nixl_library import PACKAGES, NativeAgent, Progress

@@ -4,8 +4,8 @@ import random
 from collections.abc import Collection
 
 from kvstore.protocol.errors import Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory import Piece, Region, RemoteRegion
 from kvstore.transfer.paths import Path, PathFacts

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
-from kvstore.transfer.address import host_id
+from kvstore.rpc.address import host_id
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.exports import Exports

@@ -29,18 +29,18 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure, Ok, Welcome
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer import shared_target
-from kvstore.transfer.address import host_id
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance import AgentConformance
 from kvstore.transfer.conformance_waiting import eventually, in_background, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.mapping import allocate
 from kvstore.transfer.memory import Piece, Region, RemoteRegion
 from kvstore.transfer.shared_memory import MAGIC, SharedMemoryAgent
+from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shared_owner import SharedOwner
-from tests.transfer.wires import frame, read_exactly
 
 SIZE = 8192
 SETTINGS = TransferSettings(copy_threads=1, connect_timeout_s=1)

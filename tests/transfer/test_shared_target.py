@@ -30,16 +30,16 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGENT, Attach, Notice
+from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer import shared_target
-from kvstore.transfer.address import Address, host_id
-from kvstore.transfer.channel import Channel
 from kvstore.transfer.conformance_waiting import eventually
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.mapping import allocate, map_slab
 from kvstore.transfer.memory import Region
 from kvstore.transfer.shared_target import SharedTarget
-from tests.transfer.wires import frame, read_frame
+from tests.rpc.wires import frame, read_frame
 
 SIZE = 10_000
 NOBODY = 65_534

@@ -12,16 +12,16 @@ from kvstore.protocol.errors import Closed, Denied, Full, InvalidArgument, Proto
 from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Notice, Store
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer import answering
 from kvstore.transfer import target as target_module
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.memory import Region
 from kvstore.transfer.target import Target
 from kvstore.transfer.tcp import TcpConnection, TcpListener
-from tests.transfer.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
+from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
 
 SIZE = 100_000
 CLOSE_S = 1.0

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, ProtocolError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.conformance import ConnectionConformance
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, SOON_S, in_background, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.tcp import MAGIC, MAX_VECTORS, TcpConnection, TcpListener
 
 

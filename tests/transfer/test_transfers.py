@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer import transfers
 from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.memory import Region
 from kvstore.transfer.transfers import Priority, Transfer
 

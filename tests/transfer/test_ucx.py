@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, InvalidArgument, ProtocolError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.conformance import ConnectionConformance
 from kvstore.transfer.conformance_waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.ucx import GIVEN_UP, PART_BITS, UcxConnection, UcxListener
 from kvstore.transfer.ucx_worker import Message, Operation, UcxWorker
 from tests.transfer.ucx_peer import FLOOD_BYTES, PATIENCE_S, process
@@ -287,7 +287,7 @@ def test_a_program_may_end_with_connections_open() -> None:
     code = """
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.conformance_waiting import in_background
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.ucx import UcxConnection
 listener = UcxConnection.listen(Rail())
 accepting = in_background(lambda: listener.accept(10))

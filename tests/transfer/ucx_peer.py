@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.protocol.errors import Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.connection import Connection, Listener
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.ucx import UcxConnection
 
 PATIENCE_S = 30.0

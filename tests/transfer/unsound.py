@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer import agent_conformance, conformance_scene, conformance_waiting, connection_conformance
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.conformance import AgentConformance, ConnectionConformance
 from kvstore.transfer.connection import Connection
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.memory import Region
 from kvstore.transfer.shared_memory import SharedMemoryAgent

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor
+from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor
 
 SECOND_NS = 1_000_000_000
 

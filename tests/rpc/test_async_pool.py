@@ -11,10 +11,10 @@ import pytest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
-from kvstore.transfer.address import Address
-from kvstore.transfer.async_pool import AsyncPool
-from kvstore.transfer.deadline import Deadline
-from tests.transfer.daemon import Daemon, running
+from kvstore.rpc.address import Address
+from kvstore.rpc.async_pool import AsyncPool
+from kvstore.rpc.deadline import Deadline
+from tests.rpc.daemon_child import Daemon, running
 
 Started = tuple[Daemon, Address, Address]
 

@@ -21,11 +21,11 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.outbox import MAX_VECTORS
-from tests.transfer.wires import frame, read_exactly, read_frame
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.outbox import MAX_VECTORS
+from tests.rpc.wires import frame, read_exactly, read_frame
 
 SOON_S = 0.03
 EXISTS = Exists([b"key"])

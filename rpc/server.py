@@ -13,8 +13,8 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.session_messages import Failure
-from kvstore.transfer.reactor import READABLE, Reactor
-from kvstore.transfer.session import Handler, Session
+from kvstore.rpc.reactor import READABLE, Reactor
+from kvstore.rpc.session import Handler, Session
 
 BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.deadline import Deadline
 
 
 def test_time_runs_down(monkeypatch: pytest.MonkeyPatch) -> None:

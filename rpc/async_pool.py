@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.session_messages import Hello
-from kvstore.transfer.address import Address
-from kvstore.transfer.async_channel import AsyncChannel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.pool import Loan, Shelf, connect_deadline, connect_failed
+from kvstore.rpc.address import Address
+from kvstore.rpc.async_channel import AsyncChannel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.pool import Loan, Shelf, connect_deadline, connect_failed
 
 
 class AsyncPool:

@@ -13,10 +13,10 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import Count, Hello, Ok, Welcome
-from kvstore.transfer.address import Address, parse_address
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import Server
-from kvstore.transfer.session import Session
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server
+from kvstore.rpc.session import Session
 
 Answer = Callable[[Session, Header, Message], None]
 

@@ -13,8 +13,8 @@ from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure
-from kvstore.transfer.address import Address
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address
+from kvstore.rpc.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
 MAX_REQUEST_ID = 0xFFFFFFFF

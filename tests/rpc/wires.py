@@ -9,8 +9,8 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.session import Session
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.session import Session
 
 
 class Clock:

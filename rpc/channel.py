@@ -20,11 +20,11 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.transfer.address import Address, connect
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.exchange import Exchange, notice, take_descriptors
-from kvstore.transfer.incoming import Incoming
-from kvstore.transfer.outbox import MAX_VECTORS, advance
+from kvstore.rpc.address import Address, connect
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.exchange import Exchange, notice, take_descriptors
+from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.outbox import MAX_VECTORS, advance
 
 M = TypeVar("M", bound=Message)
 

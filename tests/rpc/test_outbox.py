@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transfer.outbox import MAX_VECTORS, OnSent, Outbox, advance
+from kvstore.rpc.outbox import MAX_VECTORS, OnSent, Outbox, advance
 
 
 class Pair:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import HEADER_BYTES, VERSION, pack_header
-from kvstore.transfer.incoming import BUFFER_BYTES, Incoming
+from kvstore.rpc.incoming import BUFFER_BYTES, Incoming
 
 KIND = 7
 

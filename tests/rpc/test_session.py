@@ -19,10 +19,10 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
-from kvstore.transfer import session as session_module
-from kvstore.transfer.reactor import READABLE, Reactor
-from kvstore.transfer.session import MAX_FRAMES_A_TURN, Session
-from tests.transfer.wires import Clock, Recorder, Replies, frame, pump, read_frame
+from kvstore.rpc import session as session_module
+from kvstore.rpc.reactor import READABLE, Reactor
+from kvstore.rpc.session import MAX_FRAMES_A_TURN, Session
+from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 
 
 class Line:

@@ -16,9 +16,9 @@ from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure
-from kvstore.transfer.incoming import Incoming
-from kvstore.transfer.outbox import MAX_VECTORS, Outbox, advance
-from kvstore.transfer.reactor import READABLE, WRITABLE, Reactor, Timer
+from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.outbox import MAX_VECTORS, Outbox, advance
+from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Unsent answers of one peer beyond which its requests wait: a peer that asks and does not read cannot take the daemon's memory."""

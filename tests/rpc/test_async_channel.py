@@ -16,12 +16,12 @@ from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.transfer.address import Address
-from kvstore.transfer.async_channel import AsyncChannel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.incoming import BUFFER_BYTES
-from kvstore.transfer.session import Session
-from tests.transfer.daemon import Daemon, running
+from kvstore.rpc.address import Address
+from kvstore.rpc.async_channel import AsyncChannel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.incoming import BUFFER_BYTES
+from kvstore.rpc.session import Session
+from tests.rpc.daemon_child import Daemon, running
 
 Started = tuple[Daemon, Address, Address]
 BIG = os.urandom(3 << 20)

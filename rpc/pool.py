@@ -13,9 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
+from kvstore.rpc.address import Address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
 
 
 class Closable(Protocol):

@@ -9,8 +9,8 @@ import pytest
 
 PROGRAM = """
 import os
-from kvstore.transfer.daemon import begin_logging, say, serve, stop_on_signals
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.reactor import Reactor
 begin_logging()
 reactor = Reactor()
 stop_on_signals(reactor)

@@ -11,9 +11,9 @@ import pytest
 from kvstore.protocol.errors import ConfigError, Unavailable
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.transfer.reactor import Reactor
-from kvstore.transfer.server import ACCEPT_PAUSE_S, Server, allow_many_descriptors, default_run_dir
-from tests.transfer.wires import Clock, Recorder, frame, pump, read_frame
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import ACCEPT_PAUSE_S, Server, allow_many_descriptors, default_run_dir
+from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
 
 
 class Daemon:

@@ -10,11 +10,11 @@ import pytest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok, Welcome
-from kvstore.transfer.address import Address
-from kvstore.transfer.channel import Channel
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.pool import Loan, Pool, Shelf, connect_failed
-from tests.transfer.daemon import Daemon, running
+from kvstore.rpc.address import Address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.pool import Loan, Pool, Shelf, connect_failed
+from tests.rpc.daemon_child import Daemon, running
 
 HELLO = Hello(1, "tenant", "token", "me")
 A, B = Address("a", 1), Address("b", 1)

@@ -17,12 +17,12 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.transfer.address import Address
-from kvstore.transfer.channel import MAX_FDS, POST_TIMEOUT_S
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.exchange import Exchange, notice, take_descriptors
-from kvstore.transfer.incoming import Incoming
-from kvstore.transfer.outbox import MAX_VECTORS, advance
+from kvstore.rpc.address import Address
+from kvstore.rpc.channel import MAX_FDS, POST_TIMEOUT_S
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.exchange import Exchange, notice, take_descriptors
+from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.outbox import MAX_VECTORS, advance
 
 M = TypeVar("M", bound=Message)
 

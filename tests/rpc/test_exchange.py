@@ -12,9 +12,9 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Release, SlabFds
 from kvstore.protocol.session_messages import Count, Failure, Flags
-from kvstore.transfer.address import Address
-from kvstore.transfer.deadline import Deadline
-from kvstore.transfer.exchange import MAX_REQUEST_ID, Exchange, notice, take_descriptors
+from kvstore.rpc.address import Address
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, notice, take_descriptors
 
 EXISTS = Exists([b"key"])
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from kvstore.transfer.reactor import Reactor
+from kvstore.rpc.reactor import Reactor
 
 log = logging.getLogger("kvstore.transfer")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.transfer.address import Address, connect, host_id, parse_address
+from kvstore.rpc.address import Address, connect, host_id, parse_address
 
 
 @pytest.mark.parametrize(

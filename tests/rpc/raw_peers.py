@@ -11,11 +11,11 @@ from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fetch, Join, Joined, Store
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.connection import Connection
 from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.deadline import Deadline
 from kvstore.transfer.exports import Exports
 from kvstore.transfer.memory import Piece, Region, RemoteRegion
 from kvstore.transfer.target import Target
