@@ -15,7 +15,7 @@ COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab te
 	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
 	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE))) $(addsuffix .py,$(addprefix tests/handover/test_,$(HANDOVER)))
 # NIXL and UCX each bring a libucp; both in one process crash.
-ALONE := tests/transfer/test_nixl.py tests/transfer/test_nixl_library.py
+ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py
 
 .PHONY: help
 help:  ## this list

@@ -26,7 +26,7 @@ from kvstore.kvcache.spec import CacheSpec
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.namespaces import TwoHosts, why_not
-from tests.transfer.rails_child import answer_of, wait_until_up
+from tests.transfer.paths.rails_child import answer_of, wait_until_up
 
 RATES_GBIT_S: Final = (1, 2, 4, 8)
 TOKENS: Final = 1024

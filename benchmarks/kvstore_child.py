@@ -11,7 +11,7 @@ from benchmarks.peer_child import SINK, SMALL_BYTES, SOURCE, Bytes, Initiator, i
 from kvstore.protocol.settings import load_settings
 from kvstore.transfer import Span, TransferEngine
 from kvstore.transfer.config import SECTION, TransferSettings
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 
 def engine(name: str, *, serves: bool) -> TransferEngine:

@@ -1,4 +1,4 @@
-"""`make bench-rails`: two engines on two hosts with three rails; rails are cut and restored under load. See tests/transfer/rails_child.py.
+"""`make bench-rails`: two engines on two hosts with three rails; rails are cut and restored under load. See tests/transfer/paths/rails_child.py.
 
 Reads without pause, every byte compared. Throughput is that of windows of 100 ms. Rows go to benchmarks/out/rails.json.
 """
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from kvstore.client.bench_report import Row, at_least, at_most, table, write
 from tests.namespaces import Cut, TwoHosts, why_not
-from tests.transfer.rails_child import Load, Look
+from tests.transfer.paths.rails_child import Load, Look
 
 OUT: Final = Path(__file__).parent / "out" / "rails.json"
 RATES_GBIT_S: Final = (1, 2, 4)

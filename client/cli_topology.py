@@ -16,9 +16,9 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, InvalidArgument, ProtocolError
 from kvstore.protocol.settings import load_settings
 from kvstore.transfer.config import SECTION, TransferSettings
-from kvstore.transfer.discovery import Discovery
-from kvstore.transfer.topology_json import as_json as topology_as_json
-from kvstore.transfer.topology_json import parse_topology
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.json_form import as_json as topology_as_json
+from kvstore.transfer.topology.json_form import parse_topology
 
 
 @click.command(short_help="Show NICs, GPUs and NUMA nodes, and which rails are near which memory.")

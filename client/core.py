@@ -37,11 +37,11 @@ from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Copy
-from kvstore.transfer.copying import Copier
-from kvstore.transfer.mapping import Slab
-from kvstore.transfer.peer import Peer, PeerRegion
-from kvstore.transfer.transports import AUTO
+from kvstore.transfer.memory.copying import Copier
+from kvstore.transfer.memory.mapping import Slab
+from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.paths.transports import AUTO
 
 M = TypeVar("M", bound=Message)
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import format_size
-from kvstore.transfer import ucx_library
-from kvstore.transfer.ucx_worker import UcxWorker
+from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx.worker import UcxWorker
 
 MIN_SHARED_MEMORY_BYTES: Final = 1 << 30
 """UCX and inference engines share the file system; container runtimes give 64 MiB by default."""

@@ -14,8 +14,8 @@ from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan
-from kvstore.transfer.copies import Copy
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.copies import Copy
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Read, Release
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.copies import Copy, Span
+from kvstore.transfer.paths.copies import Copy, Span
 
 R = TypeVar("R")
 Wanted = tuple[int, Hint]

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from kvstore.client.routes import Node
 from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.peer import Peer, PeerRegion
+from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.topology.discovery import Discovery
 
 REST_S: Final = 10.0
 """How long a node's engine that could not be reached is left alone."""

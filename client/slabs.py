@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from kvstore.protocol.errors import Broken, StaleHandle
-from kvstore.transfer.mapping import Slab, map_slab
+from kvstore.transfer.memory.mapping import Slab, map_slab
 
 
 class SlabKey(NamedTuple):

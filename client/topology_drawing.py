@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from xml.sax.saxutils import escape
 
-from kvstore.transfer.topology import RDMA_KINDS, UNKNOWN_NODE, Nic, Topology
+from kvstore.transfer.topology.model import RDMA_KINDS, UNKNOWN_NODE, Nic, Topology
 
 MAX_COLUMNS: Final = 3
 WIDTH: Final = 720

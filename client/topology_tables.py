@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.client.topology_drawing import Subject, speed
-from kvstore.transfer.topology import UNKNOWN_NODE, Topology
+from kvstore.transfer.topology.model import UNKNOWN_NODE, Topology
 
 
 def topology_view(subject: Subject) -> RenderableType:

@@ -18,8 +18,8 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.copies import Copy
-from kvstore.transfer.peer import Peer
+from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.paths.peer import Peer
 
 FIRST_PAUSE_S: Final = 0.001
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2

@@ -12,7 +12,7 @@ from llama import Tensor
 
 from kvstore.kvcache.codec import decode, encode
 from kvstore.kvcache.layout import CacheLayout
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 NAMES = ("block", "layer", "kv", "head", "token")
 

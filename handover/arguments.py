@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvstore.kvcache.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.handover_messages import MAX_REQUEST_ID_BYTES
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 MAX_DEADLINE_S: Final = 3600.0
 """What frames carry at most."""

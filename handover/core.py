@@ -18,9 +18,9 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.connection import Connection
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.streams.connection import Connection
 
 REASON_GRACE_S = 0.25
 """Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""

@@ -11,9 +11,9 @@ from typing import Protocol
 from kvstore.handover.streams import Move, Stream
 from kvstore.protocol.errors import Cancelled, Closed, KVStoreError
 from kvstore.rpc.reactor import Reactor
-from kvstore.transfer.copies import Copy
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.transfers import Transfer
+from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.paths.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")
 

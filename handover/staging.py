@@ -7,8 +7,8 @@ import threading
 from typing import Final
 
 from kvstore.protocol.errors import Closed, Full
-from kvstore.transfer.mapping import allocate
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.region import Region
 
 SMALLEST_BYTES: Final = 64 << 10
 """Buffers are this size or twice, four times, ... as much, so that they fit the next request."""

@@ -12,7 +12,7 @@ from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, ProtocolErr
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.connection import Connection, Listener
+from kvstore.transfer.streams.connection import Connection, Listener
 
 ACCEPT_POLL_S: Final = 1.0
 TICKET_TIMEOUT_S: Final = 2.0

@@ -17,10 +17,10 @@ from kvstore.kvcache.formatter import Remapping
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.connection import Connection
-from kvstore.transfer.copies import Copy, Span
-from kvstore.transfer.memory import Region
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.copies import Copy, Span
+from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.streams.connection import Connection
 
 
 class Taking:

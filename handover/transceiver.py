@@ -33,9 +33,9 @@ from kvstore.protocol.message import Message
 from kvstore.rpc.address import host_id, parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.connection import Connection
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.streams.connection import Connection
 
 CALL_S: Final = 30.0
 """For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""

@@ -7,7 +7,7 @@ from kvstore.handover.description import RankInfo, is_same_host
 from kvstore.kvcache.formatter import Remapping
 from kvstore.protocol.errors import ConfigError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
-from kvstore.transfer.peer import Peer
+from kvstore.transfer.paths.peer import Peer
 
 
 class Way(NamedTuple):

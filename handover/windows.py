@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 
 class Window:

@@ -1,6 +1,6 @@
 """How long blocks take from one instance to another: bytes over measured bandwidth, behind what the sender has to send before.
 
-Algorithm 1 names the estimator and gives no formula. This is the one that the transfer engine chooses paths by (transfer/paths.py), for a
+Algorithm 1 names the estimator and gives no formula. This is the one that the transfer engine chooses paths by (transfer/paths/choice.py), for a
 sender as a whole. It reads no counter itself: whoever reports an instance's load does.
 """
 
@@ -35,7 +35,7 @@ class BandwidthTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PathCounters:
-    """What the transfer engine says of one path (transfer/paths.py, PathState), as plain numbers."""
+    """What the transfer engine says of one path (transfer/paths/choice.py, PathState), as plain numbers."""
 
     local_rail: str
     bytes_per_s: float

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from kvstore.protocol.errors import Broken
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.topology import LOOPBACK, Topology
-from kvstore.transfer.transports import chosen_transports
+from kvstore.transfer.paths.transports import chosen_transports
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.model import LOOPBACK, Topology
 
 log = logging.getLogger("kvstore.store")
 

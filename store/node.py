@@ -44,11 +44,11 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.links import LinkChange, LinkWatch
-from kvstore.transfer.topology import Topology
-from kvstore.transfer.topology_json import dump_topology
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.json_form import dump_topology
+from kvstore.transfer.topology.links import LinkChange, LinkWatch
+from kvstore.transfer.topology.model import Topology
 
 WILDCARDS = ("0.0.0.0", "::")
 TICK_S = 0.1

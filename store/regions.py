@@ -8,7 +8,7 @@ from kvstore.protocol.errors import DeadlineExceeded, StaleHandle, Unauthorized
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 
 class WriteGrant:

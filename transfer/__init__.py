@@ -1,8 +1,8 @@
 """How bytes move: the reactor and frame sessions of the daemons, the channels of clients, and the transfer engine, usable alone:
 `from kvstore.transfer import TransferEngine`."""
 
-from kvstore.transfer.copies import Span
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.transfers import Priority, Transfer
+from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.transfers import Priority, Transfer
 
 __all__ = ["Priority", "Span", "Transfer", "TransferEngine"]

@@ -1,5 +1,5 @@
 """The TransferAgent interface: one-sided reads and writes of registered memory. One of the two families of plug-in; the other, two-sided
-one is connection.py, which `connection_agent.py` turns into an agent.
+one is streams/connection.py, which `streams/agent.py` turns into an agent.
 
 An agent serves one rail. The engine (engine.py) cuts transfers into requests, chooses the rail of each, and tries failed ones elsewhere;
 an agent only carries out, and says truthfully when a request is over.
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory import Piece, Region
+from kvstore.transfer.memory.region import Piece, Region
 
 
 class Direction(Enum):

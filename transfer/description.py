@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.memory import RemoteRegion
+from kvstore.transfer.memory.region import RemoteRegion
 
 VERSION: Final = 1
 MAX_DESCRIPTION_BYTES: Final = 256 << 10

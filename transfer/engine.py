@@ -1,6 +1,6 @@
 """The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
 
-It knows memory, peers and transports; copies.py checks what callers ask for, mover.py cuts, sends, and tries failed slices elsewhere,
+It knows memory, peers and transports; paths/copies.py checks what callers ask for, paths/mover.py cuts, sends, and tries failed slices elsewhere,
 agents (agent.py) move the bytes.
 """
 
@@ -20,20 +20,20 @@ from kvstore.rpc.address import host_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, TransferAgent
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Copy, flat, piece_of
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
-from kvstore.transfer.discovery import Discovery
-from kvstore.transfer.exports import Exports
-from kvstore.transfer.mapping import allocate
-from kvstore.transfer.memory import Piece, Region, RemoteRegion
-from kvstore.transfer.mover import Mover
-from kvstore.transfer.peer import Peer, PeerRegion, Route, unload
-from kvstore.transfer.rails import Rails
-from kvstore.transfer.slices import cut
-from kvstore.transfer.target import Target
-from kvstore.transfer.topology import Topology
-from kvstore.transfer.transfers import Priority, Slice, Transfer
-from kvstore.transfer.transports import Maker, first_of_each
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.paths.copies import Copy, flat, piece_of
+from kvstore.transfer.paths.mover import Mover
+from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
+from kvstore.transfer.paths.rails import Rails
+from kvstore.transfer.paths.slices import cut
+from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
+from kvstore.transfer.paths.transports import Maker, first_of_each
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.model import Topology
 
 MAX_DEADLINE_S: Final = 86_400.0
 MAX_NAME: Final = 255

@@ -9,7 +9,7 @@ from contextlib import suppress
 from kvstore.protocol.errors import Closed, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.connection import Connection, Listener
+from kvstore.transfer.streams.connection import Connection, Listener
 
 MAGIC = b"unix example "
 

@@ -12,10 +12,10 @@ from kvstore.client.effects import Move
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Span
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine
-from kvstore.transfer.memory import RemoteRegion
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.memory.region import RemoteRegion
+from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.peer import PeerRegion
 
 CLIENT_TRANSFER = TransferSettings(transports="shm,tcp", rails="lo")
 """Of the client under test: it maps memory of this host, and has one way to others."""

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from kvstore.client.cli import kvstore
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.transfer.discovery import Discovery
-from kvstore.transfer.topology_json import as_json, parse_topology
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.json_form import as_json, parse_topology
 from tests.client.embedded import embedded
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
-from tests.transfer.machines import server
+from tests.transfer.topology.machines import server
 
 
 @pytest.fixture(scope="module")

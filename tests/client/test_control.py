@@ -11,7 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, find_control, translated
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
-from kvstore.transfer.topology_json import parse_topology
+from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
 from tests.etcd_server import free_ports
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client import doctor
 from kvstore.client.doctor import Check, Verdict
-from kvstore.transfer import ucx_library
+from kvstore.transfer.ucx.connection import library as ucx_library
 
 
 @pytest.fixture

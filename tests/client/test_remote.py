@@ -9,11 +9,10 @@ from kvstore.client.remote import REST_S, RemoteMemory, SlabId
 from kvstore.client.routes import Node, Route
 from kvstore.protocol.errors import Closed, ConfigError, Unreachable
 from kvstore.rpc.address import Address
-from kvstore.transfer import netlink
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.discovery import Discovery
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.topology import ETHERNET, LOOPBACK, Nic
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.model import ETHERNET, LOOPBACK, Nic, netlink
 
 SETTINGS = TransferSettings(transports="tcp", rails="lo")
 DEADLINE_S = 10.0

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.protocol.errors import Broken, StaleHandle
-from kvstore.transfer.mapping import map_slab
+from kvstore.transfer.memory.mapping import map_slab
 
 SIZE = 1 << 16
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from kvstore.client.topology_drawing import Subject, draw, speed
-from kvstore.transfer.topology import Gpu, Nic, NumaNode, Rails, Topology
-from tests.transfer.machines import Machine, dgx, laptop, server
+from kvstore.transfer.topology.model import Gpu, Nic, NumaNode, Rails, Topology
+from tests.transfer.topology.machines import Machine, dgx, laptop, server
 
 SVG = "{http://www.w3.org/2000/svg}"
 EMPTY = Topology("h")

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from kvstore.client.topology_drawing import Subject
 from kvstore.client.topology_tables import topology_view
-from kvstore.transfer.topology import Nic, NumaNode, Topology
-from tests.transfer.machines import dgx, server
+from kvstore.transfer.topology.model import Nic, NumaNode, Topology
+from tests.transfer.topology.machines import dgx, server
 
 
 def shown(subject: Subject, width: int = 200) -> list[str]:

@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from kvstore.transfer.topology import KINDS, Rails
-from kvstore.transfer.topology_json import MAX_ENTRIES, MAX_TEXT_BYTES, MAX_TOPOLOGY_BYTES, as_json, override_from_file, parse_topology
+from kvstore.transfer.topology.json_form import MAX_ENTRIES, MAX_TEXT_BYTES, MAX_TOPOLOGY_BYTES, as_json, override_from_file, parse_topology
+from kvstore.transfer.topology.model import KINDS, Rails
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
 

@@ -12,10 +12,10 @@ from kvstore.protocol import transfers
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
-from kvstore.transfer.answering import LAST_WORD_S, MAX_NOTICES
-from kvstore.transfer.conformance import AgentConformance, ConnectionConformance
-from kvstore.transfer.paths import PathState
-from kvstore.transfer.slices import MAX_PIECES_A_SLICE
+from kvstore.transfer.paths.choice import PathState
+from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
+from kvstore.transfer.streams.answering import LAST_WORD_S, MAX_NOTICES
+from kvstore.transfer.testing.conformance import AgentConformance, ConnectionConformance
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "transfer.md").read_text(encoding="utf-8")

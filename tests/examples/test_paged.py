@@ -13,7 +13,7 @@ from kvstore.kvcache.layout import CacheLayout  # noqa: E402
 from kvstore.kvcache.parallel import Parallel  # noqa: E402
 from kvstore.kvcache.schemes import CacheScheme  # noqa: E402
 from kvstore.kvcache.spec import CacheSpec  # noqa: E402
-from kvstore.transfer.mapping import allocate  # noqa: E402
+from kvstore.transfer.memory.mapping import allocate  # noqa: E402
 
 TOKENS = 40
 RANK = 1  # of two stages: layers 2 and 3

@@ -18,11 +18,11 @@ from kvstore.kvcache.spec import CacheSpec
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.conformance_waiting import eventually
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
-from kvstore.transfer.peer import Peer
-from kvstore.transfer.tcp import TcpConnection
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.peer import Peer
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.testing.waiting import eventually
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=8, dtype="float16", block_tokens=16)
 

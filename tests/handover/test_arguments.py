@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.handover.arguments import block_indexes, check_deadline, check_regions, check_request_id
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 from tests.handover.scene import layout_of
 
 LAYOUT = layout_of(pool_blocks=8, order="vllm-flash")

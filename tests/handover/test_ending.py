@@ -9,7 +9,7 @@ from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 
 class Clock:

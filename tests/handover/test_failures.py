@@ -11,8 +11,8 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover, Sending
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.transfer.conformance_waiting import assert_nothing_is_left, within
-from kvstore.transfer.tcp import TcpConnection
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.testing.waiting import assert_nothing_is_left, within
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, outcomes
 
 BLOCKS, TOKENS = [1, 2], 32

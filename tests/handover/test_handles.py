@@ -5,7 +5,7 @@ import pytest
 from kvstore.handover import handles
 from kvstore.handover.handles import Receiving, Sending
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
-from kvstore.transfer.conformance_waiting import in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import in_background, is_quiet, within
 
 
 def test_who_waits_goes_on_once_it_is_over() -> None:

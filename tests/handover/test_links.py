@@ -14,7 +14,7 @@ from kvstore.protocol.handover_messages import Done, Greet, Stop
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.rpc.address import parse_address
-from kvstore.transfer.conformance_waiting import eventually
+from kvstore.transfer.testing.waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
 

@@ -5,7 +5,7 @@ import pytest
 from kvstore.handover import staging as module
 from kvstore.handover.staging import SMALLEST_BYTES, Staging
 from kvstore.protocol.errors import Closed, Full
-from kvstore.transfer.conformance_waiting import assert_nothing_is_left
+from kvstore.transfer.testing.waiting import assert_nothing_is_left
 
 
 def test_a_buffer_is_at_least_as_large_as_asked_for_and_is_used_again() -> None:

@@ -14,7 +14,7 @@ from kvstore.kvcache.schemes import CacheScheme
 from kvstore.kvcache.spec import Attention, CacheSpec
 from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, ProtocolError
 from kvstore.protocol.settings import Size
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, Rank, executor, gathered, layout_of, make_consistent, outcomes
 
 QUANTISED = dataclasses.replace(SPEC, scheme=CacheScheme.parse("int8"))

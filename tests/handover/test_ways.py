@@ -15,7 +15,7 @@ from kvstore.kvcache.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.protocol.settings import Size
-from kvstore.transfer.tcp import TcpConnection
+from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Rank, layout_of
 
 Make = Callable[..., Rank]

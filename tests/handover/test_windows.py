@@ -9,7 +9,7 @@ from kvstore.handover.windows import Window
 from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from kvstore.protocol.transfers import Fetch, Join, Joined, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.connection import Connection
-from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.exports import Exports
-from kvstore.transfer.memory import Piece, Region, RemoteRegion
-from kvstore.transfer.target import Target
-from kvstore.transfer.tcp import TcpConnection, TcpListener
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
 
 PATIENCE_S = 20.0
 AGENT_MAGIC = b"kvagent1 tcp "

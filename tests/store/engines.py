@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Span
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.peer import PeerRegion
 from tests.rpc.raw_peers import RawAsker, store
 
 DEADLINE_S = 10.0

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.store.engine import engine_settings
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.topology import ETHERNET, LOOPBACK, Nic, Topology
+from kvstore.transfer.topology.model import ETHERNET, LOOPBACK, Nic, Topology
 
 HOST = Topology("host", nics=(Nic("lo", LOOPBACK, "lo", ("127.0.0.1",)), Nic("eth0", ETHERNET, "eth0", ("10.0.0.1",))))
 

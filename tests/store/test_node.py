@@ -16,10 +16,9 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
-from kvstore.transfer import netlink
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine
-from kvstore.transfer.topology import ETHERNET, Nic, Topology
+from kvstore.transfer.topology.model import ETHERNET, Nic, Topology, netlink
 from tests.store.engines import eventually
 
 

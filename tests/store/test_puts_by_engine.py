@@ -12,7 +12,7 @@ from kvstore.protocol.node_messages import Abort, Opened
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.regions import WriteGrant
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
 from tests.store.served import TIMEOUT_S, Client, Served, in_background, served, until
 from tests.store.tables import PUT_TTL_NS

@@ -11,7 +11,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.store.peer import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.paths.peer import PeerRegion
 from tests.store.engines import LOOPBACK, FarClient
 from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served
 

@@ -11,8 +11,8 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region, RemoteRegion
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.paths.peer import PeerRegion
 from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
 
 SLOT_BYTES = 64 << 10

@@ -26,10 +26,10 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.copies import Span
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.peer import PeerRegion
+from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.peer import PeerRegion
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until

@@ -16,8 +16,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Piece, Region
-from kvstore.transfer.topology import Nic, NumaNode, Topology
+from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.topology.model import Nic, NumaNode, Topology
 
 FAULTY = "tests.transfer.faulty:FaultyAgent"
 SPARE = "tests.transfer.faulty:SpareAgent"

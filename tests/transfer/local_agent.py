@@ -7,7 +7,7 @@ from typing import ClassVar
 from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
-from kvstore.transfer.memory import Region
+from kvstore.transfer.memory.region import Region
 
 MAGIC = b"LOCAL "
 

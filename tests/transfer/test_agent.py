@@ -8,8 +8,8 @@ import pytest
 from kvstore.protocol.errors import DeadlineExceeded, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
-from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
-from kvstore.transfer.memory import Piece
+from kvstore.transfer.memory.region import Piece
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
 from tests.rpc.raw_peers import make_region, shown
 
 

@@ -37,11 +37,11 @@ from kvstore.protocol.transfers import (
     Store,
 )
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.conformance_waiting import eventually, within
-from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.exports import Exports
-from kvstore.transfer.memory import Piece, Region
-from kvstore.transfer.target import Target
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.testing.waiting import eventually, within
 from tests.rpc.raw_peers import (
     RawAnswerer,
     RawAsker,

@@ -21,7 +21,7 @@ from kvstore.transfer.description import (
     unpack_engine,
     unpack_region,
 )
-from kvstore.transfer.memory import RemoteRegion
+from kvstore.transfer.memory.region import RemoteRegion
 
 AGENT = AgentInfo("tcp", Rail("eth0", "192.0.2.1", 1, 25.0), b"\0meta\xff")
 ENGINE = EngineInfo("me", "boot-id", (AGENT, AgentInfo("shm", Rail(), b"")), {"cpu:0": (("eth0",), ()), "cuda:1": ((), ("eth0", "eth1"))})

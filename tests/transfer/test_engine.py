@@ -23,14 +23,14 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.conformance_waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
-from kvstore.transfer.copies import Copy, Span
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory import Region
-from kvstore.transfer.peer import PeerRegion
-from kvstore.transfer.topology import Rails
-from kvstore.transfer.transfers import Priority, Transfer
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.copies import Copy, Span
+from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.transfers import Priority, Transfer
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from kvstore.transfer.topology.model import Rails
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)

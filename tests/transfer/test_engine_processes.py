@@ -11,9 +11,9 @@ import xxhash
 from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.conformance_waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
-from kvstore.transfer.copies import Span
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
 from tests.line_child import LineChild
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Remote
-from kvstore.transfer.conformance_waiting import eventually, in_background
-from kvstore.transfer.connection_agent import ConnectionAgent
-from kvstore.transfer.memory import Piece, Region
+from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.testing.waiting import eventually, in_background
 from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
-from tests.transfer.many_targets import REGION_BYTES, ManyTargets, many_targets
-from tests.transfer.test_sieve import NaiveSieve
+from tests.transfer.streams.many_targets import REGION_BYTES, ManyTargets, many_targets
+from tests.transfer.streams.test_sieve import NaiveSieve
 
 PEERS = 1000
 ENDPOINTS = 64

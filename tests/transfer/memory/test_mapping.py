@@ -1,0 +1,145 @@
+"""Mappings of real shared memory."""
+
+import gc
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.protocol.errors import Broken, Full, InvalidArgument
+from kvstore.transfer.memory.mapping import MAX_REGION_BYTES, allocate, map_slab
+
+SIZE = 1 << 16
+
+
+def memfd() -> int:
+    fd = os.memfd_create("slab")
+    os.truncate(fd, SIZE)
+    return fd
+
+
+def read_only(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
+def test_what_is_written_through_one_mapping_is_read_through_another_without_a_descriptor() -> None:
+    fd = memfd()
+    reader = read_only(fd)
+    written, read = map_slab(fd, SIZE, writable=True), map_slab(reader, SIZE, writable=False)
+    assert (is_open(fd), is_open(reader)) == (False, False)
+    written.part(100, 3)[:] = b"abc"
+    assert bytes(read.part(100, 3)) == b"abc"
+    assert read.memory.readonly
+
+
+def test_a_view_keeps_its_mapping_and_the_last_one_ends_it() -> None:
+    fd = memfd()
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    slab = map_slab(fd, SIZE, writable=True)
+    slab.memory[0] = 7
+    array = np.frombuffer(slab.part(0, 10), np.uint8)
+    before = Path("/proc/self/maps").read_text().count(name)
+    del slab
+    gc.collect()
+    assert array[0] == 7
+    del array
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count(name) == before - 1
+
+
+def test_a_descriptor_that_cannot_be_mapped_is_closed_and_told() -> None:
+    fd = memfd()
+    readonly = read_only(fd)
+    with pytest.raises(Broken, match="cannot map a slab"):
+        map_slab(readonly, SIZE, writable=True)
+    assert not is_open(readonly)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("size_bytes", [SIZE + 1, 1 << 40, (1 << 64) - 1, 0])
+def test_memory_that_is_not_there_is_not_mapped_for_to_touch_it_would_kill_the_process(size_bytes: int) -> None:
+    fd = memfd()
+    with pytest.raises(Broken, match="its memory has 65536"):
+        map_slab(fd, size_bytes, writable=True)
+    assert not is_open(fd)
+
+
+def test_a_part_ends_within_its_slab() -> None:
+    slab = map_slab(memfd(), SIZE, writable=True)
+    assert len(slab.part(1, SIZE - 1)) == SIZE - 1
+    with pytest.raises(Broken, match="a slab of 65536 bytes"):
+        slab.part(1, SIZE)
+
+
+def test_allocated_memory_is_zeroed_shared_and_of_fixed_size() -> None:
+    region = allocate(10_000, location="cpu:1")
+    assert (region.size_bytes, region.location) == (10_000, "cpu:1")
+    assert not any(region.memory)
+    region.memory[9_999] = 7
+    assert map_slab(read_only(region.fd), 10_000, writable=False).memory[9_999] == 7
+    for size_bytes in (0, 20_000):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.fd, size_bytes)
+    region.close()
+
+
+def test_a_closed_region_leaves_its_descriptor_at_once_and_its_memory_with_the_last_view() -> None:
+    region = allocate(SIZE)
+    name, fd = os.readlink(f"/proc/self/fd/{region.fd}"), region.fd
+    others = Path("/proc/self/maps").read_text().count(name)
+    view = region.memory[10:20]
+    region.close()
+    assert not is_open(fd)
+    del region
+    gc.collect()
+    view[0] = 1
+    assert Path("/proc/self/maps").read_text().count(name) == others
+    del view
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count(name) == others - 1
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 0, MAX_REGION_BYTES + 1])
+def test_a_region_of_no_or_too_many_bytes_is_refused(size_bytes: int) -> None:
+    with pytest.raises(InvalidArgument, match="a region is 1 to"):
+        allocate(size_bytes)
+
+
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_touched() -> None:
+    with pytest.raises(Full, match="this machine has"):
+        allocate(MAX_REGION_BYTES)
+
+
+def test_memory_that_cannot_be_mapped_is_told_and_leaves_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    with limited(resource.RLIMIT_AS, used_bytes + (64 << 20)), pytest.raises(Full, match="no shared memory of 268435456 bytes: cannot map"):
+        allocate(256 << 20)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_descriptor_left_it_says_so() -> None:
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    with limited(resource.RLIMIT_NOFILE, lowest_free), pytest.raises(Full, match="no descriptor is left"):
+        allocate(SIZE)
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """This process may have no more, for as long as it takes."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))

@@ -1,0 +1,363 @@
+"""Promises of agent.py; the suites of agents and connections over NIXL. Skipped where NIXL is not installed.
+
+Within one host NIXL copies between processes at once, so what takes time (stalls, cancelling) is tested over TCP.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    Denied,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unreachable,
+)
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.nixl.agent import MAX_MESSAGE_BYTES, NixlAgent, close_all
+from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
+from kvstore.transfer.testing.conformance import AgentConformance
+from kvstore.transfer.testing.peer import PeerProcess, RegionAllocator, pattern, remote_region
+from kvstore.transfer.testing.scene import Pair, ask, notifications, outcome, whole
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
+
+pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")
+MIB = 1 << 20
+
+
+def make_agent(name: str) -> NixlAgent:
+    return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=SHORT_S))
+
+
+class TestWithinTheHost(AgentConformance):
+    checks_keys = False
+
+    def make_agent(self, name: str) -> TransferAgent:
+        return make_agent(name)
+
+
+class TestOverTcp(AgentConformance):
+    checks_keys = False
+
+    @pytest.fixture(autouse=True)
+    def over_tcp(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCX_TLS", "tcp")
+
+    def make_agent(self, name: str) -> TransferAgent:
+        return make_agent(name)
+
+    @pytest.mark.parametrize("direction", [Direction.WRITE])
+    def test_a_stalled_peer_is_given_up_and_memory_left_alone(self, pair: Pair, peer: PeerProcess, direction: Direction) -> None:
+        """Not for reads: UCX 1.21 ends the whole process of a peer when the reader hangs up before its answer (docs/transfer.md)."""
+        super().test_a_stalled_peer_is_given_up_and_memory_left_alone(pair, peer, direction)
+
+    def test_a_request_ends_at_its_deadline_and_takes_the_others_along(self, pair: Pair, peer: PeerProcess) -> None:
+        _, pieces = whole(pair, peer)
+        pair.move(Direction.WRITE, *pieces)
+        with peer.stopped(), within(SHORT_S):
+            short, long = (ask(pair.user, Direction.WRITE, pair.remote, pieces, timeout_s=s) for s in (SHORT_S, PATIENCE_S))
+            assert isinstance(outcome(short), DeadlineExceeded)
+            assert isinstance(outcome(long), Unreachable)
+        self.succeeds_again(pair, *pieces)
+
+    def test_a_caller_that_runs_its_request_gives_it_up_at_the_deadline(self, pair: Pair, peer: PeerProcess) -> None:
+        ours, pieces = whole(pair, peer)
+        with peer.stopped(), within(SHORT_S), pytest.raises(DeadlineExceeded):
+            pair.user.transfer(Direction.WRITE, pair.remote, pieces, Deadline(SHORT_S))
+        assert ours.users == 0
+
+    def test_cancelling_cuts_off_what_does_not_end(self, pair: Pair, peer: PeerProcess) -> None:
+        _, pieces = whole(pair, peer)
+        with peer.stopped(), within(SHORT_S):
+            request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
+            assert not request.is_over
+            pair.user.cancel(request)
+            assert isinstance(outcome(request), Cancelled)
+
+    def test_unloading_a_peer_ends_its_requests(self, pair: Pair, peer: PeerProcess) -> None:
+        _, pieces = whole(pair, peer)
+        with peer.stopped(), within(SOON_S):
+            request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
+            pair.user.unload_remote(pair.remote)
+            assert isinstance(outcome(request), Unreachable)
+
+    def test_a_caller_that_is_interrupted_leaves_its_request_to_the_agent(
+        self, pair: Pair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, pieces = whole(pair, peer)
+        with peer.stopped():
+            request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
+            with monkeypatch.context() as patched:
+                patched.setattr(NativeAgent, "progress", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    pair.user.run(request)
+        assert outcome(request) is None
+
+    def test_a_connection_that_breaks_ends_all_of_its_requests(self, pair: Pair, peer: PeerProcess) -> None:
+        _, pieces = whole(pair, peer)
+        pair.move(Direction.WRITE, *pieces)
+        with peer.stopped():
+            requests = [ask(pair.user, Direction.WRITE, pair.remote, pieces) for _ in range(3)]
+            peer.kill()
+        assert all(isinstance(outcome(request), Unreachable) for request in requests)
+
+    def test_a_notification_that_fails_cuts_off_no_requests(self, pair: Pair, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, pieces = whole(pair, peer)
+        with peer.stopped(), monkeypatch.context() as patched:
+            request = ask(pair.user, Direction.WRITE, pair.remote, pieces)
+            patched.setattr(NativeAgent, "notify", unreachable)
+            with pytest.raises(Unreachable):
+                pair.user.notify(pair.remote, b"lost", Deadline(SOON_S))
+        assert outcome(request) is None
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with RegionAllocator() as memory:
+        owner, user = make_agent("owner"), make_agent("user")
+        yield Pair(owner, user, memory)
+        user.close()
+        owner.close()
+
+
+def interrupted(*_: Any) -> Progress:
+    raise KeyboardInterrupt
+
+
+def unreachable(*_: Any) -> None:
+    raise Unreachable("injected")
+
+
+def raised_by(act: Callable[[], object]) -> KVStoreError | None:
+    try:
+        act()
+    except KVStoreError as error:
+        return error
+    return None
+
+
+def test_a_key_lets_do_what_it_is_for_and_nothing_else(pair: Pair) -> None:
+    theirs, ours, described = pair.regions(4096)
+    reader = described._replace(key=theirs.read_key)
+    pair.move(Direction.READ, Piece(ours, 0, reader, 0, 4096))
+    assert ours.memory == pattern(1, 4096)
+    ours.memory[:] = pattern(2, 4096)
+    for key in (reader.key, described.key ^ 1):
+        error = pair.failure(Direction.WRITE, Piece(ours, 0, described._replace(key=key), 0, 4096))
+        assert isinstance(error, Denied)
+    assert theirs.memory == pattern(1, 4096)
+
+
+def test_bytes_beyond_what_was_exported_are_refused(pair: Pair) -> None:
+    _, ours, described = pair.regions(4096)
+    error = pair.failure(Direction.READ, Piece(ours, 0, described._replace(size_bytes=MIB), 1, 4096))
+    assert isinstance(error, InvalidArgument)
+
+
+def test_a_region_of_an_earlier_agent_of_the_peer_is_stale(pair: Pair) -> None:
+    theirs, ours, described = pair.regions(4096)
+    again = make_agent("owner")
+    try:
+        remote = pair.user.load_remote(again.metadata())
+        assert isinstance(outcome(ask(pair.user, Direction.READ, remote, [Piece(ours, 0, described, 0, 4096)])), StaleHandle)
+        assert outcome(ask(pair.user, Direction.READ, remote, [Piece(ours, 0, remote_region(again, theirs), 0, 4096)])) is None
+    finally:
+        again.close()
+
+
+def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: Pair) -> None:
+    theirs, ours, described = pair.regions(4096)
+    descriptor = described.descriptors["nixl"]
+    broken = described._replace(descriptors={"nixl": descriptor.partition(b"nixlSerDes")[0] + b"not NIXL's"})
+    assert isinstance(pair.failure(Direction.READ, Piece(ours, 0, broken, 0, 4096)), ProtocolError)
+    pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
+    assert ours.memory == theirs.memory
+
+
+def test_regions_that_were_exported_after_the_peers_met_are_reached(pair: Pair) -> None:
+    for _ in range(3):
+        theirs, ours, described = pair.regions(4096)
+        pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
+        assert ours.memory == theirs.memory
+
+
+def test_memory_is_registered_anew_for_a_new_region(pair: Pair) -> None:
+    """Regions come and go at one address, with transfers in between."""
+    first, ours, described = pair.regions(4096)
+    pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
+    pair.user.export(ours)
+    first.close()
+    ours.close()
+    for _ in range(3):
+        theirs, mine = Region(first.memory), Region(ours.memory)
+        mine.memory[:] = bytes(4096)
+        pair.move(Direction.READ, Piece(mine, 0, remote_region(pair.owner, theirs), 0, 4096))
+        assert mine.memory == pattern(1, 4096)
+        theirs.close()
+        mine.close()
+
+
+def test_a_region_may_outlive_its_agent() -> None:
+    region, agent = Region(memoryview(bytearray(4096))), make_agent("short-lived")
+    agent.export(region)
+    agent.close()
+    region.close()
+    region = Region(memoryview(bytearray(4096)))
+    agent = make_agent("forgotten")
+    agent.export(region)
+    del agent
+    region.close()
+
+
+def test_what_is_closed_is_not_exported(pair: Pair) -> None:
+    theirs, _, _ = pair.regions(4096)
+    theirs.close()
+    with pytest.raises(Closed):
+        pair.owner.export(theirs)
+    pair.owner.close()
+    with pytest.raises(Closed):
+        pair.owner.export(pair.memory.allocate(4096))
+
+
+def test_a_notification_that_is_too_long_is_refused(pair: Pair) -> None:
+    with pytest.raises(InvalidArgument, match="is longer than"):
+        pair.user.notify(pair.remote, bytes(MAX_MESSAGE_BYTES + 1), Deadline(PATIENCE_S))
+
+
+def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Pair) -> None:
+    pair.user.notify(pair.remote, b"hello", Deadline(PATIENCE_S))
+    pair.owner.close()
+
+    def is_noticed() -> bool:
+        return isinstance(raised_by(lambda: pair.user.notify(pair.remote, b"lost", Deadline(SOON_S))), Unreachable)
+
+    eventually(is_noticed, "the notification fails")
+    assert is_noticed()
+
+
+def test_running_what_is_over_does_nothing(pair: Pair) -> None:
+    _, ours, described = pair.regions(4096)
+    request = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
+    assert outcome(request) is None
+    pair.user.run(request)
+    assert request.finish_count == 1
+
+
+def test_forgetting_a_peer_that_was_never_met_does_nothing(pair: Pair) -> None:
+    pair.user.unload_remote(pair.remote)
+
+
+@pytest.mark.parametrize("call", ["post", "progress"])
+def test_a_failure_that_nixl_does_not_explain_is_unreachable_and_passes(pair: Pair, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Injected: which of a transfer's operations go on is not known then, so the connections are given up."""
+    theirs, ours, described = pair.regions(4096)
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+        patched.setattr(NativeAgent, call, lambda *_: Progress.FAILED)
+        assert isinstance(pair.failure(Direction.READ, Piece(ours, 0, described, 0, 4096)), Unreachable)
+    pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
+    assert ours.memory == theirs.memory
+
+
+def test_a_handle_that_nixl_gives_out_again_is_another_transfers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Injected: the second transfer gets the handle of the first while the agent's thread sleeps before it looks after the first."""
+    _, ours, described = pair.regions(4096)
+    progress, looks = Progress.UNDER_WAY, threading.Semaphore(0)
+
+    def look(*_: Any) -> Progress:
+        looks.release()
+        return progress
+
+    monkeypatch.setattr(NativeAgent, "prepare", lambda *_: 7)
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+    monkeypatch.setattr(NativeAgent, "progress", look)
+    monkeypatch.setattr(NativeAgent, "release", lambda *_: None)
+    for pause in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"kvstore.transfer.nixl.agent.{pause}", 0.1)
+    first = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
+    assert looks.acquire(timeout=PATIENCE_S)
+    progress = Progress.DONE
+    pair.user.run(first)
+    second = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
+    assert outcome(second) is None
+    assert (first.finish_count, second.finish_count) == (1, 1)
+
+
+def test_a_caller_that_runs_its_request_needs_no_thread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Injected: a transfer that takes many looks."""
+    _, ours, described = pair.regions(4096)
+    looks = iter([Progress.UNDER_WAY] * 20 + [Progress.DONE])
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+    monkeypatch.setattr(NativeAgent, "progress", lambda *_: next(looks))
+    before = threading.active_count()
+    request = Request(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), caller_runs=True)
+    pair.user.submit(request)
+    pair.user.run(request)
+    assert (request.is_over, request.error, next(looks, None)) == (True, None, None)
+    assert threading.active_count() == before
+
+
+def test_a_callback_may_use_and_close_its_agent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the agent's own thread, which cannot wait for itself."""
+    _, ours, described = pair.regions(4096)
+    closed = threading.Event()
+
+    def close(request: Request) -> None:
+        pair.user.notifications()
+        pair.user.close()
+        closed.set()
+
+    monkeypatch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+    pair.user.submit(Request(Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)], Deadline(PATIENCE_S), close))
+    assert closed.wait(PATIENCE_S)
+
+
+def test_agents_that_are_open_at_the_end_are_closed(pair: Pair) -> None:
+    close_all()
+    with pytest.raises(Closed):
+        pair.user.metadata()
+    with pytest.raises(Closed):
+        pair.owner.metadata()
+
+
+def test_the_interpreter_ends_cleanly_with_agents_open() -> None:
+    program = (
+        "from kvstore.transfer.agent import *; from kvstore.transfer.nixl.agent import *; from kvstore.transfer.config import *; "
+        "a, b = (NixlAgent(name, Rail(), TransferSettings()) for name in 'ab'); "
+        "a.notify(a.load_remote(b.metadata()), b'', Deadline(9))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_names_come_back_from_notifications_as_they_are(pair: Pair) -> None:
+    odd = make_agent("a@b@c")
+    try:
+        odd.notify(odd.load_remote(pair.owner.metadata()), b"hello", Deadline(PATIENCE_S))
+        assert notifications(pair.owner, 1) == [("a@b@c", b"hello")]
+    finally:
+        odd.close()
+
+
+def test_thousands_of_pieces_are_prepared_in_milliseconds(pair: Pair) -> None:
+    """A transfer of many small blocks must not cost more to describe than to carry out."""
+    _, ours, described = pair.regions(3000 * 64)
+    pieces = [Piece(ours, at * 64, described, at * 64, 64) for at in range(3000)]
+    pair.move(Direction.READ, *pieces)
+    began_s = time.monotonic()
+    for _ in range(10):
+        pair.user.transfer(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S))
+    assert (time.monotonic() - began_s) / 10 < 0.5

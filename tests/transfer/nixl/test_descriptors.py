@@ -1,0 +1,140 @@
+"""Promises of descriptors.py; the naive way to build rows is the oracle of the fast one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleHandle
+from kvstore.transfer.agent import Direction
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.nixl.descriptors import (
+    ExportedRegion,
+    NixlRemote,
+    descriptor_rows,
+    pack_metadata,
+    pack_region,
+    unpack_metadata,
+    unpack_region,
+)
+
+PEER = NixlRemote("näme", "näme@1", b"nixl's own")
+
+
+def region(size_bytes: int) -> Region:
+    return Region(memoryview(bytearray(size_bytes)))
+
+
+def described(region: Region) -> RemoteRegion:
+    return RemoteRegion(region.region_id, region.size_bytes, region.write_key, {"nixl": pack_region(region, "owner@1", b"nixl's own")})
+
+
+HERE, THERE = [region(100), region(50)], [region(80), region(100)]
+DESCRIBED = [described(each) for each in THERE]
+
+
+def test_metadata_survives_the_wire() -> None:
+    assert unpack_metadata(pack_metadata(PEER)) == PEER
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 9, 15, 21])
+def test_metadata_that_is_cut_short_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        unpack_metadata(pack_metadata(PEER)[:size])
+
+
+@pytest.mark.parametrize("at", [0, 4, 10])
+def test_metadata_of_another_kind_is_refused(at: int) -> None:
+    metadata = bytearray(pack_metadata(PEER))
+    metadata[at] = 0xFF
+    with pytest.raises(ProtocolError):
+        unpack_metadata(bytes(metadata))
+
+
+def test_a_region_survives_the_wire() -> None:
+    ours = THERE[0]
+    expected = ExportedRegion(b"owner@1", ours.region_id, ours.address, 80, b"nixl's own")
+    assert unpack_region(DESCRIBED[0], Direction.READ) == unpack_region(DESCRIBED[0], Direction.WRITE) == expected
+
+
+def test_a_region_is_as_large_as_both_say() -> None:
+    assert unpack_region(DESCRIBED[0]._replace(size_bytes=81), Direction.READ).size_bytes == 80
+    assert unpack_region(DESCRIBED[0]._replace(size_bytes=79), Direction.READ).size_bytes == 79
+
+
+def test_the_read_key_lets_read_alone() -> None:
+    reader = DESCRIBED[0]._replace(key=THERE[0].read_key)
+    assert unpack_region(reader, Direction.READ).region_id == THERE[0].region_id
+    with pytest.raises(Denied, match="not the key to write"):
+        unpack_region(reader, Direction.WRITE)
+
+
+def test_another_key_opens_nothing() -> None:
+    for direction in Direction:
+        with pytest.raises(Denied):
+            unpack_region(DESCRIBED[0]._replace(key=DESCRIBED[0].key ^ 1), direction)
+
+
+def test_the_descriptor_does_not_give_the_keys_away() -> None:
+    descriptor = DESCRIBED[0].descriptors["nixl"]
+    for key in (THERE[0].read_key, THERE[0].write_key):
+        assert key.to_bytes(8, "little") not in descriptor
+        assert key.to_bytes(8, "big") not in descriptor
+
+
+def test_a_descriptor_of_another_region_is_stale() -> None:
+    with pytest.raises(StaleHandle):
+        unpack_region(DESCRIBED[0]._replace(region_id=THERE[1].region_id), Direction.READ)
+
+
+def test_a_region_of_another_transport_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not exported by a NIXL agent"):
+        unpack_region(DESCRIBED[0]._replace(descriptors={"tcp": b""}), Direction.READ)
+
+
+@pytest.mark.parametrize("descriptor", [b"", b"\1" + bytes(42), b"\2" + bytes(100)])
+def test_a_malformed_descriptor_is_refused(descriptor: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        unpack_region(DESCRIBED[0]._replace(descriptors={"nixl": descriptor}), Direction.READ)
+
+
+def test_no_pieces_are_no_rows() -> None:
+    exported, local, remote = descriptor_rows(Direction.READ, [])
+    assert (exported, local.shape, remote.shape) == ([], (0, 3), (0, 3))
+
+
+numbers = st.integers(-2, 110)
+pieces = st.builds(Piece, st.sampled_from(HERE), numbers, st.sampled_from(DESCRIBED), numbers, numbers)
+
+
+@given(st.lists(pieces, min_size=1, max_size=6))
+def test_rows_are_those_of_the_naive_way(pieces: list[Piece]) -> None:
+    try:
+        expected = naive_rows(pieces)
+    except InvalidArgument:
+        with pytest.raises(InvalidArgument, match="outside a region"):
+            descriptor_rows(Direction.WRITE, pieces)
+        return
+    exported, local, remote = descriptor_rows(Direction.WRITE, pieces)
+    assert local.dtype == remote.dtype == np.uint64
+    assert local.flags.c_contiguous
+    assert (local.tolist(), remote.tolist()) == expected
+    assert {each.region_id for each in exported} == {piece.remote.region_id for piece in pieces}
+
+
+def naive_rows(pieces: list[Piece]) -> tuple[list[list[int]], list[list[int]]]:
+    local, remote = [], []
+    for piece in pieces:
+        there = unpack_region(piece.remote, Direction.WRITE)
+        piece.local.check(piece.local_offset, piece.size_bytes)
+        THERE[DESCRIBED.index(piece.remote)].check(piece.remote_offset, piece.size_bytes)
+        if piece.size_bytes:
+            local.append([piece.local.address + piece.local_offset, piece.size_bytes, piece.local.region_id])
+            remote.append([there.address + piece.remote_offset, piece.size_bytes, there.region_id])
+    return local, remote
+
+
+@pytest.mark.parametrize("offset", [(1 << 63) - 1, 1 << 63, 1 << 70])
+def test_offsets_beyond_all_memory_are_refused(offset: int) -> None:
+    with pytest.raises(InvalidArgument):
+        descriptor_rows(Direction.READ, [Piece(HERE[0], 0, DESCRIBED[0], offset, 1)])

@@ -1,0 +1,376 @@
+"""Promises of choice.py, most of them on simulated rails with a clock of their own."""
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.paths.choice import LATENCY_BUCKETS, UNKNOWN_SPEED_BYTES_S, Path, PathChooser, PathFacts
+
+MIB = 1 << 20
+MS_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+GBIT_S = 125e6
+"""Bytes per second."""
+SETTINGS = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
+NO_PROBES = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
+
+
+def path(rail: str, transport: str = "tcp") -> Path:
+    return Path(transport, rail, rail)
+
+
+A, B, C = path("a"), path("b"), path("c")
+
+
+def chooser(*paths: Path, settings: TransferSettings = NO_PROBES, speed_bytes_s: float = GBIT_S) -> PathChooser:
+    made = PathChooser(settings, random.Random(1))
+    made.set_paths({path: PathFacts(speed_bytes_s=speed_bytes_s) for path in paths})
+    return made
+
+
+def fail(paths: PathChooser, failing: Path, now_ns: int) -> None:
+    paths.begun(failing, MIB, now_ns)
+    paths.failed(failing, MIB, now_ns)
+
+
+@dataclass
+class Rails:
+    """Rails that deliver slices one after another, each at its rate, to a sender that keeps so many under way."""
+
+    paths: PathChooser
+    rates: dict[Path, float]
+    window: int = 18
+    stall_ns: int = 500 * MS_NS
+    now_ns: int = 0
+    delivered: dict[Path, int] = field(default_factory=dict)
+    failures: int = 0
+    in_flight: list[tuple[int, int, Path, int, bool]] = field(default_factory=list)
+    free_ns: dict[Path, int] = field(default_factory=dict)
+    serial: int = 0
+
+    def run(self, seconds: float, size_bytes: int = MIB) -> dict[Path, int]:
+        """Bytes delivered by path in this time."""
+        self.delivered = dict.fromkeys(self.rates, 0)
+        end_ns = self.now_ns + int(seconds * SECOND_NS)
+        while self.now_ns < end_ns:
+            while len(self.in_flight) < self.window and self.begin(size_bytes):
+                pass
+            wakeup_ns = self.paths.next_wakeup_ns() if len(self.in_flight) < self.window else None
+            next_ns = min([at_ns for at_ns, *_ in self.in_flight[:1]] + ([] if wakeup_ns is None else [wakeup_ns]))
+            self.now_ns = max(self.now_ns, next_ns)
+            while self.in_flight and self.in_flight[0][0] <= self.now_ns:
+                self.end(size_bytes)
+            self.paths.check_integrity()
+        return self.delivered
+
+    def begin(self, size_bytes: int) -> bool:
+        chosen = self.paths.choose(size_bytes, self.now_ns)
+        if chosen is None:
+            return False
+        self.paths.begun(chosen, size_bytes, self.now_ns)
+        rate, self.serial = self.rates[chosen], self.serial + 1
+        if rate:
+            begin_ns = max(self.now_ns, self.free_ns.get(chosen, 0))
+            self.free_ns[chosen] = done_ns = begin_ns + int(size_bytes / rate * 1e9)
+        else:
+            done_ns = self.now_ns + self.stall_ns
+        heapq.heappush(self.in_flight, (done_ns, self.serial, chosen, self.now_ns, bool(rate)))
+        return True
+
+    def end(self, size_bytes: int) -> None:
+        _, _, chosen, begun_ns, works = heapq.heappop(self.in_flight)
+        if works:
+            self.paths.succeeded(chosen, size_bytes, begun_ns, self.now_ns)
+            self.delivered[chosen] += size_bytes
+        else:
+            self.paths.failed(chosen, size_bytes, self.now_ns)
+            self.failures += 1
+
+
+SHAPED = {A: 1 * GBIT_S, B: 2 * GBIT_S, C: 4 * GBIT_S}
+
+
+@pytest.mark.parametrize("speed_bytes_s", [0.0, 10 * GBIT_S])
+@pytest.mark.parametrize("size_bytes", [64 << 10, MIB, 4 * MIB])
+def test_rails_of_different_speed_are_used_in_proportion_and_nearly_in_full(speed_bytes_s: float, size_bytes: int) -> None:
+    rails = Rails(chooser(*SHAPED, settings=SETTINGS, speed_bytes_s=speed_bytes_s), SHAPED)
+    delivered = rails.run(2.0, size_bytes)
+    assert sum(delivered.values()) >= 0.9 * 2.0 * sum(SHAPED.values())
+    for rail, rate in SHAPED.items():
+        assert delivered[rail] / sum(delivered.values()) == pytest.approx(rate / sum(SHAPED.values()), rel=0.1)
+        assert rails.paths.states[rail].bandwidth.bytes_s == pytest.approx(rate, rel=0.1)
+
+
+def test_a_rail_that_changes_its_speed_gets_its_new_share_within_a_second() -> None:
+    rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
+    rails.run(2.0)
+    rails.rates[C] = 0.5 * GBIT_S
+    rails.run(1.0)
+    delivered = rails.run(2.0)
+    assert sum(delivered.values()) >= 0.9 * 2.0 * 3.5 * GBIT_S
+    rails.rates[C] = 4 * GBIT_S
+    rails.run(1.0)
+    delivered = rails.run(2.0)
+    assert sum(delivered.values()) >= 0.9 * 2.0 * 7 * GBIT_S
+
+
+def test_the_share_of_a_rail_that_stops_goes_to_the_others_until_it_works_again() -> None:
+    rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
+    rails.run(2.0)
+    rails.rates[C] = 0.0
+    rails.run(0.6)
+    delivered = rails.run(4.0)
+    assert sum(delivered.values()) >= 0.9 * 4.0 * 3 * GBIT_S
+    failures_before = rails.failures
+    rails.run(8.0)
+    assert rails.failures - failures_before <= 3  # one slice a cool-down, and those grow
+    rails.rates[C] = 4 * GBIT_S
+    rails.run(8.6)
+    delivered = rails.run(1.0)
+    assert delivered[C] / sum(delivered.values()) == pytest.approx(4 / 7, rel=0.1)
+
+
+def test_when_all_rails_stop_they_are_tried_at_the_wake_ups() -> None:
+    rails = Rails(chooser(A, B), {A: 0.0, B: 0.0}, window=4)
+    rails.run(5.0)
+    assert rails.delivered == {A: 0, B: 0}
+    rails.rates = {A: GBIT_S, B: GBIT_S}
+    rails.run(8.6)
+    assert sum(rails.run(1.0).values()) >= 0.9 * 2 * GBIT_S
+
+
+def test_an_unknown_speed_is_taken_to_be_high() -> None:
+    paths = PathChooser(NO_PROBES, random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts()})
+    assert paths.choose(MIB, 0) == B
+    assert paths.states[B].bandwidth.bytes_s == UNKNOWN_SPEED_BYTES_S
+
+
+def test_equal_paths_take_turns() -> None:
+    paths = chooser(A, B, C)
+    assert [paths.choose(MIB, 0) for _ in range(6)] == [A, B, C, A, B, C]
+
+
+def test_the_path_that_would_deliver_first_is_chosen() -> None:
+    paths = PathChooser(NO_PROBES, random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts(speed_bytes_s=3.5 * GBIT_S)})
+    taken = []
+    for _ in range(5):
+        chosen = paths.choose(MIB, 0)
+        assert chosen is not None
+        paths.begun(chosen, MIB, 0)
+        taken.append(chosen)
+    assert taken == [B, B, B, A, B]
+
+
+def test_a_rail_of_another_numa_node_counts_as_slower_for_each_end() -> None:
+    paths = PathChooser(NO_PROBES, random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=3.9 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
+    assert paths.choose(MIB, 0, far_ends={A: 2, B: 0}) == B
+    assert paths.choose(MIB, 0, far_ends={A: 1, B: 0}) == A
+    assert paths.choose(MIB, 0) == A
+
+
+def test_a_later_transport_is_used_only_while_no_path_of_an_earlier_one_is_usable() -> None:
+    fabric, tcp = path("a", "ucx"), path("a", "tcp")
+    paths = PathChooser(SETTINGS, random.Random(1))
+    paths.set_paths({tcp: PathFacts(1, speed_bytes_s=99 * GBIT_S), fabric: PathFacts(0, speed_bytes_s=GBIT_S)})
+    for _ in range(200):
+        assert paths.choose(MIB, 0) == fabric
+        paths.begun(fabric, MIB, 0)
+    paths.failed(fabric, MIB, 0)
+    assert paths.choose(MIB, 1) == tcp
+    assert paths.choose(MIB, 0, excluding={fabric}) == tcp
+    assert paths.choose(MIB, 0, excluding={fabric, tcp}) is None
+
+
+def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
+    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S), C: PathFacts(speed_bytes_s=GBIT_S)})
+    chosen = []
+    for number in range(400):
+        one = paths.choose(MIB, number * SECOND_NS)
+        assert one is not None
+        paths.begun(one, MIB, number * SECOND_NS)
+        took_ns = int(MIB / paths.states[one].facts.speed_bytes_s * 1e9)
+        paths.succeeded(one, MIB, number * SECOND_NS, number * SECOND_NS + took_ns)
+        chosen.append(one)
+    probes = [one for one in chosen if one != A]
+    assert len(probes) == pytest.approx(200, rel=0.15)
+    assert probes[:4] == [B, C, B, C]
+    assert all(first != second for first, second in pairwise(probes))
+
+
+def test_no_probe_goes_to_a_path_that_has_something_in_flight() -> None:
+    """It may have stalled, and probes would pile up on it."""
+    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
+    paths.begun(B, MIB, 0)
+    assert {paths.choose(MIB, number) for number in range(100)} == {A}
+    paths.succeeded(B, MIB, 0, MS_NS)
+    assert {paths.choose(MIB, number) for number in range(100)} == {A, B}
+
+
+def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
+    paths, now_ns = chooser(A), 0
+    for rest_s in (0.5, 1, 2, 4, 8, 8, 8):
+        fail(paths, A, now_ns)
+        until_ns = now_ns + int(rest_s * SECOND_NS)
+        assert paths.next_wakeup_ns() == until_ns
+        assert paths.choose(MIB, until_ns - 1) is None
+        now_ns = until_ns
+        assert paths.choose(MIB, now_ns) == A
+
+
+def test_a_rest_is_never_cut_below_the_first_one() -> None:
+    paths = chooser(A, settings=TransferSettings(cooldown_s=5.0, cooldown_max_s=1.0))
+    fail(paths, A, 0)
+    assert paths.next_wakeup_ns() == 5 * SECOND_NS
+
+
+def test_slices_that_fail_together_are_one_failure() -> None:
+    paths = chooser(A)
+    for _ in range(3):
+        paths.begun(A, MIB, 0)
+    for now_ns in (10, 20, 30):
+        paths.failed(A, MIB, now_ns)
+    assert paths.next_wakeup_ns() == 10 + SECOND_NS // 2
+    assert paths.states[A].failed_slices == 3
+
+
+def test_after_a_rest_one_slice_at_a_time_is_tried_first_of_all_until_one_arrives() -> None:
+    paths = chooser(A, B)
+    fail(paths, A, 0)
+    assert {paths.choose(MIB, MS_NS) for _ in range(4)} == {B}
+    now_ns = SECOND_NS
+    assert paths.choose(MIB, now_ns) == A
+    paths.begun(A, MIB, now_ns)
+    assert paths.next_wakeup_ns() is None
+    assert {paths.choose(MIB, now_ns) for _ in range(4)} == {B}
+    paths.cancelled(A, MIB)
+    assert paths.choose(MIB, now_ns) == A
+    paths.begun(A, MIB, now_ns)
+    paths.succeeded(A, MIB, now_ns, now_ns + MS_NS)
+    assert paths.next_wakeup_ns() is None
+    assert {paths.choose(MIB, now_ns) for _ in range(4)} == {A}  # it was found fast
+    fail(paths, A, 2 * SECOND_NS)
+    assert paths.next_wakeup_ns() == 2 * SECOND_NS + SECOND_NS // 2
+
+
+def test_a_slice_begun_before_the_failure_does_not_end_the_rest() -> None:
+    paths = chooser(A)
+    paths.begun(A, MIB, 0)
+    fail(paths, A, 10)
+    paths.succeeded(A, MIB, 0, 20)
+    assert paths.choose(MIB, 30) is None
+
+
+def test_what_was_learnt_of_paths_that_stay_is_kept() -> None:
+    paths = chooser(A, B)
+    paths.begun(A, MIB, 0)
+    paths.succeeded(A, MIB, 0, MS_NS)
+    learnt = paths.states[A].bandwidth.bytes_s
+    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), C: PathFacts()})
+    assert set(paths.states) == {A, C}
+    assert paths.states[A].bandwidth.bytes_s == learnt
+    assert paths.states[A].facts == PathFacts(speed_bytes_s=GBIT_S)
+    paths.remove(B)
+    paths.check_integrity()
+
+
+def test_a_path_removed_under_a_slice_is_forgotten_with_it_and_may_come_back() -> None:
+    paths = chooser(A)
+    for _ in range(3):
+        paths.begun(A, MIB, 0)
+    paths.set_paths({})
+    assert paths.choose(MIB, 0) is None
+    paths.succeeded(A, MIB, 0, MS_NS)
+    paths.add(A, PathFacts())
+    assert paths.choose(MIB, MS_NS) == A
+    assert paths.states[A].delivered_slices == 1
+    paths.remove(A)
+    paths.failed(A, MIB, MS_NS)
+    assert paths.next_wakeup_ns() is None
+    paths.cancelled(A, MIB)
+    assert not paths.states
+    paths.check_integrity()
+
+
+def test_counters_tell_what_went_on() -> None:
+    paths = chooser(A)
+    for took_us in (0, 1, 3, 700, 1 << 40):
+        paths.begun(A, 100, 0, is_retry=took_us == 3)
+        paths.succeeded(A, 100, 0, took_us * 1000)
+    fail(paths, A, 0)
+    paths.begun(A, 7, 0)
+    state = paths.states[A]
+    assert (state.delivered_bytes, state.delivered_slices, state.failed_slices, state.retried_slices) == (500, 5, 1, 1)
+    assert (state.in_flight_bytes, state.in_flight_slices) == (7, 1)
+    assert {bucket: count for bucket, count in enumerate(state.latency_counts) if count} == {
+        0: 1,
+        1: 1,
+        2: 1,
+        10: 1,
+        LATENCY_BUCKETS - 1: 1,
+    }
+
+
+class AgainstList(RuleBasedStateMachine):
+    """Any schedule leaves in flight what a plain list of slices holds, and paths are usable as promised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths = PathChooser(SETTINGS, random.Random(1))
+        self.slices: list[tuple[Path, int, int]] = []
+        self.now_ns = 0
+
+    @rule(rails=st.sets(st.sampled_from([A, B, C, path("a", "ucx")])))
+    def change(self, rails: set[Path]) -> None:
+        self.paths.set_paths({one: PathFacts(preference=one.transport == "tcp") for one in rails})
+        assert {one for one, state in self.paths.states.items() if state.is_present} == rails
+
+    @rule(size_bytes=st.integers(0, 1 << 24), excluding=st.sets(st.sampled_from([A, B, C])))
+    def begin(self, size_bytes: int, excluding: set[Path]) -> None:
+        chosen = self.paths.choose(size_bytes, self.now_ns, excluding=excluding)
+        usable = [state for one, state in self.paths.states.items() if state.is_present and one not in excluding]
+        usable = [state for state in usable if state.is_usable(self.now_ns)]
+        assert (chosen is None) == (not usable)
+        if chosen is not None:
+            assert chosen not in excluding
+            assert self.paths.states[chosen].facts.preference == min(state.facts.preference for state in usable)
+            self.paths.begun(chosen, size_bytes, self.now_ns, is_retry=bool(excluding))
+            self.slices.append((chosen, size_bytes, self.now_ns))
+
+    @precondition(lambda self: self.slices)
+    @rule(data=st.data(), how=st.sampled_from(["succeeded", "failed", "cancelled"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        one, size_bytes, begun_ns = self.slices.pop(data.draw(st.integers(0, len(self.slices) - 1)))
+        if how == "succeeded":
+            self.paths.succeeded(one, size_bytes, begun_ns, self.now_ns)
+        elif how == "failed":
+            self.paths.failed(one, size_bytes, self.now_ns)
+        else:
+            self.paths.cancelled(one, size_bytes)
+
+    @rule(step_ns=st.integers(0, 10 * SECOND_NS))
+    def wait(self, step_ns: int) -> None:
+        self.now_ns += step_ns
+
+    @invariant()
+    def in_flight_is_what_the_list_holds(self) -> None:
+        self.paths.check_integrity()
+        for one, state in self.paths.states.items():
+            sizes = [size_bytes for other, size_bytes, _ in self.slices if other == one]
+            assert (state.in_flight_slices, state.in_flight_bytes) == (len(sizes), sum(sizes))
+        assert {one for one, _, _ in self.slices} <= set(self.paths.states)
+
+
+TestAgainstList = AgainstList.TestCase
+TestAgainstList.settings = hypothesis_settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)

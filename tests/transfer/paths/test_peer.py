@@ -1,0 +1,154 @@
+"""What waits for a peer, in which order, and by which path it may go."""
+
+import random
+from collections.abc import Collection
+
+from kvstore.protocol.errors import Unreachable
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail
+from kvstore.transfer.description import EngineInfo
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.paths.choice import Path, PathFacts
+from kvstore.transfer.paths.peer import Peer, Route, unload
+from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
+from tests.transfer.faulty import FaultyAgent, settings
+
+SHM = Path("shm", "", "")
+FIRST, SECOND = Path("tcp", "rail0", "rail0"), Path("tcp", "rail1", "rail0")
+SECOND_NS = 1_000_000_000
+AGENT = FaultyAgent("test_peer", Rail())
+AGENT.close()
+
+
+def route(preference: int = 0) -> Route:
+    return Route(AGENT, AGENT.load_remote(b'["faulty", "peer", "rail0"]'), PathFacts(preference))
+
+
+def peer_with(*paths: Path, near: Collection[str] = (), info: EngineInfo | None = None) -> Peer:
+    """Shared memory is preferred."""
+    info = info or EngineInfo("peer", "host")
+    peer = Peer(info, settings(), random.Random(0), lambda location: near if location == "cpu:0" else ())
+    peer.set_routes(info, {path: route(int(path.transport != "shm")) for path in paths})
+    return peer
+
+
+def waiting(peer: Peer, priority: Priority = Priority.FOREGROUND, *reach: str) -> Slice:
+    """A slice of a transfer of its own, to regions that are reached by these transports ("tcp" if none are named)."""
+    transfer = Transfer(Deadline(30), priority, [], lambda transfer, error: None, lambda transfer: None, None)
+    local = Region(memoryview(bytearray(64)))
+    regions = [RemoteRegion(number, 64, 0, dict.fromkeys(names.split(","), b"")) for number, names in enumerate(reach or ("tcp",))]
+    pieces = [Piece(local, 0, remote, 0, 8) for remote in regions]
+    return Slice(transfer, peer, Direction.READ, pieces, 8 * len(pieces))
+
+
+def drained(peer: Peer) -> list[Slice]:
+    found = []
+    while (part := peer.head()) is not None:
+        found.append(part)
+        peer.pop()
+    return found
+
+
+def test_slices_wait_in_order_within_their_priority() -> None:
+    peer = peer_with(FIRST)
+    background = [waiting(peer, Priority.BACKGROUND) for _ in range(2)]
+    foreground = [waiting(peer) for _ in range(3)]
+    peer.push(background)
+    peer.push(foreground)
+    assert peer.head() is foreground[0]
+    assert drained(peer) == foreground + background
+    assert peer.head() is None
+
+
+def test_those_that_failed_go_before_the_others_of_their_priority_only() -> None:
+    peer = peer_with(FIRST)
+    background, foreground = [waiting(peer, Priority.BACKGROUND) for _ in range(3)], [waiting(peer) for _ in range(4)]
+    peer.push([*background, *foreground])
+    failed = [waiting(peer), waiting(peer), waiting(peer, Priority.BACKGROUND)]
+    for part in failed:
+        peer.push_first(part)
+    peer.push(later := [waiting(peer)])
+    assert drained(peer) == [failed[1], failed[0], *foreground, *later, failed[2], *background]
+
+
+def test_slices_of_failed_transfers_are_dropped() -> None:
+    peer = peer_with(FIRST)
+    parts = [waiting(peer) for _ in range(3)]
+    peer.push(parts)
+    parts[0].transfer.error = parts[1].transfer.error = Unreachable("gone")
+    assert peer.head() is parts[2]
+
+
+def test_a_closed_peer_gives_back_what_waited() -> None:
+    peer = peer_with(FIRST)
+    part = waiting(peer)
+    peer.push([part])
+    assert peer.close() == [part]
+    assert not peer.is_connected
+    assert peer.head() is None
+    assert peer.close() == []
+
+
+def test_a_path_must_reach_every_region_of_the_slice() -> None:
+    peer = peer_with(SHM, FIRST)
+    assert peer.choose(waiting(peer, Priority.FOREGROUND, "shm,tcp"), 0) == SHM
+    assert peer.choose(waiting(peer, Priority.FOREGROUND, "shm,tcp", "tcp"), 0) == FIRST
+    assert peer.choose(waiting(peer, Priority.FOREGROUND, "shm", "tcp"), 0) is None
+    one = waiting(peer, Priority.FOREGROUND, "shm")
+    one.pieces.append(one.pieces[0])
+    assert peer.choose(one, 0) == SHM
+
+
+def test_a_slice_goes_by_the_path_that_failed_it_least_and_by_none_a_third_time() -> None:
+    peer = peer_with(FIRST, SECOND)
+    part = waiting(peer)
+    for path in (FIRST, SECOND, FIRST, SECOND):
+        assert peer.choose(part, 0) == path
+        part.tried += (path,)
+    assert peer.choose(part, 0) is None
+
+
+def test_when_all_paths_rest_the_one_that_wakes_first_is_tried() -> None:
+    peer = peer_with(FIRST, SECOND)
+    for path, now_ns in ((FIRST, SECOND_NS), (SECOND, 0)):
+        peer.chooser.begun(path, 8, now_ns)
+        peer.chooser.failed(path, 8, now_ns)
+    assert peer.choose(waiting(peer), SECOND_NS // 4) == SECOND
+
+
+def test_rails_near_the_memory_at_both_ends_are_preferred() -> None:
+    info = EngineInfo("peer", "host", (), {"cpu:0": (("rail0",), ())})
+    assert peer_with(FIRST, SECOND, near=("rail1",)).choose(waiting(peer_with()), 0) == SECOND
+    other = Path("tcp", "rail0", "rail1")
+    assert peer_with(other, FIRST, info=info).choose(waiting(peer_with()), 0) == FIRST
+    peer = peer_with(FIRST, SECOND, near=("rail1",))
+    far = waiting(peer)
+    far.pieces[0].local.location = "cpu:1"
+    assert peer.choose(far, 0) == FIRST, "nothing is known of that place"
+    assert peer.choose(waiting(peer), 0) == SECOND
+
+
+def test_new_routes_leave_those_that_are_gone_or_replaced() -> None:
+    peer = peer_with(FIRST, SECOND)
+    stays, goes = peer.routes[FIRST], peer.routes[SECOND]
+    info = EngineInfo("peer", "host", (), {"cpu:0": (("rail0",), ())})
+    assert peer.set_routes(info, {FIRST: stays._replace(facts=PathFacts(1))}) == [goes]
+    assert (list(peer.chooser.states), peer.chooser.states[FIRST].facts, peer.info) == ([FIRST], PathFacts(1), info)
+    replacement = route()
+    assert peer.set_routes(info, {FIRST: replacement}) == [stays._replace(facts=PathFacts(1))]
+    assert peer.routes == {FIRST: replacement}
+
+
+def test_distances_are_measured_anew_with_new_routes() -> None:
+    peer = peer_with(FIRST, SECOND)
+    assert peer.choose(waiting(peer), 0) == FIRST
+    info = EngineInfo("peer", "host", (), {"cpu:0": (("rail9",), ())})
+    third = Path("tcp", "rail0", "rail9")
+    peer.set_routes(info, peer.routes | {third: route()})
+    assert peer.choose(waiting(peer), 0) == third
+
+
+def test_unloading_tells_the_agents() -> None:
+    one = route()
+    unload([one])
+    assert one.remote not in AGENT.loaded

@@ -1,0 +1,175 @@
+"""An engine's agents as links come and go, and the routes that they make to a peer."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.rpc.address import host_id
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.description import AgentInfo, EngineInfo
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.paths.choice import Path, PathFacts
+from kvstore.transfer.paths.peer import Peer
+from kvstore.transfer.paths.rails import Rails
+from kvstore.transfer.paths.transports import Maker
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.topology.model import Nic
+from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, settings, topology
+
+
+class Opened:
+    """Rails that are closed at the end, with the target that they need."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Rails, Target]] = []
+
+    def __call__(self, transports: str, *rails: str) -> Rails:
+        config, exports = settings(transports), Exports()
+        target = Target("me", exports, config)
+        opened = Rails(Maker("me", config, exports, target, listens=True))
+        self._made.append((opened, target))
+        opened.open(topology(*rails))
+        return opened
+
+    def close(self) -> None:
+        for rails, target in self._made:
+            rails.close()
+            rails.close()
+            target.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    opened = Opened()
+    yield opened
+    opened.close()
+
+
+def loaded(rails: Rails) -> int:
+    return sum(len(agent.loaded) for agent in rails.agents if isinstance(agent, FaultyAgent))
+
+
+def entry(rail: int, transport: str = "faulty", metadata: bytes = b"", speed_gbit_s: float = 0.0) -> AgentInfo:
+    """An agent of the peer's."""
+    told = metadata or f'["{transport}", "peer", "rail{rail}"]'.encode()
+    return AgentInfo(transport, Rail(f"rail{rail}", f"127.0.1.{rail + 1}", speed_gbit_s=speed_gbit_s), told)
+
+
+def described(*entries: AgentInfo, host: str = "") -> EngineInfo:
+    return EngineInfo("peer", host or host_id(), entries)
+
+
+def peer_of(rails: Rails, info: EngineInfo) -> Peer:
+    peer = Peer(info, settings(), random.Random(0), lambda place: ())
+    peer.set_routes(info, rails.routes(info, None))
+    return peer
+
+
+def names(rails: Rails) -> list[tuple[str, str]]:
+    return [(agent.transport, agent.rail.device) for agent in rails.agents]
+
+
+def test_there_is_an_agent_for_each_transport_and_rail_the_preferred_first(opened: Opened) -> None:
+    rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
+    assert names(rails) == [("spare", "rail0"), ("spare", "rail1"), ("faulty", "rail0"), ("faulty", "rail1")]
+
+
+def test_agents_come_and_go_with_their_links_and_the_others_stay(opened: Opened) -> None:
+    rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
+    stays = rails.agents[1], rails.agents[3]
+    leaves = [rails.agents[0], rails.agents[2]]
+    assert rails.change(topology("rail1", "rail2")) == (leaves, True)
+    assert names(rails) == [("spare", "rail1"), ("spare", "rail2"), ("faulty", "rail1"), ("faulty", "rail2")]
+    assert (rails.agents[0], rails.agents[2]) == stays
+    assert rails.change(topology("rail1", "rail2")) == ([], False)
+    for agent in leaves:
+        agent.close()
+
+
+def test_another_speed_is_the_same_place_and_another_address_is_not(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    links = topology("rail0")
+    [before] = rails.agents
+    assert rails.change(replace(links, nics=(replace(links.nics[0], speed_gbit_s=10.0),))) == ([], False)
+    assert rails.change(replace(links, nics=(replace(links.nics[0], addresses=("127.0.1.9",)),))) == ([before], True)
+    before.close()
+
+
+def test_a_new_rail_that_cannot_be_used_is_logged_and_tried_with_the_next_change(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    rails = opened("tcp", "rail0")
+    links = topology("rail0")
+    taken = replace(links, nics=(*links.nics, Nic("far", interface="far", addresses=("192.0.2.250",))))
+    assert rails.change(taken) == ([], False)
+    assert "rail far cannot be used by tcp" in caplog.text
+    assert names(rails) == [("tcp", "rail0")]
+    caplog.clear()
+    rails.change(taken)
+    assert "rail far" in caplog.text
+
+
+def test_agents_that_cannot_be_made_at_the_start_are_an_error(opened: Opened) -> None:
+    with pytest.raises(ConfigError, match="no_such_module"):
+        opened(f"{FAULTY},no_such_module:Agent", "rail0")
+
+
+def test_every_pair_that_can_speak_to_each_other_is_a_route(opened: Opened) -> None:
+    rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
+    routes = rails.routes(described(entry(0), entry(7, "spare"), entry(1, "other")), None)
+    assert list(routes) == [Path("spare", f"rail{n}", "rail7") for n in (0, 1)] + [Path("faulty", f"rail{n}", "rail0") for n in (0, 1)]
+    assert [route.facts.preference for route in routes.values()] == [0, 0, 1, 1]
+    assert rails.routes(described(entry(0), host="another"), None) == {}, "the loopback leads to no other host"
+
+
+def test_the_slower_end_says_how_fast_a_path_is(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    [route] = rails.routes(described(entry(0, speed_gbit_s=8.0)), None).values()
+    assert route.facts == PathFacts(0, 1e9)
+
+
+def test_shared_memory_leads_to_this_host_only(opened: Opened) -> None:
+    rails = opened("shm")
+    told = AgentInfo("shm", Rail(), rails.agents[0].metadata())
+    assert list(rails.routes(described(told), None)) == [Path("shm", "", "")]
+    assert rails.routes(described(told, host="another"), None) == {}
+
+
+def test_what_a_peer_has_already_stays_as_it_is(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    info = described(entry(0), entry(1))
+    peer = peer_of(rails, info)
+    changed = described(entry(0), entry(1, metadata=b'["faulty", "successor", "rail1"]'), entry(2))
+    routes = rails.routes(changed, peer)
+    first, second, third = (Path("faulty", "rail0", f"rail{n}") for n in range(3))
+    assert routes[first].remote is peer.routes[first].remote
+    assert routes[second].remote is not peer.routes[second].remote
+    assert third in routes
+
+
+def test_an_agent_that_was_replaced_loads_its_peers_anew(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    peer = peer_of(rails, described(entry(0)))
+    gone, _ = rails.change(topology())
+    links = topology("rail0")
+    more, _ = rails.change(replace(links, nics=(replace(links.nics[0], addresses=("127.0.1.9",)),)))
+    [route] = rails.routes(peer.info, peer).values()
+    assert route.agent is rails.agents[0]
+    assert route.remote is not next(iter(peer.routes.values())).remote
+    for agent in gone + more:
+        agent.close()
+
+
+def test_of_two_rails_of_a_peer_with_one_name_the_first_counts(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    routes = rails.routes(described(entry(0), entry(0, metadata=b'["faulty", "peer", "twin"]')), None)
+    assert [route.remote.device for route in routes.values()] == ["rail0"]
+    assert loaded(rails) == 1
+
+
+def test_metadata_that_is_malformed_leaves_nothing_loaded(opened: Opened) -> None:
+    rails = opened(FAULTY, "rail0")
+    with pytest.raises(ProtocolError):
+        rails.routes(described(entry(0), entry(1, metadata=b"garbage")), None)
+    assert loaded(rails) == 0

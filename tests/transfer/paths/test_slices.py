@@ -1,0 +1,90 @@
+"""Promises of slices.py; a naive byte-by-byte list of moves is the oracle."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE, cut
+
+LOCALS = [Region(memoryview(bytearray(1 << 20))) for _ in range(2)]
+REMOTES = [RemoteRegion(number, 1 << 20, 0, {}) for number in range(2)]
+
+
+def piece(local_offset: int, remote_offset: int, size_bytes: int, *, local: int = 0, remote: int = 0) -> Piece:
+    return Piece(LOCALS[local], local_offset, REMOTES[remote], remote_offset, size_bytes)
+
+
+def sizes(slices: list[list[Piece]]) -> list[list[int]]:
+    return [[part.size_bytes for part in one] for one in slices]
+
+
+def moves(pieces: list[Piece]) -> list[tuple[int, int, int, int]]:
+    """Every byte as (local region, its offset, remote region, its offset), in order."""
+    return [
+        (part.local.region_id, part.local_offset + at, part.remote.region_id, part.remote_offset + at)
+        for part in pieces
+        for at in range(part.size_bytes)
+    ]
+
+
+def test_a_large_piece_is_cut() -> None:
+    assert cut([piece(10, 20, 250)], 100) == [[piece(10, 20, 100)], [piece(110, 120, 100)], [piece(210, 220, 50)]]
+
+
+def test_small_pieces_are_put_together_and_cut_where_a_slice_is_full() -> None:
+    pieces = [piece(at * 50, at * 60, 40) for at in range(4)]
+    assert sizes(cut(pieces, 100)) == [[40, 40, 20], [20, 40]]
+
+
+def test_neighbours_at_both_ends_become_one_piece() -> None:
+    assert cut([piece(0, 50, 10), piece(10, 60, 10), piece(20, 70, 5)], 100) == [[piece(0, 50, 25)]]
+
+
+@pytest.mark.parametrize("second", [piece(11, 10, 5), piece(10, 11, 5), piece(10, 10, 5, local=1), piece(10, 10, 5, remote=1)])
+def test_pieces_that_are_neighbours_at_one_end_only_stay_apart(second: Piece) -> None:
+    assert cut([piece(0, 0, 10), second], 100) == [[piece(0, 0, 10), second]]
+
+
+def test_a_piece_that_fits_is_handed_on_as_it_is() -> None:
+    whole = piece(0, 0, 100)
+    assert cut([whole], 100)[0][0] is whole
+
+
+def test_no_bytes_make_no_slices() -> None:
+    assert cut([], 100) == []
+    assert cut([piece(0, 0, 0), piece(7, 9, 0)], 100) == []
+
+
+def test_an_empty_piece_does_not_part_its_neighbours() -> None:
+    assert cut([piece(0, 0, 10), piece(10, 10, 0), piece(40, 50, 0), piece(10, 10, 5)], 100) == [[piece(0, 0, 15)]]
+
+
+def test_a_slice_has_at_most_so_many_pieces() -> None:
+    pieces = [piece(2 * at, at * 3, 1) for at in range(2 * MAX_PIECES_A_SLICE + 1)]
+    assert [len(one) for one in cut(pieces, 1 << 20)] == [MAX_PIECES_A_SLICE, MAX_PIECES_A_SLICE, 1]
+
+
+@given(
+    pieces=st.lists(
+        st.builds(piece, st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), local=st.integers(0, 1), remote=st.integers(0, 1)),
+        max_size=12,
+    ),
+    follow=st.lists(st.booleans(), min_size=12, max_size=12),
+    slice_bytes=st.integers(1, 70),
+)
+def test_slices_are_the_same_bytes_in_the_same_order(pieces: list[Piece], follow: list[bool], slice_bytes: int) -> None:
+    for at in range(1, len(pieces)):
+        before = pieces[at - 1]
+        if follow[at]:  # neighbours would hardly ever come by chance
+            local_end, remote_end = before.local_offset + before.size_bytes, before.remote_offset + before.size_bytes
+            pieces[at] = Piece(before.local, local_end, before.remote, remote_end, pieces[at].size_bytes)
+    slices = cut(pieces, slice_bytes)
+    assert moves([part for one in slices for part in one]) == moves(pieces)
+    assert all(sum(map(len_of, one)) == slice_bytes for one in slices[:-1])
+    assert all(0 < sum(map(len_of, one)) <= slice_bytes for one in slices)
+    assert all(part.size_bytes for one in slices for part in one)
+
+
+def len_of(part: Piece) -> int:
+    return part.size_bytes

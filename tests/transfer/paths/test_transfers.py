@@ -1,0 +1,137 @@
+"""Promises of a transfer to whoever holds it; that it ends is the mover's (test_mover.py)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.choice import transfers
+from kvstore.transfer.paths.transfers import Priority, Transfer
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+
+
+class Engine:
+    """What a transfer knows of an engine: it is told to abort and asked for help. `ends` says whether aborting does anything."""
+
+    def __init__(self, *, ends: bool = True) -> None:
+        self.ends = ends
+        self.helped = 0
+        self.on_help: Callable[[Transfer], None] = lambda transfer: None
+
+    def transfer(
+        self, held: list[Region] | None = None, *, deadline_s: float = PATIENCE_S, on_done: Callable[[Transfer], None] | None = None
+    ) -> Transfer:
+        return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.help, on_done)
+
+    def abort(self, transfer: Transfer, error: KVStoreError) -> None:
+        transfer.error = error
+        if self.ends:
+            transfer.complete()
+
+    def help(self, transfer: Transfer) -> None:
+        self.helped += 1
+        self.on_help(transfer)
+
+
+def test_whoever_waits_helps_and_returns_when_it_is_over() -> None:
+    engine = Engine()
+    transfer = engine.transfer()
+    waiting = [in_background(transfer.wait) for _ in range(3)]
+    assert all(is_quiet(thread) for thread in waiting)
+    transfer.complete()
+    for thread in waiting:
+        thread.result(PATIENCE_S)
+    assert engine.helped == 3
+    transfer.wait()
+    assert engine.helped == 3, "it is over"
+
+
+def test_help_may_be_all_that_it_needed() -> None:
+    engine = Engine()
+    engine.on_help = Transfer.complete
+    engine.transfer().wait()
+
+
+def test_the_error_is_raised_to_everyone_who_waits() -> None:
+    transfer = Engine().transfer()
+    transfer.error = Unreachable("gone")
+    transfer.complete()
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="gone"):
+            transfer.wait()
+
+
+def test_waiting_ends_with_the_deadline() -> None:
+    with within(SHORT_S), pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
+        Engine().transfer(deadline_s=SHORT_S).wait()
+
+
+def test_a_deadline_that_was_over_before_waiting_began() -> None:
+    with pytest.raises(DeadlineExceeded):
+        Engine().transfer(deadline_s=0).wait()
+
+
+def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
+    """The transfer ends, without an event to set, right before the waiter makes one."""
+    engine = Engine()
+    transfer = engine.transfer()
+    lock = transfer._lock
+
+    class LateLock:
+        def __enter__(self) -> None:
+            transfer._lock = lock
+            transfer.complete()
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    transfer._lock = LateLock()  # type: ignore[assignment]
+    transfer.wait()
+    assert transfer.is_over
+
+
+def test_a_slice_that_does_not_end_is_told_of_and_its_regions_stay_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "ABORT_TIMEOUT_S", 0.01)
+    region = Region(memoryview(bytearray(4)))
+    region.hold()
+    with pytest.raises(DeadlineExceeded, match="its regions stay held"):
+        Engine(ends=False).transfer([region], deadline_s=0).wait()
+    assert region.users == 1
+
+
+def test_it_lets_go_of_its_regions_before_it_tells() -> None:
+    regions = [Region(memoryview(bytearray(4))) for _ in range(2)]
+    for region in regions:
+        region.hold()
+    seen: list[tuple[bool, int]] = []
+    transfer = Engine().transfer(regions, on_done=lambda transfer: seen.append((transfer.is_over, sum(region.users for region in regions))))
+    transfer.complete()
+    assert seen == [(True, 0)]
+
+
+def test_a_callback_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(transfer: Transfer) -> None:
+        raise ValueError("a mistake")
+
+    transfer = Engine().transfer(on_done=fail)
+    waiting = in_background(transfer.wait)
+    transfer.complete()
+    waiting.result(PATIENCE_S)
+    assert "a mistake" in caplog.text
+
+
+def test_it_can_be_cancelled_and_expired() -> None:
+    cancelled, expired = Engine().transfer(), Engine().transfer(deadline_s=2)
+    cancelled.cancel()
+    with pytest.raises(Cancelled):
+        cancelled.wait()
+    expired.expire()
+    with pytest.raises(DeadlineExceeded, match="2 s"):
+        expired.wait()
+
+
+def test_foreground_comes_before_background() -> None:
+    assert Priority.FOREGROUND < Priority.BACKGROUND

@@ -1,0 +1,175 @@
+"""Which transports and rails an engine has, by its settings and its machine; and plug-ins by their names."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.transfer.agent import Rail, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.paths.transports import Maker, first_of_each
+from kvstore.transfer.shm.agent import SharedMemoryAgent
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.topology.model import INFINIBAND, LOOPBACK, Nic, Topology
+from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent
+
+LOOP = Nic("lo", LOOPBACK, "lo", ("127.0.0.1", "::1"))
+ETH = Nic("eth0", interface="eth0", addresses=("192.0.2.1", "2001:db8::1"), numa_node=1, speed_gbit_s=25.0)
+ETH6 = Nic("eth1", interface="eth1", addresses=("2001:db8::2",))
+DOWN = Nic("eth2", interface="eth2", addresses=("192.0.2.3",), is_up=False)
+FABRIC = Nic("mlx5_0", INFINIBAND, numa_node=0, speed_gbit_s=400.0)
+IP_FABRIC = replace(FABRIC, name="mlx5_1", interface="ib1", addresses=("192.0.2.9",))
+USUAL = Topology("usual", nics=(LOOP, ETH, ETH6, DOWN))
+CLUSTER = Topology("cluster", nics=(LOOP, ETH, FABRIC, IP_FABRIC))
+ALONE = Topology("alone", nics=(LOOP,))
+
+
+class Makers:
+    """Makes Makers; closes the targets that they share with agents."""
+
+    def __init__(self) -> None:
+        self.targets: list[Target] = []
+
+    def __call__(self, transports: str = "auto", *, rails: str = "", listens: bool = True) -> Maker:
+        settings, exports = TransferSettings(transports=transports, rails=rails, listen_port=0), Exports()
+        self.targets.append(Target("me", exports, settings))
+        return Maker("me", settings, exports, self.targets[-1], listens=listens)
+
+
+@pytest.fixture
+def maker() -> Iterator[Makers]:
+    makers = Makers()
+    yield makers
+    for target in makers.targets:
+        target.close()
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """As if these libraries were there, and others of fabrics not."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in modules else None)
+
+
+def test_auto_is_shared_memory_and_tcp_without_rdma(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "nixl", "ucxx")
+    assert maker().transports(USUAL) == ["shm", "tcp"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (("nixl", "ucxx"), ["shm", "ucx", "tcp"]),
+        (("nixl",), ["shm", "nixl", "tcp"]),
+        (("ucxx",), ["shm", "ucx", "tcp"]),
+        ((), ["shm", "tcp"]),
+    ],
+)
+def test_auto_with_rdma_takes_what_is_installed(
+    maker: Makers, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], expected: list[str]
+) -> None:
+    installed(monkeypatch, *modules)
+    assert maker().transports(CLUSTER) == expected
+
+
+def test_named_transports_keep_their_order(maker: Makers) -> None:
+    assert maker(f" tcp, {FAULTY} ,shm,tcp,").transports(USUAL) == ["tcp", FAULTY, "shm"]
+
+
+@pytest.mark.parametrize(
+    ("transports", "reason"), [("tcp,rdma", "'rdma'"), ("", "empty"), (" , ", "empty"), ("ucx,tcp,nixl", "choose one")]
+)
+def test_names_of_no_transport_are_refused(maker: Makers, transports: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        maker(transports).transports(USUAL)
+
+
+def test_tcp_has_a_rail_for_each_nic_with_an_address_ipv4_first(maker: Makers) -> None:
+    assert maker().rails("tcp", USUAL) == [Rail("eth0", "192.0.2.1", 1, 25.0), Rail("eth1", "2001:db8::2")]
+    assert maker().rails("tcp", CLUSTER) == [Rail("eth0", "192.0.2.1", 1, 25.0), Rail("mlx5_1", "192.0.2.9", 0, 400.0)]
+    assert maker().rails(FAULTY, ALONE) == [Rail("lo", "127.0.0.1")]
+    assert maker().rails("tcp", Topology("no NIC is seen")) == [Rail("lo", "127.0.0.1")]
+
+
+def test_rails_that_settings_name_are_used_while_they_are_up(maker: Makers) -> None:
+    assert [rail.device for rail in maker(rails="lo,eth0").rails("tcp", USUAL)] == ["lo", "eth0"]
+    assert maker(rails="eth2").rails("tcp", USUAL) == [Rail("lo", "127.0.0.1")]
+    with pytest.raises(ConfigError, match="eth9"):
+        maker(rails="eth9").rails("tcp", USUAL)
+
+
+def test_ucx_prefers_rdma_and_the_host_is_one_rail_for_shm_and_nixl(maker: Makers) -> None:
+    assert [rail.device for rail in maker().rails("ucx", CLUSTER)] == ["mlx5_0", "mlx5_1"]
+    assert [rail.device for rail in maker().rails("ucx", USUAL)] == ["eth0", "eth1"]
+    assert maker().rails("ucx", Topology("no NIC is seen")) == [Rail()]
+    assert maker().rails("shm", CLUSTER) == maker().rails("nixl", CLUSTER) == [Rail()]
+
+
+def test_our_own_agents(maker: Makers) -> None:
+    with closing(maker().make("shm", Rail())) as shared, closing(maker().make("tcp", Rail("lo", "127.0.0.1"))) as tcp:
+        assert isinstance(shared, SharedMemoryAgent)
+        assert isinstance(tcp, ConnectionAgent)
+        assert (shared.transport, tcp.transport, tcp.rail.device) == ("shm", "tcp", "lo")
+
+
+@pytest.mark.parametrize(("transport", "module", "kind"), [("ucx", "ucx", "UcxConnection"), ("nixl", "nixl", "NixlAgent")])
+def test_agents_of_fabrics_are_imported_when_they_are_asked_for(
+    maker: Makers, monkeypatch: pytest.MonkeyPatch, transport: str, module: str, kind: str
+) -> None:
+    """The library itself is not needed for that: plug-ins stand in its place."""
+    importlib.import_module(f"kvstore.transfer.{module}")
+    from kvstore.transfer.streams.tcp import TcpConnection
+
+    monkeypatch.setattr(f"kvstore.transfer.{module}.{kind}", TcpConnection if transport == "ucx" else lambda *arguments: arguments)
+    made = maker().make(transport, Rail("lo", "127.0.0.1"))
+    if isinstance(made, TransferAgent):
+        assert made.transport == "tcp"
+        made.close()
+    else:
+        assert made[:2] == ("me", Rail("lo", "127.0.0.1"))
+
+
+def test_a_plug_in_of_either_family_is_made_by_its_name(maker: Makers) -> None:
+    with closing(maker().make(FAULTY, Rail("rail0"))) as agent:
+        assert isinstance(agent, FaultyAgent)
+        assert (agent.name, agent.rail) == ("me", Rail("rail0"))
+    with closing(maker().make("kvstore.transfer.streams.tcp:TcpConnection", Rail("lo", "127.0.0.1"))) as over_connections:
+        assert isinstance(over_connections, ConnectionAgent)
+        assert over_connections.transport == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module:Agent", "cannot be imported.*no_such_module"),
+        (":Agent", "cannot be imported"),
+        (".relative:Agent", "cannot be imported"),
+        ("tests.transfer.faulty:NoSuchAgent", "cannot be imported.*NoSuchAgent"),
+        ("tests.transfer.faulty:", "cannot be imported"),
+        ("tests.transfer.faulty:topology", "neither a Connection nor a TransferAgent"),
+        ("tests.transfer.faulty:FaultyRemote", "neither a Connection nor a TransferAgent"),
+        ("tests.transfer.faulty:AbstractAgent", "lacks close, export|lacks close, load_remote"),
+        ("broken_plug_in:Agent", "cannot be imported.*ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_plug_in_is_a_clear_error(
+    maker: Makers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, reason: str
+) -> None:
+    (tmp_path / "broken_plug_in.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        maker().make(path, Rail())
+    assert "broken_plug_in" not in sys.modules
+
+
+def test_one_agent_of_each_transport_speaks_for_the_others() -> None:
+    made: list[FaultyAgent] = [FaultyAgent("me", Rail("rail0")), FaultyAgent("me", Rail("rail1")), SpareAgent("me", Rail("rail0"))]
+    assert first_of_each(made) == {"faulty": made[0], "spare": made[2]}
+    assert SPARE.endswith(type(made[2]).__name__)
+    for agent in made:
+        agent.close()

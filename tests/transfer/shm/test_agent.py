@@ -1,0 +1,565 @@
+"""Shared memory is an agent, and what only it does: against agents of this process, of another one, and peers that the tests play."""
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    Denied,
+    Full,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.frames import HEADER_BYTES, unpack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.session_messages import Failure, Ok, Welcome
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.shm import target as shared_target
+from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent
+from kvstore.transfer.testing.conformance import AgentConformance
+from kvstore.transfer.testing.waiting import eventually, in_background, within
+from tests.rpc.wires import frame, read_exactly
+from tests.transfer.shm.owner import SharedOwner
+
+SIZE = 8192
+SETTINGS = TransferSettings(copy_threads=1, connect_timeout_s=1)
+
+
+class TestSharedMemory(AgentConformance):
+    fences_closed_regions = False
+
+    def make_agent(self, name: str) -> TransferAgent:
+        return SharedMemoryAgent(name, Rail(), TransferSettings())
+
+
+@pytest.fixture
+def agent() -> Iterator[SharedMemoryAgent]:
+    agent = SharedMemoryAgent("user", Rail(), SETTINGS)
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[SharedOwner]:
+    with SharedOwner(tmp_path, count=4, size_bytes=SIZE) as owner:
+        yield owner
+
+
+@pytest.fixture
+def ours() -> Iterator[Region]:
+    region = allocate(SIZE)
+    yield region
+    region.close()
+
+
+def read(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion, *, timeout_s: float = 10) -> None:
+    agent.transfer(Direction.READ, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(timeout_s))
+
+
+def write(agent: TransferAgent, remote: Any, ours: Region, theirs: RemoteRegion) -> None:
+    agent.transfer(Direction.WRITE, remote, [Piece(ours, 0, theirs, 0, ours.size_bytes)], Deadline(10))
+
+
+def asked(remote: Any, ours: Region, theirs: RemoteRegion, callback: Callable[[Request], None] | None = None) -> Request:
+    return Request(Direction.READ, remote, [Piece(ours, 0, theirs, 0, SIZE)], Deadline(10), callback)
+
+
+def ending(request: Request) -> KVStoreError | None:
+    with suppress(KVStoreError):
+        request.wait(Deadline(10))
+    assert request.is_over
+    return request.error
+
+
+def exported(owner: TransferAgent, region: Region) -> RemoteRegion:
+    descriptor = owner.export(region)
+    assert descriptor is not None
+    return RemoteRegion(region.region_id, region.size_bytes, region.write_key, {"shm": descriptor})
+
+
+def mappings() -> int:
+    """Of regions, in this process."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("/memfd:kvstore-region")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- who is reached ---
+
+
+def test_a_peer_of_another_host_is_unreachable(agent: SharedMemoryAgent) -> None:
+    with pytest.raises(Unreachable, match="on another host"):
+        agent.load_remote(MAGIC + b"11111111-2222-3333-4444-555555555555 /run/peer.sock")
+
+
+def test_an_agent_that_does_not_listen_cannot_be_reached_and_shows_nothing() -> None:
+    agent = SharedMemoryAgent("user", Rail(), SETTINGS, listens=False)
+    region = allocate(1)
+    assert agent.export(region) is None
+    assert agent.notifications() == []
+    with pytest.raises(ProtocolError):
+        agent.load_remote(agent.metadata())
+    agent.close()
+    region.close()
+
+
+def test_what_another_agent_loaded_is_no_peer(agent: SharedMemoryAgent, ours: Region) -> None:
+    with pytest.raises(InvalidArgument, match="not a peer that this agent has loaded"):
+        agent.unload_remote("peer")
+
+
+def test_memory_that_is_not_shared_is_not_reached(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    assert agent.export(Region(memoryview(bytearray(1)))) is None
+    remote, region = agent.load_remote(owner.metadata), owner.regions[0]
+    for wrong in (region._replace(descriptors={}), region._replace(descriptors={"shm": b"123"}), region._replace(region_id=0)):
+        with pytest.raises(InvalidArgument, match="not shared memory"):
+            read(agent, remote, ours, wrong)
+
+
+# --- another process ---
+
+
+def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stays(agent: SharedMemoryAgent, tmp_path: Path) -> None:
+    with SharedOwner(tmp_path, count=300, size_bytes=SIZE) as owner:
+        remote, ours = agent.load_remote(owner.metadata), allocate(300 * SIZE)
+        read(agent, remote, allocate(SIZE), owner.regions[0])
+        here, there, mapped = descriptors(), owner.descriptors(), mappings()
+        pieces = [Piece(ours, number * SIZE, region, 0, SIZE) for number, region in enumerate(owner.regions)]
+        agent.transfer(Direction.READ, remote, pieces, Deadline(10))
+        assert all(ours.part(number * SIZE, SIZE) == bytes([number % 256]) * SIZE for number in range(300))
+        assert (descriptors(), owner.descriptors()) == (here, there)
+        assert mappings() == mapped + 299
+        agent.unload_remote(remote)
+        assert mappings() == mapped - 1
+        ours.close()
+
+
+def test_a_region_closed_while_it_is_mapped_is_refused_and_unmapped(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    remote, before = agent.load_remote(owner.metadata), mappings()
+    for region in owner.regions:
+        read(agent, remote, ours, region)
+        write(agent, remote, ours, region)
+    assert mappings() == before + 8
+    owner.close_region(1)
+    owner.close_region(2)
+    with pytest.raises(StaleHandle):
+        read(agent, remote, ours, owner.regions[1])
+    read(agent, remote, ours, owner.regions[0])
+    assert mappings() == before + 4
+
+
+def test_closed_regions_are_unmapped_by_the_next_request_whatever_it_is_for(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
+) -> None:
+    remote = agent.load_remote(owner.metadata)
+    read(agent, remote, ours, owner.regions[0])
+    read(agent, remote, ours, owner.regions[1])
+    before = mappings()
+    owner.close_region(0)
+    read(agent, remote, ours, owner.regions[1])
+    assert mappings() == before - 1
+
+
+def test_a_killed_owner_is_unreachable_and_its_memory_goes(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    remote, before, files = agent.load_remote(owner.metadata), mappings(), descriptors()
+    read(agent, remote, ours, owner.regions[0])
+    owner.process.kill()
+    owner.process.wait()
+    with pytest.raises(Unreachable):
+        read(agent, remote, ours, owner.regions[0])
+    assert (mappings(), descriptors()) == (before, files)
+    with pytest.raises(Unreachable):
+        agent.notify(remote, b"lost", Deadline(10))
+
+
+def test_a_restarted_owner_is_another_peer_and_shares_nothing_with_the_old_one(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region, tmp_path: Path
+) -> None:
+    old = agent.load_remote(owner.metadata)
+    read(agent, old, ours, owner.regions[0])
+    owner.process.kill()
+    owner.process.wait()
+    with SharedOwner(tmp_path, count=4, size_bytes=SIZE) as again:
+        assert again.metadata != owner.metadata
+        new = agent.load_remote(again.metadata)
+        with pytest.raises(Denied):  # the number of the region is the same, its key is not
+            read(agent, new, ours, owner.regions[3])
+        read(agent, new, ours, again.regions[3])
+        assert ours.memory == bytes([3]) * SIZE
+        with pytest.raises(Unreachable):
+            read(agent, old, ours, owner.regions[0])
+
+
+def test_a_stopped_owner_is_unreachable_soon_so_that_another_transport_can_be_tried(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
+) -> None:
+    remote = agent.load_remote(owner.metadata)
+    read(agent, remote, ours, owner.regions[0])
+    owner.stop()
+    with within(1), pytest.raises(Unreachable, match="connect_timeout_s"):
+        read(agent, remote, ours, owner.regions[1], timeout_s=100)
+    owner.go_on()
+    read(agent, remote, ours, owner.regions[1])
+    assert ours.memory == bytes([1]) * SIZE
+
+
+def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: SharedOwner, ours: Region) -> None:
+    agent = SharedMemoryAgent("user", Rail(), TransferSettings(connect_timeout_s=3))
+    remote = agent.load_remote(owner.metadata)
+    read(agent, remote, ours, owner.regions[0])
+    owner.stop()
+    first = in_background(lambda: read(agent, remote, ours, owner.regions[1], timeout_s=100))
+    eventually(remote.lock.locked, "the first waits for the owner")
+    second = asked(remote, allocate(SIZE), owner.regions[2])
+    second.deadline = Deadline(0.05)
+    agent.submit(second)
+    assert isinstance(ending(second), DeadlineExceeded)
+    assert not first.done()
+    owner.go_on()
+    first.result(10)
+    agent.close()
+
+
+def test_the_read_key_reads_and_cannot_write(agent: SharedMemoryAgent, tmp_path: Path, ours: Region) -> None:
+    with SharedOwner(tmp_path, count=2, size_bytes=SIZE, can_write=False) as owner:
+        remote = agent.load_remote(owner.metadata)
+        read(agent, remote, ours, owner.regions[1])
+        assert ours.memory == bytes([1]) * SIZE
+        with pytest.raises(Denied):
+            write(agent, remote, ours, owner.regions[1])
+
+
+# --- what becomes of requests ---
+
+
+@pytest.fixture
+def busy(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> Iterator[threading.Event]:
+    """The agent's only thread is busy until this is set: it is in the callback of a request."""
+    is_busy, go_on = threading.Event(), threading.Event()
+
+    def keep(request: Request) -> None:
+        is_busy.set()
+        go_on.wait(30)
+
+    agent.submit(asked(agent.load_remote(owner.metadata), ours, owner.regions[0], keep))
+    assert is_busy.wait(10)
+    yield go_on
+    go_on.set()
+
+
+def test_a_request_that_waits_for_a_thread_is_cancelled_at_once(
+    agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region
+) -> None:
+    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[1])
+    agent.submit(request)
+    assert not request.is_over
+    agent.cancel(request)
+    assert isinstance(ending(request), Cancelled)
+    busy.set()
+    read(agent, request.remote, allocate(SIZE), owner.regions[0])
+
+
+def test_a_caller_that_waits_copies_itself_when_the_threads_are_busy(
+    agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event
+) -> None:
+    ours, request_count = allocate(SIZE), 3
+    for _ in range(request_count):
+        read(agent, agent.load_remote(owner.metadata), ours, owner.regions[3])
+        assert ours.memory == bytes([3]) * SIZE
+    assert not busy.is_set()
+
+
+def test_a_request_whose_caller_runs_it_wakes_no_thread(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[1])
+    request.caller_runs = True
+    agent.submit(request)
+    assert not any(thread.name.startswith("kvstore-shm-copy") for thread in threading.enumerate())
+    assert not request.is_over
+    agent.run(request)
+    agent.run(request)
+    assert ending(request) is None
+
+
+def test_close_ends_what_waits_for_a_thread(agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region) -> None:
+    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[1])
+    agent.submit(request)
+    closing = in_background(agent.close)
+    assert isinstance(ending(request), Closed)
+    busy.set()
+    closing.result(10)
+
+
+def test_unloading_a_peer_ends_what_waits_for_it_and_nothing_else(
+    agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region
+) -> None:
+    one, two = (agent.load_remote(owner.metadata) for _ in range(2))
+    requests = [asked(remote, ours, owner.regions[1]) for remote in (one, two)]
+    for request in requests:
+        agent.submit(request)
+    agent.unload_remote(one)
+    agent.unload_remote(one)
+    assert isinstance(ending(requests[0]), Unreachable)
+    assert not requests[1].is_over
+    busy.set()
+    assert ending(requests[1]) is None
+    with pytest.raises(Unreachable, match="unloaded"):
+        read(agent, one, ours, owner.regions[0])
+    with pytest.raises(Unreachable, match="unloaded"):
+        agent.notify(one, b"x", Deadline(10))
+
+
+def test_a_request_that_was_begun_when_its_peer_was_unloaded_leaves_no_connection(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
+) -> None:
+    remote, files = agent.load_remote(owner.metadata), descriptors()
+    read(agent, remote, ours, owner.regions[0])
+    request = asked(remote, ours, owner.regions[0])
+    request.caller_runs = True
+    agent.submit(request)
+    remote.unload()
+    agent.run(request)
+    assert isinstance(request.error, Unreachable)
+    assert descriptors() == files
+
+
+def test_a_request_that_was_begun_when_the_agent_closed_says_so(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    remote = agent.load_remote(owner.metadata)
+    agent.close()
+    with pytest.raises(Closed):
+        agent.notify(remote, b"x", Deadline(10))
+    with pytest.raises(Closed):
+        read(agent, remote, ours, owner.regions[0])
+
+
+def test_without_another_thread_the_submitter_copies(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    agent._threads.shutdown()  # as the interpreter does at its end; a system out of threads raises the same error
+    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[2])
+    agent.submit(request)
+    assert ending(request) is None
+    assert ours.memory == bytes([2]) * SIZE
+
+
+class FaultyDeadline(Deadline):
+    """Acts when it is asked for the `number`th time, as if that happened while the request is carried out."""
+
+    def __init__(self, number: int, act: Callable[[], None]) -> None:
+        super().__init__(10)
+        self._number, self._act = number, act
+
+    def left_s(self) -> float:
+        self._number -= 1
+        if not self._number:
+            self._act()
+        return super().left_s()
+
+
+def many_pieces(remote: Any, ours: Region, theirs: RemoteRegion) -> Request:
+    return Request(Direction.WRITE, remote, [Piece(ours, at, theirs, at, 1) for at in range(SIZE)], Deadline(10), caller_runs=True)
+
+
+def carried_out(agent: SharedMemoryAgent, request: Request, act: Callable[[], None]) -> None:
+    """What happens if `act` does in the middle of it."""
+    request.deadline = FaultyDeadline(20, act)
+    agent.submit(request)
+    agent.run(request)
+
+
+def test_cancelling_stops_a_request_in_the_middle(agent: SharedMemoryAgent, ours: Region) -> None:
+    theirs, remote = allocate(SIZE), agent.load_remote(agent.metadata())
+    ours.memory[:] = b"x" * SIZE
+    request = many_pieces(remote, ours, exported(agent, theirs))
+    carried_out(agent, request, lambda: agent.cancel(request))
+    assert isinstance(request.error, Cancelled)
+    moved = bytes(theirs.memory).count(b"x")
+    assert 0 < moved < SIZE
+    assert theirs.memory[:moved] == b"x" * moved
+    theirs.close()
+
+
+def test_a_region_closed_in_the_middle_of_a_copy_fails_it(agent: SharedMemoryAgent, ours: Region) -> None:
+    theirs, remote = allocate(SIZE), agent.load_remote(agent.metadata())
+    request = many_pieces(remote, ours, exported(agent, theirs))
+    carried_out(agent, request, theirs.close)
+    assert isinstance(request.error, StaleHandle)
+
+
+def test_a_deadline_that_passes_in_the_middle_stops_it(agent: SharedMemoryAgent, ours: Region) -> None:
+    theirs, remote = allocate(SIZE), agent.load_remote(agent.metadata())
+    request = many_pieces(remote, ours, exported(agent, theirs))
+    carried_out(agent, request, lambda: setattr(request.deadline, "at_ns", 0))
+    assert isinstance(request.error, DeadlineExceeded)
+    theirs.close()
+
+
+def test_an_interrupted_caller_ends_its_request(agent: SharedMemoryAgent, ours: Region) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    theirs, remote = allocate(SIZE), agent.load_remote(agent.metadata())
+    request = many_pieces(remote, ours, exported(agent, theirs))
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(agent, request, interrupt)
+    assert isinstance(request.error, Closed)
+    theirs.close()
+
+
+# --- notifications ---
+
+
+def test_a_notification_that_is_too_long_is_not_sent(agent: SharedMemoryAgent, owner: SharedOwner) -> None:
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES}"):
+        agent.notify(agent.load_remote(owner.metadata), bytes(MAX_NOTICE_BYTES + 1), Deadline(10))
+
+
+def test_a_peer_that_takes_no_more_notifications_says_so(agent: SharedMemoryAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_target, "MAX_NOTICES", 0)
+    with pytest.raises(Full):
+        agent.notify(agent.load_remote(agent.metadata()), b"x", Deadline(10))
+
+
+# --- peers that the tests play: honest ones, and those that do not keep to the protocol ---
+
+
+class Impostor:
+    """Listens like an owner and gives the answers it is told to, one connection after another."""
+
+    def __init__(self, path: Path) -> None:
+        self.metadata = MAGIC + host_id().encode() + b" " + str(path).encode()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread: threading.Thread | None = None
+
+    def answers(self, *answers: tuple[Message, list[int]]) -> None:
+        """Welcome the next peer and answer its further requests so: (message, descriptors, which are closed then)."""
+
+        def serve() -> None:
+            sock, _ = self._listener.accept()
+            with sock:
+                sock.settimeout(10)
+                for message, fds in [(Welcome(SERVER_AGENT, "impostor"), list[int]()), *answers]:
+                    header = unpack_header(read_exactly(sock, HEADER_BYTES))
+                    read_exactly(sock, header.body_bytes)
+                    socket.send_fds(sock, [frame(message, header.request_id)], fds)
+                    for fd in fds:
+                        os.close(fd)
+                with suppress(ConnectionError):
+                    sock.recv(1)
+
+        self._thread = threading.Thread(target=serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+        self._listener.close()
+
+
+@pytest.fixture
+def impostor(tmp_path: Path) -> Iterator[Impostor]:
+    impostor = Impostor(tmp_path / "peer.sock")
+    yield impostor
+    impostor.close()
+
+
+def memfd(size_bytes: int) -> int:
+    fd = os.memfd_create("impostor", os.MFD_CLOEXEC)
+    os.truncate(fd, size_bytes)
+    return fd
+
+
+def table_with(region_id: int) -> tuple[Message, list[int]]:
+    fd = memfd(16)
+    os.pwrite(fd, region_id.to_bytes(8, "little"), 8)
+    return SlabFds([16]), [fd]
+
+
+REMOTE = RemoteRegion(5, SIZE, 1, {"shm": b"\1\0\0\0"})
+LIES: list[tuple[Callable[[], tuple[Message, list[int]]], type[KVStoreError]]] = [
+    (lambda: (SlabFds([SIZE]), [memfd(SIZE - 1)]), Unreachable),
+    (lambda: (SlabFds([1 << 62]), [memfd(SIZE)]), Unreachable),
+    (lambda: (SlabFds([SIZE - 1]), [memfd(SIZE)]), InvalidArgument),
+    (lambda: (SlabFds([SIZE, SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
+    (lambda: (SlabFds([0, SIZE]), [memfd(SIZE)]), ProtocolError),
+    (lambda: (SlabFds([0]), []), ProtocolError),
+    (lambda: (SlabFds([]), []), ProtocolError),
+    (lambda: (SlabFds([SIZE]), []), ProtocolError),
+    (lambda: (SlabFds([SIZE]), [memfd(SIZE), memfd(SIZE)]), ProtocolError),
+    (lambda: (Ok(), []), ProtocolError),
+]
+
+
+@pytest.mark.parametrize(("lie", "error"), LIES, ids=range(len(LIES)))
+def test_a_peer_that_lies_about_a_region_is_told_apart_and_leaves_nothing(
+    agent: SharedMemoryAgent, impostor: Impostor, ours: Region, lie: Callable[[], tuple[Message, list[int]]], error: type[KVStoreError]
+) -> None:
+    remote, before = agent.load_remote(impostor.metadata), descriptors()
+    impostor.answers(table_with(5), lie())
+    with pytest.raises(error):
+        read(agent, remote, ours, REMOTE)
+    agent.unload_remote(remote)
+    eventually(lambda: descriptors() == before, "every descriptor is closed")
+
+
+@pytest.mark.parametrize("size_bytes", [1, 15, 17])
+def test_a_table_of_another_form_is_refused_and_asked_for_again(
+    agent: SharedMemoryAgent, impostor: Impostor, ours: Region, size_bytes: int
+) -> None:
+    remote = agent.load_remote(impostor.metadata)
+    impostor.answers((SlabFds([size_bytes]), [memfd(17)]))
+    with pytest.raises(ProtocolError, match=f"has {size_bytes} bytes"):
+        read(agent, remote, ours, REMOTE)
+    impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
+    read(agent, remote, ours, REMOTE)
+    agent.unload_remote(remote)
+
+
+def test_a_peer_that_cannot_give_its_table_now_is_asked_again(agent: SharedMemoryAgent, impostor: Impostor, ours: Region) -> None:
+    remote = agent.load_remote(impostor.metadata)
+    impostor.answers((Failure(Unreachable.code, "no descriptor is left"), []))
+    with pytest.raises(Unreachable, match="no descriptor is left"):
+        read(agent, remote, ours, REMOTE)
+    impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
+    read(agent, remote, ours, REMOTE)
+    agent.unload_remote(remote)
+
+
+def test_a_peer_that_cannot_take_a_notification_now_is_unreachable(agent: SharedMemoryAgent, impostor: Impostor) -> None:
+    remote = agent.load_remote(impostor.metadata)
+    impostor.answers(table_with(5), (Failure(Unavailable.code, "it stops"), []))
+    with pytest.raises(Unreachable, match="it stops"):
+        agent.notify(remote, b"x", Deadline(10))
+    agent.unload_remote(remote)
+
+
+def test_a_place_outside_the_table_is_a_closed_region(agent: SharedMemoryAgent, impostor: Impostor, ours: Region) -> None:
+    remote = agent.load_remote(impostor.metadata)
+    impostor.answers(table_with(5), (SlabFds([SIZE]), [memfd(SIZE)]))
+    with pytest.raises(StaleHandle):
+        read(agent, remote, ours, REMOTE._replace(descriptors={"shm": b"\xff\xff\xff\xff"}))
+    agent.unload_remote(remote)

@@ -1,0 +1,345 @@
+"""Promises of target.py, to peers that speak to its socket themselves."""
+
+import ctypes
+import mmap
+import os
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.protocol.errors import (
+    Closed,
+    ConfigError,
+    Denied,
+    Full,
+    InvalidArgument,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+)
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.session_messages import Flags, Hello, Ok
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGENT, Attach, Notice
+from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.mapping import allocate, map_slab
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.shm import target as shared_target
+from kvstore.transfer.shm.target import SharedTarget
+from kvstore.transfer.testing.waiting import eventually
+from tests.rpc.wires import frame, read_frame
+
+SIZE = 10_000
+NOBODY = 65_534
+
+
+@pytest.fixture
+def target() -> Iterator[SharedTarget]:
+    target = SharedTarget("owner", Exports(), max_connections=10, max_regions=3)
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def region(target: SharedTarget) -> Iterator[Region]:
+    region = allocate(SIZE)
+    target.export(region)
+    yield region
+    region.close()
+
+
+@pytest.fixture
+def channel(target: SharedTarget) -> Iterator[Channel]:
+    channel = Channel.open(Address(unix=target.path), Hello(ROLE_AGENT, name="user"), Deadline(10))
+    yield channel
+    channel.close()
+
+
+def attach(channel: Channel, region_id: int, key: int, *, writable: bool = False) -> int:
+    """The descriptor, of SIZE bytes."""
+    answer, [fd] = channel.call_for_fds(Attach(region_id, key, int(writable)), Deadline(10))
+    assert list(answer.sizes) == [SIZE]
+    return fd
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# --- who comes in ---
+
+
+def test_it_says_who_it_is(target: SharedTarget, channel: Channel) -> None:
+    welcome = channel.welcome
+    assert (welcome.server, welcome.name, welcome.host_id, welcome.unix) == (SERVER_AGENT, "owner", host_id(), target.path)
+
+
+def test_its_folder_is_for_this_user_alone() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        target = SharedTarget("owner", Exports(), max_connections=1, run_dir=Path(place, "run"))
+        assert stat.S_IMODE(Path(place, "run").stat().st_mode) == 0o700
+        assert stat.S_IMODE(Path(target.path).stat().st_mode) == 0o600
+        target.close()
+        assert not Path(target.path).exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
+    program = "import os, socket, sys; os.setuid(int(sys.argv[2])); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        target = SharedTarget("owner", Exports(), max_connections=10, run_dir=Path(place, "run"))
+
+        def error_of(user: int) -> str:
+            command = [sys.executable, "-c", program, target.path, str(user)]
+            return subprocess.run(command, capture_output=True, text=True, timeout=30).stderr
+
+        assert "PermissionError" in error_of(NOBODY)
+        os.chmod(target.path, 0o666)  # so it is the folder that keeps it out
+        assert "PermissionError" in error_of(NOBODY)
+        os.chmod(Path(place, "run"), 0o755)
+        assert error_of(NOBODY) == ""
+        target.close()
+
+
+def test_a_folder_that_cannot_be_used_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = descriptors(), threading.active_count()
+    with pytest.raises(ConfigError, match="cannot listen"):
+        SharedTarget("owner", Exports(), max_connections=1, run_dir=tmp_path / "file")
+    assert (descriptors(), threading.active_count()) == before
+
+
+def test_a_peer_that_does_not_introduce_itself_is_refused(target: SharedTarget, region: Region) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(target.path)
+        sock.sendall(frame(Attach(0, 0), 1))
+        _, failure, _ = read_frame(sock)
+        assert (getattr(failure, "code", 0), "begins with Hello" in getattr(failure, "text", "")) == (ProtocolError.code, True)
+
+
+def test_messages_of_others_and_payloads_are_refused_and_the_connection_serves_on(channel: Channel, region: Region) -> None:
+    with pytest.raises(ProtocolError, match="takes no message of type"):
+        channel.call(Exists([b"key"]), Flags, Deadline(10))
+    with pytest.raises(ProtocolError, match="has no payload"):
+        channel.call(Notice(b"x"), Ok, Deadline(10), [b"payload"])
+    os.close(attach(channel, region.region_id, region.read_key))
+
+
+# --- descriptors of regions ---
+
+
+def test_the_write_key_gets_memory_to_read_and_write(channel: Channel, region: Region) -> None:
+    slab = map_slab(attach(channel, region.region_id, region.write_key, writable=True), SIZE, writable=True)
+    slab.memory[:3] = b"abc"
+    assert bytes(region.memory[:3]) == b"abc"
+
+
+@pytest.mark.parametrize("with_write_key", [False, True])
+def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
+    fd = attach(channel, region.region_id, region.write_key if with_write_key else region.read_key)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, SIZE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"x")
+    slab = map_slab(fd, SIZE, writable=False)
+    address = int(np.frombuffer(slab.memory, np.uint8).ctypes.data)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert libc.mprotect(address, SIZE, mmap.PROT_READ | mmap.PROT_WRITE) == -1
+    region.memory[5] = 9
+    assert slab.memory[5] == 9
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_wrong_keys_are_denied(channel: Channel, region: Region, writable: bool) -> None:
+    for key in (0, region.read_key ^ 1, region.write_key ^ 1):
+        with pytest.raises(Denied):
+            attach(channel, region.region_id, key, writable=writable)
+    with pytest.raises(Denied, match="does not allow writing"):
+        attach(channel, region.region_id, region.read_key, writable=True)
+
+
+def test_memory_that_is_read_only_at_its_owner_is_never_given_for_writing(target: SharedTarget, channel: Channel) -> None:
+    whole = allocate(SIZE)
+    region = Region(whole.memory.toreadonly(), fd=whole.fd)
+    target.export(region)
+    with pytest.raises(Denied, match="read-only"):
+        attach(channel, region.region_id, region.write_key, writable=True)
+    region.close()
+    whole.close()
+
+
+def test_unknown_and_closed_regions_are_stale(channel: Channel, region: Region) -> None:
+    with pytest.raises(StaleHandle):
+        attach(channel, region.region_id + 1, 0)
+    region.close()
+    with pytest.raises(StaleHandle):
+        attach(channel, region.region_id, region.read_key)
+
+
+def test_exported_memory_that_is_not_shared_has_no_descriptor() -> None:
+    exports, region = Exports(), Region(memoryview(bytearray(10)))
+    exports.add(region)
+    target = SharedTarget("owner", exports, max_connections=1)
+    channel = Channel.open(Address(unix=target.path), Hello(ROLE_AGENT, name="user"), Deadline(10))
+    with pytest.raises(StaleHandle, match="not shared memory"):
+        attach(channel, region.region_id, region.read_key)
+    assert region.users == 0
+    channel.close()
+    target.close()
+
+
+def test_descriptors_are_closed_here_once_they_are_sent(channel: Channel, region: Region) -> None:
+    before = descriptors()
+    for _ in range(100):
+        os.close(attach(channel, region.region_id, region.write_key, writable=True))
+    eventually(lambda: descriptors() == before, "no descriptor more than before")
+    assert region.users == 0
+
+
+def test_descriptors_for_a_peer_that_went_before_it_had_them_are_closed_too(target: SharedTarget, region: Region) -> None:
+    before = descriptors()
+    for _ in range(20):
+        channel = Channel.open(Address(unix=target.path), Hello(ROLE_AGENT, name="user"), Deadline(10))
+        channel._send(Attach(region.region_id, region.read_key), Deadline(10))
+        channel.close()
+    eventually(lambda: descriptors() == before, "no descriptor more than before")
+
+
+def test_without_a_descriptor_left_the_peer_is_told_and_can_ask_again(channel: Channel, region: Region) -> None:
+    with no_descriptor_left(), pytest.raises(Unavailable, match="no descriptor of this memory"):
+        attach(channel, region.region_id, region.read_key)
+    os.close(attach(channel, region.region_id, region.read_key))
+
+
+# --- regions that are open ---
+
+
+@pytest.mark.parametrize("writable", [0, 1])
+def test_the_table_of_open_regions_needs_no_key_and_is_never_given_for_writing(channel: Channel, region: Region, writable: int) -> None:
+    answer, [fd] = channel.call_for_fds(Attach(0, 0, writable), Deadline(10))
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, answer.sizes[0])
+    table = np.frombuffer(map_slab(fd, answer.sizes[0], writable=False).memory, np.uint64)
+    assert region.region_id in table.tolist()[1:]
+
+
+def test_a_region_has_one_place_for_as_long_as_it_is_open(target: SharedTarget) -> None:
+    one, two = allocate(1), allocate(1)
+    places = [target.export(one), target.export(two)]
+    assert [target.export(one), target.export(two)] == places
+    assert places[0] != places[1]
+    one.close()
+    three = allocate(1)
+    assert target.export(three) == places[0]
+    two.close()
+    three.close()
+
+
+def test_memory_without_a_descriptor_has_no_place(target: SharedTarget) -> None:
+    assert target.export(Region(memoryview(bytearray(1)))) is None
+
+
+def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -> None:
+    regions = [allocate(1) for _ in range(4)]
+    for region in regions[:3]:
+        target.export(region)
+    with pytest.raises(Full, match="close some"):
+        target.export(regions[3])
+    regions[0].close()
+    assert target.export(regions[3]) is not None
+    for region in regions:
+        region.close()
+
+
+def test_a_closed_region_is_not_exported(target: SharedTarget) -> None:
+    region = allocate(1)
+    region.close()
+    for _ in range(4):  # and takes no place
+        with pytest.raises(Closed):
+            target.export(region)
+
+
+def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: SharedTarget) -> None:
+    before, after = allocate(1), allocate(1)
+    target.export(before)
+    target.close()
+    target.close()
+    with pytest.raises(Closed, match="the agent is closed"):
+        target.export(after)
+    before.close()
+    after.close()
+
+
+# --- notifications ---
+
+
+def test_notifications_are_kept_in_order_until_they_are_taken(target: SharedTarget, channel: Channel) -> None:
+    for message in (b"one", b"", b"x" * MAX_NOTICE_BYTES):
+        channel.call(Notice(message), Ok, Deadline(10))
+    assert target.notices() == [("user", b"one"), ("user", b""), ("user", b"x" * MAX_NOTICE_BYTES)]
+    assert target.notices() == []
+
+
+def test_one_that_is_too_long_is_refused(target: SharedTarget, channel: Channel) -> None:
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES} bytes"):
+        channel.call(Notice(bytes(MAX_NOTICE_BYTES + 1)), Ok, Deadline(10))
+    assert target.notices() == []
+
+
+def test_more_than_anyone_takes_are_refused(target: SharedTarget, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_target, "MAX_NOTICES", 2)
+    for _ in range(2):
+        channel.call(Notice(b"x"), Ok, Deadline(10))
+    with pytest.raises(Full, match="that nobody took"):
+        channel.call(Notice(b"x"), Ok, Deadline(10))
+    assert len(target.notices()) == 2
+    channel.call(Notice(b"y"), Ok, Deadline(10))
+
+
+def test_threads_that_take_them_at_once_share_them(target: SharedTarget, channel: Channel) -> None:
+    taken: list[tuple[str, bytes]] = []
+    is_over = threading.Event()
+
+    def take() -> None:
+        while not is_over.is_set():
+            taken.extend(target.notices())
+            is_over.wait(0.001)
+
+    takers = [threading.Thread(target=take) for _ in range(3)]
+    for taker in takers:
+        taker.start()
+    for number in range(500):
+        channel.call(Notice(number.to_bytes(2)), Ok, Deadline(10))
+    eventually(lambda: len(taken) == 500, "all are taken")
+    is_over.set()
+    for taker in takers:
+        taker.join()
+    assert sorted(message for _, message in taken) == [number.to_bytes(2) for number in range(500)]

@@ -1,0 +1,501 @@
+"""An agent over TCP connections: which connections it keeps, how it shares them, and what becomes of requests when they break."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.testing.conformance import AgentConformance
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
+from tests.rpc.raw_peers import AGENT_MAGIC, Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
+
+SIZE = 64 << 10
+CLOSE_S = 1.0
+READ, WRITE = Direction.READ, Direction.WRITE
+
+
+class TestTcpAgent(AgentConformance):
+    def make_agent(self, name: str) -> TransferAgent:
+        return ConnectionAgent(name, Rail(), TransferSettings(), TcpConnection)
+
+
+@pytest.fixture
+def owner() -> Iterator[ConnectionAgent]:
+    with an_agent("owner", stall_timeout_s=PATIENCE_S) as owner:
+        yield owner
+
+
+@pytest.fixture
+def theirs(owner: ConnectionAgent) -> Region:
+    region = make_region(SIZE, b"theirs")
+    owner.export(region)
+    return region
+
+
+@pytest.fixture
+def remote_region(theirs: Region) -> RemoteRegion:
+    return shown(theirs)
+
+
+@pytest.fixture
+def stalled() -> Iterator[RawAnswerer]:
+    """A peer that joins, and reads requests without answering."""
+
+    def play(sock: socket.socket) -> None:
+        welcome(sock)
+        while True:
+            read_request(sock)
+
+    with RawAnswerer(play) as stalled:
+        yield stalled
+
+
+def all_of(remote_region: RemoteRegion) -> list[Piece]:
+    return [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)]
+
+
+def read_once(agent: ConnectionAgent, remote: Remote, remote_region: RemoteRegion) -> None:
+    pieces = all_of(remote_region)
+    agent.transfer(READ, remote, pieces, Deadline(PATIENCE_S))
+    assert pieces[0].local.memory == make_region(SIZE, b"theirs").memory
+
+
+# --- connections ---
+
+
+def test_a_peer_has_one_connection_a_stream_whatever_is_asked(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(tcp_streams=3) as agent:
+        remote = agent.load_remote(owner.metadata())
+        requests = [submit(agent, READ, remote, all_of(remote_region)) for _ in range(30)]
+        assert [outcome(request) for request in requests] == [None] * 30
+        assert agent.open_connections == 3
+
+
+def test_threads_share_few_endpoints_among_many_peers_and_none_starves(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(max_endpoints=4, tcp_streams=1) as agent:
+        remotes = [agent.load_remote(owner.metadata()) for _ in range(40)]
+        most = [0] * 8
+
+        def ask(thread: int) -> None:
+            for number in range(40):
+                read_once(agent, remotes[(number * 7 + thread * 5) % 40], remote_region)
+                most[thread] = max(most[thread], agent.open_connections)
+
+        asking = [in_background(partial(ask, thread)) for thread in range(8)]
+        for future in asking:
+            future.result(PATIENCE_S)
+        assert max(most) <= 4
+        agent._pool.check_integrity()
+
+
+def test_endless_work_for_one_peer_makes_room_for_another(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(max_endpoints=1, tcp_streams=1) as agent:
+        busy, other = (agent.load_remote(owner.metadata()) for _ in range(2))
+        is_enough = threading.Event()
+
+        def again(request: Request | None = None) -> None:
+            if not is_enough.is_set():
+                agent.submit(Request(READ, busy, all_of(remote_region), Deadline(PATIENCE_S), again))
+
+        for _ in range(3):
+            again()
+        read_once(agent, other, remote_region)
+        is_enough.set()
+
+
+def test_unused_connections_are_closed_and_opened_again_when_needed(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(idle_ttl_s=0.1) as agent:
+        remote = agent.load_remote(owner.metadata())
+        for _ in range(2):
+            read_once(agent, remote, remote_region)
+            assert agent.open_connections == 1
+            eventually(lambda: agent.open_connections == 0, "it is idle for too long")
+        eventually(lambda: owner._target.connections == 0, "the peer has none either")
+
+
+def test_a_peer_that_started_anew_is_asked_without_an_error(remote_region: RemoteRegion) -> None:
+    """The connection that was kept is dead, which shows only when it is used."""
+    exports, region = Exports(), make_region(SIZE, b"theirs")
+    exports.add(region)
+    old = ConnectionAgent("owner", Rail(), TransferSettings(), TcpConnection, exports=exports)
+    port = int(old.metadata().rpartition(b":")[2])
+    with an_agent(tcp_streams=1) as agent:
+        remote = agent.load_remote(old.metadata())
+        read_once(agent, remote, shown(region))
+        old.close()
+        new = ConnectionAgent("owner", Rail(port=port), TransferSettings(), TcpConnection, exports=exports)
+        read_once(agent, remote, shown(region))
+        assert (agent.open_connections, agent._pool.misses) == (1, 2)
+        new.close()
+
+
+def test_a_peer_that_does_not_answer_in_time_is_unreachable_long_before_the_deadline() -> None:
+    def play(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.recv(1)
+
+    with RawAnswerer(play) as silent:
+        with an_agent(connect_timeout_s=SHORT_S) as agent, within(SHORT_S):
+            region = shown(make_region(SIZE))
+            assert isinstance(outcome(submit(agent, READ, agent.load_remote(silent.metadata), all_of(region))), Unreachable)
+            assert isinstance(
+                outcome(submit(agent, READ, agent.load_remote(silent.metadata), all_of(region), timeout_s=SHORT_S / 2)), DeadlineExceeded
+            )
+            assert agent.open_connections == 0
+
+
+def test_an_agent_that_does_not_listen_asks_all_the_same_and_cannot_be_asked(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(listens=False) as agent:
+        read_once(agent, agent.load_remote(owner.metadata()), remote_region)
+        with pytest.raises(ProtocolError):
+            owner.load_remote(agent.metadata())
+
+
+def test_an_agent_of_a_shared_target_leaves_it_open_and_takes_its_listener_away(theirs: Region, remote_region: RemoteRegion) -> None:
+    exports = Exports()
+    exports.add(theirs)
+    target = Target("owner", exports, TransferSettings())
+    one, other = (ConnectionAgent("owner", Rail(), TransferSettings(), TcpConnection, exports=exports, target=target) for _ in range(2))
+    with an_agent() as agent:
+        remote, gone = agent.load_remote(other.metadata()), agent.load_remote(one.metadata())
+        one.close()
+        read_once(agent, remote, remote_region)
+        assert isinstance(outcome(submit(agent, READ, gone, all_of(remote_region))), Unreachable)
+        other.close()
+        target.close()
+
+
+def test_an_address_of_another_host_is_a_config_error_that_leaves_nothing() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError):
+        ConnectionAgent("agent", Rail(address="192.0.2.1"), TransferSettings(), TcpConnection)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- requests ---
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "reach"), [(MAX_PIECES + 1, 0, 1), (5, MAX_PIECE_BYTES, 1), (1, MAX_PIECE_BYTES + 1, 1), (1, 1, 0)]
+)
+def test_a_request_over_a_limit_is_refused_at_once(owner: ConnectionAgent, count: int, size: int, reach: int) -> None:
+    region = make_region(1)
+    remote = owner.load_remote(owner.metadata())
+    pieces = [Piece(region, 0, RemoteRegion(1, reach * (size + 1), 0, {}), 0, size)] * count
+    assert isinstance(outcome(submit(owner, READ, remote, pieces)), InvalidArgument)
+    assert owner.open_connections == 0
+
+
+def test_a_peer_of_nobody_is_refused(owner: ConnectionAgent) -> None:
+    with pytest.raises(InvalidArgument):
+        submit(owner, READ, object(), [])
+
+
+class SmallBuffers(TcpConnection):
+    @classmethod
+    def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> TcpConnection:
+        connection = super().connect(metadata, rail, deadline)
+        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        return connection
+
+
+def test_requests_of_many_pieces_at_once(owner: ConnectionAgent, theirs: Region, remote_region: RemoteRegion) -> None:
+    """Asked ahead, they would be more than the sockets hold: neither side may wait for the other."""
+    owner._listener._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # type: ignore[union-attr]
+    with an_agent(tcp_streams=1, connection_class=SmallBuffers) as agent:
+        remote, ours = agent.load_remote(owner.metadata()), make_region(SIZE)
+        pieces = [[Piece(ours, at, remote_region, at, 1) for at in range(SIZE)] for _ in range(3)]
+        big = [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)] * 1000
+        requests = [submit(agent, READ, remote, one) for one in [big, *pieces]]
+        assert [outcome(request) for request in requests] == [None] * 4
+        assert ours.memory == theirs.memory
+
+
+def test_cancelling_one_request_leaves_the_others_right(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    """Also those on the same connection, which has to be closed for it."""
+    # Join takes 41 bytes and a write 160: the proxy stops in the middle of the fifth.
+    with Proxy(owner.metadata(), limit_bytes=41 + 4 * 160 + 80) as proxy, an_agent(tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        remote = agent.load_remote(proxy.metadata)
+        parts = [[Piece(make_region(100, bytes([number])), 0, remote_region, number * 100, 100)] for number in range(8)]
+        requests = [submit(agent, WRITE, remote, part) for part in parts]
+        assert proxy.held.wait(PATIENCE_S)
+        proxy.lift()
+        agent.cancel(requests[4])
+        agent.cancel(requests[4])
+        results = [outcome(request) for request in requests]
+        assert isinstance(results.pop(4), Cancelled)
+        assert results == [None] * 7
+        ours = make_region(800)
+        agent.transfer(READ, remote, [Piece(ours, 0, remote_region, 0, 800)], Deadline(PATIENCE_S))
+        for number in (0, 1, 2, 3, 5, 6, 7):
+            assert bytes(ours.memory[number * 100 : number * 100 + 100]) == bytes([number]) * 100
+
+
+def test_a_cancelled_request_frees_the_thread_that_waits_for_an_endpoint(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    with an_agent(max_endpoints=1, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        busy, other = (agent.load_remote(stalled.metadata) for _ in range(2))
+        holding = submit(agent, READ, busy, all_of(remote_region))
+        eventually(lambda: agent.open_connections == 1, "the endpoint is in use")
+        request = Request(READ, other, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        agent.submit(request)
+        waiting = in_background(lambda: agent.run(request))
+        assert is_quiet(waiting)
+        agent.cancel(request)
+        waiting.result(CLOSE_S)
+        assert isinstance(request.error, Cancelled)
+        agent.cancel(holding)
+        assert isinstance(outcome(holding), Cancelled)
+
+
+def test_waiting_for_an_endpoint_ends_at_the_deadline(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    with an_agent(max_endpoints=1, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        busy, other = (agent.load_remote(stalled.metadata) for _ in range(2))
+        submit(agent, READ, busy, all_of(remote_region))
+        eventually(lambda: agent.open_connections == 1, "the endpoint is in use")
+        with within(SHORT_S):
+            assert isinstance(outcome(submit(agent, READ, other, all_of(remote_region), timeout_s=SHORT_S)), DeadlineExceeded)
+
+
+class CancelledAtItsEnd(Request):
+    def finish(self, error: KVStoreError | None = None) -> None:
+        self.context.cancel(self)
+        super().finish(error)
+
+
+def test_cancelling_at_the_moment_of_the_end_changes_nothing(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    request = CancelledAtItsEnd(READ, owner.load_remote(owner.metadata()), all_of(remote_region), Deadline(PATIENCE_S), context=owner)
+    owner.submit(request)
+    assert outcome(request) is None
+
+
+def test_without_threads_of_its_own_the_submitters_does_the_work(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    """As when the system has no more, or the agent is being closed."""
+    owner._runners.shutdown()
+    request = submit(owner, READ, owner.load_remote(owner.metadata()), all_of(remote_region))
+    assert request.is_over
+    assert request.error is None
+
+
+def test_running_what_is_over_or_was_never_submitted_does_nothing(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    request = submit(owner, READ, owner.load_remote(owner.metadata()), all_of(remote_region))
+    assert outcome(request) is None
+    owner.run(request)
+    owner.cancel(request)
+    fresh = Request(READ, None, [], Deadline(PATIENCE_S))
+    owner.run(fresh)
+    owner.cancel(fresh)
+    assert not fresh.is_over
+
+
+def test_a_waiting_thread_hands_on_what_is_not_its_own(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(tcp_streams=1) as agent:
+        remote = agent.load_remote(owner.metadata())
+        mine = Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        agent.submit(mine)
+        others = [Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(50)]
+        for request in others:
+            agent.submit(request)
+        agent.run(mine)
+        assert mine.is_over
+        assert [outcome(request) for request in others] == [None] * 50
+
+
+class Interrupted(TcpConnection):
+    """The first time that it is used after the join, this happens."""
+
+    error: BaseException | None = None
+
+    def send(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
+        error, Interrupted.error = Interrupted.error, None
+        if error is not None:
+            raise error
+        super().send(parts, deadline)
+
+
+def test_an_interrupted_thread_leaves_its_requests_to_others(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
+    with an_agent(connection_class=Interrupted, tcp_streams=1) as agent:
+        remote = agent.load_remote(owner.metadata())
+        requests = [Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2)]
+        for request in requests:
+            agent.submit(request)
+        Interrupted.error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            agent.run(requests[0])
+        assert [outcome(request) for request in requests] == [None, None]
+
+
+def test_a_transport_at_fault_is_unreachable(owner: ConnectionAgent, remote_region: RemoteRegion, caplog: pytest.LogCaptureFixture) -> None:
+    with an_agent(connection_class=Interrupted, tcp_streams=1) as agent:
+        remote = agent.load_remote(owner.metadata())
+        Interrupted.error = ValueError("a fault")
+        assert isinstance(outcome(submit(agent, READ, remote, all_of(remote_region))), Unreachable)
+        read_once(agent, remote, remote_region)
+    assert "a fault" in caplog.text
+
+
+# --- fencing ---
+
+
+@pytest.mark.parametrize("is_fenced", [True, False], ids=["fenced", "not fenced, to show that there is something to fence"])
+def test_late_bytes_of_a_write_that_was_tried_again_never_land(
+    owner: ConnectionAgent, theirs: Region, remote_region: RemoteRegion, is_fenced: bool
+) -> None:
+    """The first way stalls with half of the write in it, the second one works; what is written afterwards stays."""
+    with Proxy(owner.metadata(), limit_bytes=SIZE // 2) as proxy, an_agent(tcp_streams=1, stall_timeout_s=SHORT_S) as agent:
+        bad, good = agent.load_remote(proxy.metadata), agent.load_remote(owner.metadata())
+        pieces = [Piece(make_region(SIZE, b"first"), 0, remote_region, 0, SIZE)]
+        stuck = submit(agent, WRITE, bad, pieces)
+        assert isinstance(outcome(stuck), Unreachable)
+        assert len(stuck.unsettled) == 1
+        assert proxy.held.is_set()
+        again = submit(agent, WRITE, good, pieces, fences=stuck.unsettled if is_fenced else ())
+        assert outcome(again) is None
+        assert theirs.memory == pieces[0].local.memory
+        assert (theirs.users == 0) is is_fenced
+        later = [Piece(make_region(SIZE, b"later"), 0, remote_region, 0, SIZE)]
+        assert outcome(submit(agent, WRITE, good, later)) is None
+        proxy.release()
+        assert proxy.passed.wait(PATIENCE_S)
+        eventually(lambda: theirs.users == 0, "nothing comes any more")
+        assert (theirs.memory == later[0].local.memory) is is_fenced
+
+
+# --- notifications, forgetting, the end ---
+
+
+def test_a_notification_too_long_is_refused(owner: ConnectionAgent) -> None:
+    remote = owner.load_remote(owner.metadata())
+    with pytest.raises(InvalidArgument):
+        owner.notify(remote, b"x" * (MAX_NOTICE_BYTES + 1), Deadline(PATIENCE_S))
+    owner.notify(remote, b"x" * MAX_NOTICE_BYTES, Deadline(PATIENCE_S))
+    assert owner.notifications() == [("owner", b"x" * MAX_NOTICE_BYTES)]
+
+
+def test_a_notification_that_nobody_takes_is_given_up_at_the_deadline(stalled: RawAnswerer) -> None:
+    with an_agent(stall_timeout_s=PATIENCE_S) as agent:
+        with within(SHORT_S), pytest.raises(DeadlineExceeded):
+            agent.notify(agent.load_remote(stalled.metadata), b"hello", Deadline(SHORT_S))
+
+
+def test_a_forgotten_peer_ends_what_was_asked_of_it(owner: ConnectionAgent, stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    with an_agent(tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        remote, other = agent.load_remote(stalled.metadata), agent.load_remote(owner.metadata())
+        requests = [submit(agent, READ, remote, all_of(remote_region)) for _ in range(8)]
+        read_once(agent, other, remote_region)
+        eventually(lambda: agent.open_connections == 2, "it is being asked")
+        agent.unload_remote(remote)
+        agent.unload_remote(remote)
+        assert [type(outcome(request)) for request in requests] == [Unreachable] * 8
+        assert isinstance(outcome(submit(agent, READ, remote, all_of(remote_region))), Unreachable)
+        agent.unload_remote(other)
+        eventually(lambda: agent.open_connections == 0, "both are forgotten")
+
+
+@pytest.mark.parametrize("end", ["close", "unload"])
+def test_what_is_about_to_connect_ends_too(end: str, remote_region: RemoteRegion) -> None:
+    joining = threading.Event()
+
+    def play(sock: socket.socket) -> None:
+        read_request(sock)
+        joining.set()
+        read_request(sock)
+
+    with RawAnswerer(play) as silent, an_agent(connect_timeout_s=PATIENCE_S, stall_timeout_s=PATIENCE_S) as agent:
+        remote = agent.load_remote(silent.metadata)
+        request = submit(agent, READ, remote, all_of(remote_region))
+        assert joining.wait(PATIENCE_S)
+        in_background(agent.close if end == "close" else partial(agent.unload_remote, remote)).result(CLOSE_S)
+        assert type(outcome(request)) is (Closed if end == "close" else Unreachable)
+
+
+class Late(TcpConnection):
+    """Connects only when it is let."""
+
+    began, go_on = threading.Event(), threading.Event()
+
+    @classmethod
+    def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> TcpConnection:
+        cls.began.set()
+        assert cls.go_on.wait(PATIENCE_S)
+        return super().connect(metadata, rail, deadline)
+
+
+@pytest.mark.parametrize("end", ["close", "unload"])
+def test_a_connection_that_comes_too_late_is_not_used(owner: ConnectionAgent, remote_region: RemoteRegion, end: str) -> None:
+    Late.began.clear()
+    Late.go_on.clear()
+    with an_agent(connection_class=Late) as agent:
+        remote = agent.load_remote(owner.metadata())
+        request = submit(agent, READ, remote, all_of(remote_region))
+        assert Late.began.wait(PATIENCE_S)
+        ending = in_background(agent.close if end == "close" else partial(agent.unload_remote, remote))
+        eventually(lambda: agent._closed or not remote.is_loaded, "it is ended")
+        Late.go_on.set()
+        ending.result(CLOSE_S)
+        assert type(outcome(request)) is (Closed if end == "close" else Unreachable)
+        assert agent.open_connections == 0
+    eventually(lambda: owner._target.connections == 0, "it was hung up")
+
+
+def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    """What is under way, what waits for its turn or for an endpoint, and what its caller has not begun to run."""
+    with an_agent(max_endpoints=2, tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        remotes = [agent.load_remote(stalled.metadata) for _ in range(3)]
+        requests = [submit(agent, READ, remote, all_of(remote_region)) for remote in remotes for _ in range(5)]
+        idle = Request(READ, agent.load_remote(owner.metadata()), all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True)
+        agent.submit(idle)
+        eventually(lambda: agent.open_connections == 2, "all endpoints are in use")
+        in_background(agent.close).result(CLOSE_S)
+        assert [type(outcome(request)) for request in [*requests, idle]] == [Closed] * 16
+        agent.run(idle)
+        with pytest.raises(Closed):
+            agent.notify(remotes[0], b"", Deadline(PATIENCE_S))
+        assert isinstance(outcome(submit(agent, READ, remotes[0], all_of(remote_region))), Closed)
+
+
+def test_close_ends_the_callers_thread_too(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    with an_agent(stall_timeout_s=PATIENCE_S) as agent:
+        remote = agent.load_remote(stalled.metadata)
+        asking = in_background(lambda: agent.transfer(READ, remote, all_of(remote_region), Deadline(PATIENCE_S)))
+        eventually(lambda: agent.open_connections == 1, "it is being asked")
+        agent.close()
+        with pytest.raises(Closed):
+            asking.result(SOON_S)
+
+
+def test_a_refusal_is_told_as_it_came(remote_region: RemoteRegion) -> None:
+    with an_agent("full", max_connections=1) as full, an_agent("one") as one, an_agent("two") as two:
+        region = make_region(SIZE, b"theirs")
+        full.export(region)
+        read_once(one, one.load_remote(full.metadata()), shown(region))
+        assert type(outcome(submit(two, READ, two.load_remote(full.metadata()), all_of(shown(region))))) is Unavailable
+
+
+def test_metadata_says_how_it_is_reached(owner: ConnectionAgent) -> None:
+    assert owner.metadata().startswith(AGENT_MAGIC + b"tcp1 127.0.0.1:")
+    for metadata in (b"kvagent1 ucx tcp1 127.0.0.1:1", AGENT_MAGIC, AGENT_MAGIC + bytes(70_000)):
+        with pytest.raises(ProtocolError):
+            owner.load_remote(metadata)

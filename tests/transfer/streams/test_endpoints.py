@@ -1,0 +1,605 @@
+"""Promises of the endpoint pool, one a test; then any schedule of users, and any calls against a plain model."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.protocol.errors import Closed, InvalidArgument
+from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready, Wait
+from tests.transfer.streams.test_sieve import NaiveSieve
+
+SECOND_NS = 1_000_000_000
+KEYS = st.integers(0, 6)
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """A connection that exists only on paper."""
+
+    key: int | str
+    is_open: bool = True
+
+
+Pool = EndpointPool[str, Endpoint]
+
+
+def pool_of(max_endpoints: int) -> Pool:
+    return EndpointPool(max_endpoints=max_endpoints, idle_ttl_s=60)
+
+
+def opened(pool: Pool, key: str) -> Endpoint:
+    """A new endpoint with one user; there is a place that nobody has to leave."""
+    assert pool.take(key) == Open(None)
+    endpoint = Endpoint(key)
+    pool.opened(key, endpoint)
+    return endpoint
+
+
+def idle(pool: Pool, key: str, now_ns: int = 0) -> Endpoint:
+    """A new endpoint without users."""
+    endpoint = opened(pool, key)
+    assert pool.give_back(key, endpoint, now_ns) is None
+    return endpoint
+
+
+def test_one_connects_while_the_others_wait_and_then_all_share() -> None:
+    pool = pool_of(2)
+    assert pool.take("a") == Open(None)
+    assert (pool.take("a"), pool.take("a")) == (Wait(), Wait())
+    endpoint = Endpoint("a")
+    pool.opened("a", endpoint)
+    assert (pool.take("a"), pool.take("a")) == (Ready(endpoint), Ready(endpoint))
+    assert (pool.open_count, pool.in_flight) == (1, 3)
+    pool.check_integrity()
+
+
+def test_after_a_failed_attempt_another_may_try() -> None:
+    pool = pool_of(1)
+    assert (pool.take("a"), pool.take("a")) == (Open(None), Wait())
+    pool.failed("a")
+    assert (pool.take("a"), pool.open_count) == (Open(None), 0)
+
+
+def test_hits_misses_and_evictions_are_counted_and_waiting_is_not() -> None:
+    pool = pool_of(1)
+    first = opened(pool, "a")
+    assert pool.take("b") == Wait()
+    pool.withdraw("b")
+    assert pool.give_back("a", first, 0) is first
+    second = idle(pool, "b")
+    assert pool.take("b") == Ready(second)
+    pool.give_back("b", second, 0)
+    assert pool.take("c") == Open(second)
+    assert (pool.hits, pool.misses, pool.evictions) == (1, 3, 2)
+
+
+def test_a_full_pool_evicts_the_idle_endpoint_that_sieve_chooses() -> None:
+    pool = pool_of(2)
+    first, second = idle(pool, "a"), idle(pool, "b")
+    assert pool.take("a") == Ready(first)
+    pool.give_back("a", first, 0)
+    assert pool.take("c") == Open(second)
+    assert pool.open_count == 1
+    pool.check_integrity()
+
+
+def test_an_endpoint_enters_unvisited_though_it_has_a_user() -> None:
+    pool = pool_of(2)
+    first, second = idle(pool, "a"), idle(pool, "b")
+    pool.take("b")
+    pool.give_back("b", second, 0)
+    assert pool.take("c") == Open(first)
+
+
+def test_an_endpoint_in_use_is_passed_over() -> None:
+    pool = pool_of(2)
+    opened(pool, "a")
+    second = idle(pool, "b")
+    assert pool.take("c") == Open(second)
+
+
+def test_when_all_are_in_use_one_drains_and_its_last_user_closes_it() -> None:
+    pool = pool_of(2)
+    first, second = opened(pool, "a"), opened(pool, "b")
+    assert (pool.take("a"), pool.take("b")) == (Ready(first), Ready(second))
+    assert pool.take("c") == Wait()
+    assert pool.take("b") == Ready(second), "only one has to leave for one key"
+    assert pool.give_back("a", first, 0) is None
+    assert pool.open_count == 2
+    assert pool.give_back("a", first, 0) is first
+    assert pool.take("c") == Open(None)
+    assert (pool.evictions, pool.open_count, pool.in_flight) == (1, 1, 3)
+    pool.check_integrity()
+
+
+def test_a_draining_endpoint_takes_no_work_and_its_key_queues_like_any_other() -> None:
+    pool = pool_of(1)
+    first = opened(pool, "a")
+    assert (pool.take("b"), pool.take("a")) == (Wait(), Wait())
+    assert pool.give_back("a", first, 0) is first
+    assert (pool.take("a"), pool.take("b")) == (Wait(), Open(None))
+
+
+def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
+    pool = pool_of(2)
+    first, second = opened(pool, "a"), opened(pool, "b")
+    assert not pool.is_leaving(first)
+    assert pool.take("c") == Wait()
+    assert (pool.is_leaving(first), pool.is_leaving(second)) == (True, False)
+    pool.give_back("a", first, 0)
+    assert not pool.is_leaving(first)
+
+
+def test_asking_again_drains_no_more() -> None:
+    pool = pool_of(2)
+    opened(pool, "a"), opened(pool, "b")
+    assert [pool.take("c") for _ in range(3)] == [Wait()] * 3
+    assert (pool.evictions, pool.open_count) == (1, 2)
+    assert pool.take("d") == Wait()
+    assert pool.evictions == 2
+
+
+def test_while_all_places_are_being_connected_nothing_can_drain_yet() -> None:
+    pool = pool_of(1)
+    assert (pool.take("a"), pool.take("b")) == (Open(None), Wait())
+    endpoint = Endpoint("a")
+    pool.opened("a", endpoint)
+    assert pool.take("b") == Wait()
+    assert pool.give_back("a", endpoint, 0) is endpoint
+    assert pool.take("b") == Open(None)
+
+
+def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
+    pool = pool_of(1)
+    endpoint = opened(pool, "hot")
+    for _ in range(100):
+        assert pool.take("hot") == Ready(endpoint)
+        assert pool.give_back("hot", endpoint, 0) is None
+    assert (pool.take("cold"), pool.take("hot")) == (Wait(), Wait())
+    assert pool.give_back("hot", endpoint, 0) is endpoint
+    assert (pool.take("hot"), pool.take("cold")) == (Wait(), Open(None))
+
+
+def test_keys_get_places_in_the_order_in_which_they_came() -> None:
+    pool = pool_of(1)
+    endpoint = opened(pool, "a")
+    assert [pool.take(key) for key in "bcd"] == [Wait()] * 3
+    pool.give_back("a", endpoint, 0)
+    assert [pool.take(key) for key in "edcb"] == [Wait()] * 3 + [Open(None)]
+    pool.failed("b")
+    assert [pool.take(key) for key in "edc"] == [Wait()] * 2 + [Open(None)]
+
+
+def test_of_two_that_may_go_on_either_may_be_the_first_to_ask() -> None:
+    pool = pool_of(2)
+    first, second = opened(pool, "a"), opened(pool, "b")
+    assert [pool.take(key) for key in "cde"] == [Wait()] * 3
+    assert pool.give_back("a", first, 0) is first
+    assert pool.give_back("b", second, 0) is second
+    assert [pool.take(key) for key in "edc"] == [Wait(), Open(None), Open(None)]
+    pool.check_integrity()
+
+
+def test_whoever_withdraws_makes_way_for_the_next() -> None:
+    pool = pool_of(1)
+    endpoint = opened(pool, "a")
+    assert (pool.take("b"), pool.take("c")) == (Wait(), Wait())
+    assert pool.give_back("a", endpoint, 0) is endpoint
+    assert pool.take("c") == Wait()
+    pool.withdraw("b")
+    pool.withdraw("b")
+    assert (pool.take("b"), pool.take("c")) == (Wait(), Open(None))
+
+
+def test_when_idle_endpoints_that_would_have_made_way_are_taken_as_many_drain() -> None:
+    pool = pool_of(5)
+    a, b, c, d, e = (opened(pool, key) for key in "abcde")
+    assert (pool.take("w"), pool.take("x")) == (Wait(), Wait())  # a and b drain
+    assert (pool.give_back("c", c, 0), pool.give_back("d", d, 0)) == (None, None)
+    assert (pool.take("y"), pool.take("z")) == (Wait(), Wait())  # for two of the four the idle ones are enough
+    assert pool.evictions == 2
+    assert [pool.take(key) for key in "cde"] == [Ready(c), Ready(d), Ready(e)]
+    assert pool.take("w") == Wait()
+    assert pool.evictions == 4
+    assert [pool.give_back(key, endpoint, 0) for key, endpoint in zip("abcd", (a, b, c, d), strict=True)] == [a, b, c, d]
+    assert [pool.take(key) for key in "wxyz"] == [Open(None)] * 4
+
+
+def test_a_broken_endpoint_is_closed_by_its_only_user_and_the_next_connects() -> None:
+    pool = pool_of(1)
+    endpoint = opened(pool, "a")
+    assert pool.give_back("a", endpoint, 0, broken=True) is endpoint
+    assert (pool.open_count, pool.in_flight) == (0, 0)
+    assert pool.take("a") == Open(None)
+
+
+def test_a_broken_endpoint_takes_no_work_while_others_still_hold_it() -> None:
+    pool = pool_of(2)
+    broken = opened(pool, "a")
+    assert (pool.take("a"), pool.take("a")) == (Ready(broken), Ready(broken))
+    assert pool.give_back("a", broken, 0, broken=True) is None
+    replacement = opened(pool, "a")
+    assert pool.take("a") == Ready(replacement)
+    assert (pool.open_count, pool.evictions) == (2, 0)
+    assert pool.give_back("a", broken, 0, broken=True) is None
+    pool.check_integrity()
+    assert pool.give_back("a", broken, 0) is broken
+    assert (pool.open_count, pool.in_flight) == (1, 2)
+
+
+def test_a_key_that_waits_uses_the_place_of_a_broken_endpoint_and_drains_no_other() -> None:
+    pool = pool_of(2)
+    broken = opened(pool, "a")
+    opened(pool, "b")
+    pool.take("a")
+    pool.give_back("a", broken, 0, broken=True)
+    assert (pool.take("c"), pool.evictions) == (Wait(), 0)
+    assert pool.give_back("a", broken, 0) is broken
+    assert pool.take("c") == Open(None)
+
+
+def test_an_endpoint_expires_when_it_was_idle_for_the_time_to_live() -> None:
+    pool = pool_of(4)
+    first, again, later = idle(pool, "a"), idle(pool, "b"), idle(pool, "c", SECOND_NS)
+    opened(pool, "d")
+    assert pool.take("b") == Ready(again)
+    assert pool.give_back("b", again, 2 * SECOND_NS) is None
+    assert pool.expire(60 * SECOND_NS - 1) == []
+    assert pool.expire(60 * SECOND_NS) == [first]
+    assert pool.expire(62 * SECOND_NS) == [later, again]
+    assert pool.expire(1000 * SECOND_NS) == [], "what is in use does not expire"
+    assert (pool.open_count, pool.evictions) == (1, 0)
+    assert pool.take("a") == Open(None)
+    pool.check_integrity()
+
+
+def test_a_dropped_peer_leaves_at_once_when_idle_and_with_its_users_when_not() -> None:
+    pool = pool_of(2)
+    first, second = idle(pool, "a"), opened(pool, "b")
+    assert pool.drop("a") is first
+    assert pool.drop("b") is None
+    assert pool.drop("b") is None
+    assert pool.take("b") == Open(None), "a peer that comes back gets a new endpoint"
+    assert pool.open_count == 1
+    assert pool.give_back("b", second, 0) is second
+    assert pool.drop("nobody") is None
+    pool.check_integrity()
+
+
+def test_what_was_dropped_while_it_was_opened_serves_its_first_user_only() -> None:
+    pool = pool_of(2)
+    assert pool.take("a") == Open(None)
+    assert pool.drop("a") is None
+    assert pool.take("a") == Wait()
+    endpoint = Endpoint("a")
+    pool.opened("a", endpoint)
+    assert pool.take("a") == Open(None)
+    assert pool.give_back("a", endpoint, 0) is endpoint
+
+
+def test_close_returns_the_idle_and_the_rest_come_back_with_their_users() -> None:
+    pool = pool_of(4)
+    first, second = opened(pool, "a"), opened(pool, "b")
+    assert (pool.take("c"), pool.take("d"), pool.take("e")) == (Open(None), Open(None), Wait())  # a drains
+    pool.give_back("b", second, 0)
+    assert pool.close() == [second]
+    pool.check_integrity()
+    late = Endpoint("c")
+    pool.opened("c", late)
+    pool.failed("d")
+    assert pool.give_back("c", late, 0) is late
+    assert pool.give_back("a", first, 0) is first
+    assert (pool.open_count, pool.in_flight) == (0, 0)
+
+
+def test_close_has_an_endpoint_in_use_leave() -> None:
+    pool = pool_of(1)
+    endpoint = opened(pool, "a")
+    assert pool.close() == []
+    assert pool.give_back("a", endpoint, 0) is endpoint
+
+
+def test_after_close_nothing_is_given_and_a_second_close_returns_nothing() -> None:
+    pool = pool_of(2)
+    first, second = idle(pool, "a"), idle(pool, "b")
+    assert pool.close() == [first, second]
+    assert pool.close() == []
+    with pytest.raises(Closed, match="closed"):
+        pool.take("a")
+    pool.withdraw("a")
+    assert pool.open_count == 0
+    pool.check_integrity()
+
+
+def test_endpoints_are_told_apart_by_identity() -> None:
+    pool: EndpointPool[str, list[int]] = EndpointPool(max_endpoints=2, idle_ttl_s=60)
+    one: list[int] = []
+    other: list[int] = []
+    pool.take("a")
+    pool.opened("a", one)
+    pool.take("a")
+    pool.give_back("a", one, 0, broken=True)
+    pool.take("a")
+    pool.opened("a", other)
+    assert pool.give_back("a", one, 0) is one
+    assert pool.give_back("a", other, 0, broken=True) is other
+
+
+def test_reports_and_returns_that_match_nothing_are_misuse_and_change_nothing() -> None:
+    pool = pool_of(2)
+    endpoint = idle(pool, "a")
+    with pytest.raises(InvalidArgument, match="no place is reserved for 'a'"):
+        pool.opened("a", Endpoint("a"))
+    with pytest.raises(InvalidArgument, match="once, after Open"):
+        pool.failed("b")
+    for key, wrong in [("a", endpoint), ("a", Endpoint("a")), ("b", endpoint)]:
+        with pytest.raises(InvalidArgument, match="nobody uses this endpoint"):
+            pool.give_back(key, wrong, 0)
+    assert (pool.open_count, pool.in_flight) == (1, 0)
+    assert pool.take("a") == Ready(endpoint)
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize(("max_endpoints", "idle_ttl_s"), [(0, 1.0), (1, 0.0), (1, -1.0)])
+def test_settings_that_allow_nothing_are_refused(max_endpoints: int, idle_ttl_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="must be positive"):
+        EndpointPool(max_endpoints=max_endpoints, idle_ttl_s=idle_ttl_s)
+
+
+def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
+    """Zipf access (s = 1), 50,000 times: the reference's hits, at most 64 open at any time, none left open."""
+    weights = 1 / np.arange(1, 1001)
+    keys = np.random.default_rng(3).choice(1000, size=50_000, p=weights / weights.sum()).tolist()
+    pool: EndpointPool[int, Endpoint] = EndpointPool(max_endpoints=64, idle_ttl_s=60)
+    reference, reference_hits, open_now, most_open = NaiveSieve(), 0, 0, 0
+    for now_ns, key in enumerate(keys):
+        reference_hits += reference.access(key, 64)
+        taken = pool.take(key)
+        assert not isinstance(taken, Wait)
+        if isinstance(taken, Ready):
+            endpoint = taken.endpoint
+        else:
+            if taken.evicted is not None:
+                taken.evicted.is_open = False
+                open_now -= 1
+            endpoint = Endpoint(key)
+            open_now += 1
+            most_open = max(most_open, open_now)
+            pool.opened(key, endpoint)
+        assert endpoint.is_open
+        assert pool.give_back(key, endpoint, now_ns) is None
+    pool.check_integrity()
+    assert (pool.hits, pool.hits + pool.misses) == (reference_hits, 50_000)
+    assert 0.5 < pool.hits / 50_000 < 0.9, "the trace neither fits nor misses always"
+    assert most_open == 64
+    assert len(pool.close()) == open_now
+    assert pool.open_count == 0
+
+
+class Schedule:
+    """Users of a pool, one step of one of them at a time: each takes its keys one after the other, holding one endpoint at most.
+
+    A user that is told to wait sleeps until another call than `take` is made, as under an owner that then wakes all.
+    """
+
+    def __init__(self, keys: list[list[int]], max_endpoints: int, rng: random.Random) -> None:
+        self.pool: EndpointPool[int, Endpoint] = EndpointPool(max_endpoints=max_endpoints, idle_ttl_s=1)
+        self.keys = keys
+        self.rng = rng
+        self.held: dict[int, Endpoint] = {}
+        self.connecting: set[int] = set()
+        self.asleep: set[int] = set()
+
+    def run(self) -> None:
+        while unfinished := {user for user, keys in enumerate(self.keys) if keys}:
+            awake = sorted(unfinished - self.asleep)
+            assert awake, "everybody waits for somebody"
+            self.step(self.rng.choice(awake))
+            self.pool.check_integrity()
+
+    def step(self, user: int) -> None:
+        key = self.keys[user][-1]
+        if user in self.connecting:
+            self.connect(user, key)
+        elif user in self.held:
+            self.pool.give_back(key, self.held.pop(user), 0, broken=self.rng.random() < 0.1)
+            self.keys[user].pop()
+        elif not self.take(user, key):
+            return
+        self.asleep.clear()
+
+    def take(self, user: int, key: int) -> bool:
+        """Whether others are to be woken."""
+        taken = self.pool.take(key)
+        if isinstance(taken, Ready):
+            self.held[user] = taken.endpoint
+        elif isinstance(taken, Open):
+            self.connecting.add(user)
+        elif self.rng.random() < 0.1:
+            self.pool.withdraw(key)
+            self.keys[user].pop()
+            return True
+        else:
+            self.asleep.add(user)
+        return False
+
+    def connect(self, user: int, key: int) -> None:
+        self.connecting.remove(user)
+        if self.rng.random() < 0.2:
+            self.pool.failed(key)
+        else:
+            self.held[user] = Endpoint(key)
+            self.pool.opened(key, self.held[user])
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=10), st.integers(1, 4), st.integers(0, 1 << 32))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_under_any_schedule_every_user_gets_on(keys: list[list[int]], max_endpoints: int, seed: int) -> None:
+    """No wake-up is missing, and no two wait for each other: someone is awake until all are done."""
+    schedule = Schedule(keys, max_endpoints, random.Random(seed))
+    schedule.run()
+    assert schedule.pool.in_flight == 0
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """Any calls answer as plain lists and the naive SIEVE say, and every endpoint is closed once, without users, never too many open."""
+
+    max_endpoints = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool: EndpointPool[int, Endpoint] = EndpointPool(max_endpoints=self.max_endpoints, idle_ttl_s=1)
+        self.now_ns = 0
+        self.order = NaiveSieve()
+        self.usable: dict[int, Endpoint] = {}
+        self.idle_since_ns: dict[int, int] = {}
+        self.leaving: list[Endpoint] = []
+        self.opening: dict[int, bool] = {}
+        self.waiting: list[int] = []
+        self.users: list[tuple[int, Endpoint]] = []
+        self.made: list[Endpoint] = []
+
+    def is_used(self, endpoint: Endpoint) -> bool:
+        return any(used is endpoint for _, used in self.users)
+
+    def unreserved(self) -> int:
+        return self.max_endpoints - len(self.usable) - len(self.leaving) - len(self.opening)
+
+    def close_endpoint(self, endpoint: Endpoint | None) -> None:
+        if endpoint is not None:
+            assert endpoint.is_open, "closed twice"
+            assert not self.is_used(endpoint), "closed under a user"
+            endpoint.is_open = False
+
+    def remove(self, key: int) -> Endpoint:
+        self.order.remove(key)
+        self.idle_since_ns.pop(key, None)
+        return self.usable.pop(key)
+
+    @rule(key=KEYS)
+    def take(self, key: int) -> None:
+        taken = self.pool.take(key)
+        rank = self.waiting.index(key) if key in self.waiting else len(self.waiting)
+        if key in self.usable:
+            assert taken == Ready(self.usable[key])
+            self.order.visited.add(key)
+            self.idle_since_ns.pop(key, None)
+            self.users.append((key, self.usable[key]))
+        elif key in self.opening:
+            assert taken == Wait()
+        elif rank < self.unreserved() + len(self.idle_since_ns):
+            assert isinstance(taken, Open)
+            self.reserve(key, taken)
+        else:
+            assert taken == Wait()
+            self.queue(key)
+
+    def reserve(self, key: int, taken: Open[Endpoint]) -> None:
+        evicted = None
+        if not self.unreserved():
+            victim = self.order.victim(frozenset(self.usable.keys() - self.idle_since_ns.keys()))
+            assert victim is not None
+            evicted = self.remove(victim)
+        assert taken == Open(evicted)
+        self.close_endpoint(taken.evicted)
+        self.opening[key] = True
+        self.waiting = [waiting for waiting in self.waiting if waiting != key]
+
+    def queue(self, key: int) -> None:
+        if key not in self.waiting:
+            self.waiting.append(key)
+        while len(self.waiting) > self.unreserved() + len(self.idle_since_ns) + len(self.leaving):
+            victim = self.order.victim(frozenset(self.idle_since_ns))
+            if victim is None:
+                break
+            self.leaving.append(self.remove(victim))
+
+    @precondition(lambda self: self.opening)
+    @rule(data=st.data(), succeeds=st.booleans())
+    def end_attempt(self, data: st.DataObject, succeeds: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.opening)))
+        stays = self.opening.pop(key)
+        if not succeeds:
+            self.pool.failed(key)
+            return
+        endpoint = Endpoint(key)
+        self.made.append(endpoint)
+        self.users.append((key, endpoint))
+        self.pool.opened(key, endpoint)
+        if stays:
+            self.usable[key] = endpoint
+            self.order.insert(key)
+        else:
+            self.leaving.append(endpoint)
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data(), broken=st.booleans())
+    def give_back(self, data: st.DataObject, broken: bool) -> None:
+        key, endpoint = self.users.pop(data.draw(st.integers(0, len(self.users) - 1)))
+        if broken and self.usable.get(key) is endpoint:
+            self.leaving.append(self.remove(key))
+        is_last, is_leaving = not self.is_used(endpoint), endpoint in self.leaving
+        returned = self.pool.give_back(key, endpoint, self.now_ns, broken=broken)
+        assert returned is (endpoint if is_last and is_leaving else None)
+        self.close_endpoint(returned)
+        if is_last and is_leaving:
+            self.leaving.remove(endpoint)
+        elif is_last:
+            self.idle_since_ns[key] = self.now_ns
+
+    @rule(step_ns=st.sampled_from([0, 1, SECOND_NS // 2, SECOND_NS]))
+    def expire(self, step_ns: int) -> None:
+        self.now_ns += step_ns
+        expired = [key for key, since_ns in self.idle_since_ns.items() if self.now_ns - since_ns >= SECOND_NS]
+        returned = self.pool.expire(self.now_ns)
+        assert returned == [self.remove(key) for key in expired]
+        for endpoint in returned:
+            self.close_endpoint(endpoint)
+
+    @rule(key=KEYS)
+    def drop(self, key: int) -> None:
+        if key in self.opening:
+            self.opening[key] = False
+        is_idle = key in self.idle_since_ns
+        endpoint = self.remove(key) if key in self.usable else None
+        returned = self.pool.drop(key)
+        assert returned is (endpoint if is_idle else None)
+        self.close_endpoint(returned)
+        if endpoint is not None and not is_idle:
+            self.leaving.append(endpoint)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.waiting))
+        self.pool.withdraw(key)
+        self.waiting.remove(key)
+
+    @invariant()
+    def never_too_many_are_open(self) -> None:
+        self.pool.check_integrity()
+        open_count = sum(endpoint.is_open for endpoint in self.made)
+        assert open_count + len(self.opening) <= self.max_endpoints
+        assert (self.pool.open_count, self.pool.in_flight) == (open_count, len(self.users))
+
+    def teardown(self) -> None:
+        """However a schedule ends, after close and the last give_back nothing is open."""
+        for endpoint in self.pool.close():
+            self.close_endpoint(endpoint)
+        for key in self.opening:
+            self.pool.failed(key)
+        while self.users:
+            key, endpoint = self.users.pop()
+            self.close_endpoint(self.pool.give_back(key, endpoint, self.now_ns))
+        assert not any(endpoint.is_open for endpoint in self.made)
+        assert (self.pool.open_count, self.pool.in_flight) == (0, 0)
+        self.pool.check_integrity()
+
+
+TestAgainstModel = AgainstModel.TestCase
+TestAgainstModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)

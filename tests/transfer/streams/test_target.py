@@ -1,0 +1,441 @@
+"""The passive side: who is served by what, how a connection is fenced off, and that nothing is left after close."""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from kvstore.protocol.errors import Closed, Denied, Full, InvalidArgument, ProtocolError, Unavailable, Unreachable
+from kvstore.protocol.frames import HEADER, MAGIC, VERSION
+from kvstore.protocol.session_messages import Ok
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Notice, Store
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.streams import answering
+from kvstore.transfer.streams import target as target_module
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
+from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
+from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
+
+SIZE = 100_000
+CLOSE_S = 1.0
+
+
+@pytest.fixture
+def exports() -> Exports:
+    return Exports()
+
+
+@pytest.fixture
+def region(exports: Exports) -> Region:
+    region = make_region(SIZE, b"ours")
+    exports.add(region)
+    return region
+
+
+@pytest.fixture
+def served(exports: Exports) -> Iterator[tuple[Target, bytes]]:
+    with a_target(exports, stall_timeout_s=PATIENCE_S) as (target, metadata):
+        yield target, metadata
+
+
+@pytest.fixture
+def target(served: tuple[Target, bytes]) -> Target:
+    return served[0]
+
+
+@pytest.fixture
+def metadata(served: tuple[Target, bytes]) -> bytes:
+    return served[1]
+
+
+@pytest.fixture
+def raw(metadata: bytes) -> Iterator[RawAsker]:
+    with RawAsker(metadata) as raw:
+        raw.join()
+        yield raw
+
+
+def test_bytes_are_read_and_written_and_counted(target: Target, raw: RawAsker, region: Region) -> None:
+    raw.send(store([(shown(region), 10, 3), (shown(region), 0, 2)]), b"abcde")
+    assert raw.answer()[0].type == Ok.TYPE
+    raw.send(fetch([(shown(region), 9, 5), (shown(region), 0, 3)]))
+    assert raw.answer()[1] == b"uabcuder"
+    eventually(lambda: (target.served_bytes, region.users) == (5 + 8, 0), "both requests are counted and over")
+
+
+def test_requests_sent_ahead_are_answered_in_order(raw: RawAsker, region: Region) -> None:
+    for number in range(100):
+        raw.send(fetch([(shown(region), number, 1)]))
+    answers = [raw.answer() for _ in range(100)]
+    assert [header.request_id for header, _ in answers] == list(range(2, 102))
+    assert b"".join(body for _, body in answers) == bytes(region.memory[:100])
+
+
+def test_an_asker_that_pauses_is_answered_again(target: Target, raw: RawAsker) -> None:
+    eventually(lambda: bool(target._parked), "no thread waits for it")
+    assert raw.works()
+
+
+def test_notifications_are_told_once_in_order_with_their_sender(target: Target, raw: RawAsker) -> None:
+    for message in (b"one", b"", b"three"):
+        raw.send(Notice(message))
+        assert raw.answer()[0].type == Ok.TYPE
+    assert target.notices() == [("raw", b"one"), ("raw", b""), ("raw", b"three")]
+    assert target.notices() == []
+
+
+def test_notifications_that_nobody_takes_are_refused_at_the_limit(target: Target, raw: RawAsker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "MAX_NOTICES", 2)
+    for _ in range(2):
+        raw.send(Notice(b"x"))
+        assert raw.answer()[0].type == Ok.TYPE
+    raw.send(Notice(b"x"))
+    assert isinstance(raw.failure(), Full)
+    raw.send(Notice(b"x" * (MAX_NOTICE_BYTES + 1)))
+    assert isinstance(raw.failure(), InvalidArgument)
+    assert len(target.notices()) == 2
+    raw.send(Notice(b"x"))
+    assert raw.answer()[0].type == Ok.TYPE
+
+
+def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region) -> None:
+    wrong = shown(region)._replace(key=1)
+    raw.send(fetch([(wrong, 0, 1)]))
+    assert isinstance(raw.failure(), Denied)
+    raw.send(store([(wrong, 0, 5), (shown(region), 0, 3)]), b"12345678")
+    assert isinstance(raw.failure(), Denied)
+    assert raw.works()
+
+
+BAD = [
+    HEADER.pack(b"no", VERSION, Fetch.TYPE, 1, 0, 0, 0),
+    HEADER.pack(MAGIC, VERSION, Fetch.TYPE, 1, 0, MAX_TRANSFER_BODY_BYTES + 1, 0),
+    HEADER.pack(MAGIC, VERSION, Fetch.TYPE, 1, 0, 0, 1),
+    HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, 0, 0),
+    HEADER.pack(MAGIC, VERSION, 99, 1, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize("data", BAD, ids=["magic", "body", "payload", "join again", "type"])
+def test_what_is_no_request_ends_the_connection_with_the_reason(target: Target, raw: RawAsker, data: bytes) -> None:
+    raw.socket.sendall(data)
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+    eventually(lambda: target.connections == 0, "it is forgotten")
+
+
+COUNT = 65_537
+UNFIT = [
+    Fetch([1] * COUNT, [0] * COUNT, [0] * COUNT, [0] * COUNT),
+    Fetch([1], [0], [0], [MAX_PIECE_BYTES + 1]),
+    Fetch([1] * 5, [0] * 5, [0] * 5, [MAX_PIECE_BYTES] * 5),
+    Store([1], [0], [0], [1]),
+]
+
+
+@pytest.mark.parametrize("message", UNFIT, ids=["pieces", "piece", "together", "payload"])
+def test_a_request_over_a_limit_is_refused(raw: RawAsker, message: Fetch | Store) -> None:
+    raw.send(message)
+    assert isinstance(raw.failure(), ProtocolError)
+    assert raw.is_refused()
+
+
+def test_who_has_not_joined_is_not_served(metadata: bytes) -> None:
+    for message in (Fetch([], [], [], []), Join("", 1), Join("x" * 256, 1)):
+        with RawAsker(metadata) as raw:
+            raw.send(message)
+            assert isinstance(raw.failure(), ProtocolError)
+
+
+# --- fencing ---
+
+
+def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata: bytes, region: Region) -> None:
+    """Idle, or in the middle of a payload: when the fence is answered, nothing of it is written any more."""
+    with RawAsker(metadata) as idle, RawAsker(metadata) as busy, RawAsker(metadata) as asker:
+        idle.join("raw", 1)
+        busy.join("raw", 2)
+        asker.join("raw", 3)
+        eventually(lambda: len(target._parked) == 3, "they are idle")
+        busy.send(store([(shown(region), 0, SIZE)]), b"x" * 10, payload_bytes=SIZE)
+        eventually(lambda: region.users == 1, "its payload is awaited")
+        asker.send(Fence([1, 2, 4]))
+        assert asker.answer()[0].type == Ok.TYPE
+        assert region.users == 0
+        assert target.connections == 1
+        assert idle.is_refused()
+        assert busy.is_refused()
+
+
+def test_a_connection_does_not_fence_itself(raw: RawAsker) -> None:
+    raw.send(Fence([1]))
+    assert isinstance(raw.failure(), ProtocolError)
+
+
+def test_a_number_is_free_again_once_its_connection_is_fenced(metadata: bytes) -> None:
+    with RawAsker(metadata) as old, RawAsker(metadata) as asker, RawAsker(metadata) as new:
+        old.join("raw", 1)
+        new.send(Join("raw", 1))
+        assert isinstance(new.failure(), ProtocolError)
+        asker.join("raw", 2)
+        asker.send(Fence([1]))
+        assert asker.answer()[0].type == Ok.TYPE
+        with RawAsker(metadata) as again:
+            again.join("raw", 1)
+
+
+def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(exports: Exports, region: Region) -> None:
+    """What it had sent is not written, neither now nor when a thread is free."""
+    with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
+        with RawAsker(metadata) as old, RawAsker(metadata) as asker:
+            old.join("raw", 1)
+            asker.join("raw", 2)
+            eventually(lambda: len(target._parked) == 2, "both are idle")
+            asker.socket.sendall(HEADER.pack(MAGIC, VERSION, Fence.TYPE, 9, 0, 12, 0))
+            eventually(lambda: len(target._parked) == 1, "the thread waits for the body")
+            old.send(store([(shown(region), 0, 5)]), b"stale")
+            eventually(lambda: not target._parked, "the other one waits for the thread")
+            asker.socket.sendall(Fence([1]).pack())
+            with within(CLOSE_S):
+                assert asker.answer()[0].request_id == 9
+            assert old.is_refused()
+            assert asker.works()
+            assert bytes(region.memory[:5]) == b"ourso"
+
+
+# --- transports without a descriptor, and listeners at fault ---
+
+
+class WithoutDescriptor(TcpConnection):
+    def fileno(self) -> int:
+        return -1
+
+
+class Stubborn(WithoutDescriptor):
+    """Keeps its thread when it is closed, against the contract, until it is let go."""
+
+    go_on = threading.Event()
+
+    def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
+        try:
+            super().recv_into(parts, deadline)
+        except Closed:
+            assert self.go_on.wait(PATIENCE_S)
+            raise
+
+
+class Wrapping(TcpListener):
+    """Its connections are of another class; `accept` fails as often as it is told to. Counts how often nobody came."""
+
+    def __init__(self, kind: type[TcpConnection], *, failures: int = 0) -> None:
+        super().__init__("127.0.0.1", 0)
+        self._kind = kind
+        self.failures = failures
+        self.empty = 0
+
+    def accept(self, timeout_s: float) -> TcpConnection | None:
+        if self.failures:
+            self.failures -= 1
+            raise Unreachable("out of descriptors")
+        connection = super().accept(timeout_s)
+        if connection is None:
+            self.empty += 1
+            return None
+        return self._kind(socket.socket(fileno=connection._sock.detach()), "peer")
+
+
+def test_a_connection_without_descriptor_is_served_by_a_thread_of_its_own(target: Target, exports: Exports, region: Region) -> None:
+    listener = Wrapping(WithoutDescriptor)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+        raw.send(fetch([(shown(region), 0, 4)]))
+        assert raw.answer()[1] == b"ours"
+        assert raw.works()
+        target.close()
+        assert raw.is_refused()
+    assert target.connections == 0
+
+
+def test_a_fence_that_cannot_be_kept_is_not_promised(target: Target, metadata: bytes) -> None:
+    Stubborn.go_on.clear()
+    listener = Wrapping(Stubborn)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as old, RawAsker(metadata) as asker:
+        old.join("raw", 1)
+        asker.join("raw", 2)
+        asker.send(Fence([1]), deadline_ms=50)
+        assert isinstance(asker.failure(), Unavailable)
+        Stubborn.go_on.set()
+        asker.send(Fence([1]))
+        assert asker.answer()[0].type == Ok.TYPE
+
+
+@pytest.fixture
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "ACCEPT_POLL_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_polls")
+def test_a_listener_that_fails_is_tried_again_later(target: Target, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Wrapping(TcpConnection, failures=2)
+    target.attach(listener)
+    eventually(lambda: not listener.failures, "it has failed")
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+    assert "out of descriptors" in caplog.text
+
+
+@pytest.mark.usefixtures("quick_polls")
+def test_a_listener_that_nobody_comes_to_is_asked_again(target: Target) -> None:
+    listener = Wrapping(TcpConnection)
+    target.attach(listener)
+    eventually(lambda: listener.empty > 1, "nobody came twice")
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+
+
+def test_a_listener_at_fault_does_not_hold_up_close(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "ACCEPT_POLL_S", PATIENCE_S)
+    listener = Wrapping(TcpConnection, failures=1)
+    target.attach(listener)
+    eventually(lambda: not listener.failures, "it has failed")
+    in_background(target.close).result(CLOSE_S)
+
+
+def test_a_listener_can_leave_before_its_connections(target: Target) -> None:
+    listener = TcpListener("127.0.0.1", 0)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+        listener.close()
+        assert raw.works()
+
+
+class FaultyExports(Exports):
+    def hold(self, request: Fetch | Store) -> tuple[list[memoryview], Sequence[Region]]:
+        raise ZeroDivisionError
+
+
+def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with a_target(FaultyExports()) as (_, metadata):
+        with RawAsker(metadata) as raw:
+            raw.join()
+            raw.send(Fetch([], [], [], []))
+            assert raw.is_refused()
+        with RawAsker(metadata) as raw:
+            raw.join(number=2)
+    assert "ZeroDivisionError" in caplog.text
+
+
+# --- limits and the end ---
+
+
+def test_connections_beyond_the_limit_are_told_so_and_far_beyond_are_not(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "REFUSED_ROOM", 1)
+    with a_target(exports, max_connections=1) as (target, metadata), RawAsker(metadata) as first:
+        first.join()
+        with RawAsker(metadata) as second:
+            eventually(lambda: target.connections == 2, "the second is there")
+            with pytest.raises((ConnectionError, AssertionError)), RawAsker(metadata) as third:
+                assert not third.is_refused()
+            second.send(Join("raw", 2))
+            assert isinstance(second.failure(), Unavailable)
+        assert first.works()
+
+
+def test_more_askers_than_threads_are_served_without_delay(exports: Exports, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that waits for the next request of its peer leaves at once when another peer needs it."""
+    caplog.set_level(logging.ERROR)
+    with a_target(exports, serve_threads=2) as (_, metadata), ExitStack() as stack:
+        crowd = [stack.enter_context(RawAsker(metadata)) for _ in range(8)]
+        for number, raw in enumerate(crowd):
+            raw.join("crowd", number)
+
+        def ask() -> None:
+            for _ in range(25):
+                assert all(raw.works() for raw in crowd)
+
+        asking = in_background(ask)  # 200 times 20 ms would be 4 s
+        asking.result(target_module.LINGER_MS / 1000 * 25 * 8 / 2)
+
+
+def test_close_hangs_up_on_everyone_quickly(exports: Exports, region: Region) -> None:
+    with a_target(exports, stall_timeout_s=PATIENCE_S) as (target, metadata), ExitStack() as stack:
+        idle, busy, unread = (stack.enter_context(RawAsker(metadata)) for _ in range(3))
+        for number, raw in enumerate((idle, busy, unread)):
+            raw.join("raw", number)
+        busy.send(store([(shown(region), 0, SIZE)]), b"x", payload_bytes=SIZE)
+        unread.send(fetch([(shown(region), 0, SIZE)] * 1000))
+        eventually(lambda: region.users == 2, "two are under way")
+        closing = in_background(target.close)
+        closing.result(CLOSE_S)
+        assert region.users == 0
+        assert idle.is_refused()
+        assert busy.is_refused()
+        with pytest.raises(OSError, match="refused"):
+            RawAsker(metadata)
+
+
+def test_a_closed_target_takes_no_listener(target: Target) -> None:
+    target.close()
+    target.close()
+    listener = TcpListener("127.0.0.1", 0)
+    with pytest.raises(Closed):
+        target.attach(listener)
+    with pytest.raises(Closed):
+        listener.accept(PATIENCE_S)
+
+
+def test_a_connection_that_comes_while_it_closes_is_not_kept(exports: Exports) -> None:
+    target = Target("target", exports, TransferSettings())
+    listener = TcpListener("127.0.0.1", 0)
+    with RawAsker(listener.metadata()) as raw:
+        late = listener.accept(PATIENCE_S)
+        assert late is not None
+        target.close()
+        target._welcome(late)
+        assert raw.is_refused()
+    listener.close()
+
+
+def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target: Target) -> None:
+    """Its descriptor may be another connection's by then."""
+    listener = TcpListener("127.0.0.1", 0)
+    with RawAsker(listener.metadata()) as raw:
+        connection = listener.accept(PATIENCE_S)
+        assert connection is not None
+        peer = target_module._Peer(connection)
+        target._drop(peer)
+        target._park(peer)
+        assert peer.gone.is_set()
+        assert not target._parked
+        assert raw.is_refused()
+    listener.close()
+
+
+def test_a_region_is_not_closed_under_a_transfer(raw: RawAsker, region: Region) -> None:
+    raw.send(store([(shown(region), 0, 2)]), b"x", payload_bytes=2)
+    eventually(lambda: region.users == 1, "it is held")
+    closing = in_background(region.close)
+    assert is_quiet(closing)
+    raw.socket.sendall(b"y")
+    closing.result(PATIENCE_S)
+    assert bytes(region.memory[:2]) == b"xy"
+
+
+def test_closed_targets_leave_neither_descriptors_nor_threads(exports: Exports) -> None:
+    def serve() -> None:
+        with a_target(exports) as (_, metadata), RawAsker(metadata) as raw:
+            raw.join()
+            assert raw.works()
+
+    serve()
+    assert_nothing_is_left(serve)

@@ -1,0 +1,96 @@
+"""Which UCX is loaded: in processes of their own, for a process loads one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.transfer.ucx.connection import library as ucx_library
+
+libucx = pytest.importorskip("libucx")
+WHEEL = Path(libucx.__file__).parent / "lib"
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A directory that looks like a system UCX with verbs: the wheel's libraries, and a module of that name."""
+    for name in [*ucx_library.LIBRARIES, "libucm.so.0"]:
+        (tmp_path / name).write_bytes((WHEEL / name).read_bytes())
+    (tmp_path / "ucx").mkdir()
+    (tmp_path / "ucx" / "libuct_ib.so.0").touch()
+    return tmp_path
+
+
+def loaded_in_new_process(**environment: str) -> str:
+    """What `loaded` says there."""
+    code = "from kvstore.transfer import ucx_library; print(ucx_library.loaded())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, text=True, check=True)
+    return done.stdout
+
+
+def test_the_wheel_is_loaded_where_there_is_no_system_ucx() -> None:
+    said = loaded_in_new_process()
+    assert str(WHEEL) in said
+    assert "has_verbs=False" in said
+
+
+def test_a_system_ucx_with_verbs_is_preferred(system: Path) -> None:
+    said = loaded_in_new_process(LD_LIBRARY_PATH=str(system))
+    assert str(system) in said
+    assert "has_verbs=True" in said
+
+
+def test_the_operator_may_say_otherwise(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ucx_library.PREFER_SYSTEM, "false")
+    monkeypatch.setattr(ucx_library, "system_library", lambda: pytest.fail("nobody asked"))
+    ucx_library._prefer_system_library()
+    assert str(WHEEL) in loaded_in_new_process(LD_LIBRARY_PATH=str(system), RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY="false")
+
+
+def test_the_preference_is_told_to_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ucx_library.PREFER_SYSTEM, "")
+    monkeypatch.delenv(ucx_library.PREFER_SYSTEM)  # restored at the end
+    loader = sys.modules["libucx.load"]
+    monkeypatch.setattr(loader, "UCX_LIBRARIES", [])
+    monkeypatch.setattr(ucx_library, "system_library", lambda: WHEEL)  # loaded already: loading it again changes nothing
+    ucx_library._prefer_system_library()
+    assert loader.UCX_LIBRARIES == list(ucx_library.LIBRARIES)
+    assert ucx_library.PREFER_SYSTEM in os.environ
+
+
+def test_a_ucxx_without_a_ucx_of_its_own_needs_not_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libucx.load", None)
+    monkeypatch.setattr(ucx_library, "system_library", lambda: tmp_path)
+    ucx_library._prefer_system_library()
+    assert ucx_library.PREFER_SYSTEM not in os.environ
+
+
+def test_a_system_ucx_is_not_preferred_without_verbs_or_when_too_old_or_broken(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ucx_library.system_library([str(system)]) == system
+    assert ucx_library.system_library(["/nowhere", str(WHEEL)]) is None
+    monkeypatch.setattr(ucx_library, "MIN_VERSION", (99,))
+    assert ucx_library.system_library([str(system)]) is None
+    monkeypatch.undo()
+    (system / "libucp.so.0").write_bytes(b"broken")
+    assert ucx_library.version_of(system) == ()
+    assert ucx_library.system_library([str(system)]) is None
+
+
+def test_the_version_is_that_of_the_library() -> None:
+    assert ".".join(map(str, ucx_library.version_of(WHEEL))) == ucx_library.loaded().version
+
+
+def test_without_a_system_ucx_nothing_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx_library, "LIBRARY_DIRECTORIES", ())
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    ucx_library._prefer_system_library()
+    assert ucx_library.PREFER_SYSTEM not in os.environ
+
+
+def test_a_missing_ucxx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ucxx", None)
+    with pytest.raises(ConfigError, match=r"kvstore\[ucx\]"):
+        ucx_library.bindings.__wrapped__()

@@ -1,0 +1,262 @@
+"""One UCX worker a device, shared, progressed by whoever waits; what is given up moves no byte any more."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
+from kvstore.transfer.ucx.connection import worker as ucx_worker
+from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
+
+pytest.importorskip("ucxx")
+TAG = 7
+
+
+@pytest.fixture
+def worker() -> Iterator[UcxWorker]:
+    worker = UcxWorker.acquire("")
+    yield worker
+    worker.release()
+
+
+@pytest.fixture
+def endpoint(worker: UcxWorker) -> Iterator[Any]:
+    """To the worker itself."""
+    endpoint = worker.endpoint(worker.address)
+    yield endpoint
+    worker.close_endpoint(endpoint, is_busy=False)
+
+
+def receive(endpoint: Any, part: bytearray, tag: int = TAG) -> Operation:
+    return Operation([Message(endpoint.tag_recv, memoryview(part), tag)])
+
+
+def send(endpoint: Any, part: bytes, tag: int = TAG) -> Operation:
+    return Operation([Message(endpoint.tag_send, part, tag)])
+
+
+def test_a_device_has_one_worker_until_its_last_user_has_left() -> None:
+    first, second = UcxWorker.acquire("lo"), UcxWorker.acquire("lo")
+    assert first is second
+    first.release()
+    third = UcxWorker.acquire("lo")
+    assert third is first
+    third.release()
+    second.release()
+    fourth = UcxWorker.acquire("lo")
+    assert fourth is not first
+    fourth.release()
+
+
+def test_it_says_what_it_can_use() -> None:
+    worker = UcxWorker.acquire("lo")
+    assert "tcp/lo" in worker.resources()
+    assert "tcp/eth0" not in worker.resources()
+    worker.release()
+
+
+def test_a_device_that_is_not_there_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="nothing0"):
+        UcxWorker.acquire("nothing0")
+
+
+def test_settings_that_ucx_does_not_take_are_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "nonsense")
+    with pytest.raises(ConfigError, match="doctor"):
+        UcxWorker.acquire("")
+
+
+def test_what_the_operator_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(ucx_worker.options("")) == {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"}
+    monkeypatch.setenv("UCX_TCP_TX_SEG_SIZE", "8k")
+    assert ucx_worker.options("eth0") == {"TCP_RX_SEG_SIZE": ucx_worker.TCP_SEGMENT, "NET_DEVICES": "eth0"}
+
+
+def test_an_infiniband_device_is_named_with_its_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for port in "12":
+        (tmp_path / "mlx5_0" / "ports" / port).mkdir(parents=True)
+    monkeypatch.setattr(ucx_worker, "INFINIBAND", tmp_path)
+    assert ucx_worker.net_devices("mlx5_0") == "mlx5_0:1,mlx5_0:2"
+    assert ucx_worker.net_devices("eth0") == "eth0"
+
+
+def test_numbers_of_connections_are_not_given_twice(worker: UcxWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx_worker, "MAX_CONNECTION_ID", 3)
+    worker._last_id = 0
+    assert [worker.new_connection_id() for _ in range(3)] == [1, 2, 3]
+    worker.forget_connection_id(2)
+    assert worker.new_connection_id() == 2
+    for connection_id in (1, 2, 3):
+        worker.forget_connection_id(connection_id)
+
+
+def test_messages_go_from_memory_to_memory(worker: UcxWorker, endpoint: Any) -> None:
+    part = bytearray(5)
+    incoming, outgoing = receive(endpoint, part), send(endpoint, b"hello")
+    worker.post(incoming)
+    worker.wait(incoming, SHORT_S)
+    assert incoming.requests
+    worker.post(outgoing)
+    for operation in (outgoing, incoming):
+        worker.wait(operation, PATIENCE_S)
+        assert not operation.requests
+        assert operation.error is None
+    assert part == b"hello"
+
+
+def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -> None:
+    parts = [bytearray(1) for _ in range(8)]
+    operations = [receive(endpoint, part, tag) for tag, part in enumerate(parts, 1)]
+    for operation in operations:
+        worker.post(operation)
+    waiting = [in_background(lambda operation=operation: worker.wait(operation, PATIENCE_S)) for operation in operations]  # type: ignore[misc]
+    for tag in range(8, 0, -1):
+        outgoing = send(endpoint, bytes([tag]), tag)
+        worker.post(outgoing)
+        worker.wait(outgoing, PATIENCE_S)
+    for future in waiting:
+        future.result(SOON_S)
+    assert parts == [bytes([tag]) for tag in range(1, 9)]
+
+
+def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
+    first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
+    for operation in (first, second):
+        worker.post(operation)
+    waiting = in_background(lambda: worker.wait(second, PATIENCE_S))
+    leading = in_background(lambda: worker.wait(first, SHORT_S))
+    leading.result(SOON_S)
+    eventually(lambda: worker._leading is second, "the other one leads")
+    worker.interrupt(second)
+    waiting.result(SOON_S)
+    worker.close_endpoint(endpoint, is_busy=False)
+    for operation in (first, second):
+        worker.finish(operation, writes=True)
+    eventually(lambda: worker._leading is worker._background, "the background leads")
+
+
+def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, endpoint: Any) -> None:
+    part = bytearray(8 << 20)
+    incoming, outgoing = receive(endpoint, part), send(endpoint, b"\1" * (8 << 20))
+    worker.post(incoming)
+    worker.post(outgoing)
+    eventually(lambda: not incoming.requests and not outgoing.requests, "both are over")
+
+
+def test_a_truncated_message_is_an_error_of_the_operation(worker: UcxWorker, endpoint: Any) -> None:
+    incoming, outgoing = receive(endpoint, bytearray(1)), send(endpoint, b"longer")
+    worker.post(incoming)
+    worker.post(outgoing)
+    worker.wait(incoming, PATIENCE_S)
+    assert isinstance(incoming.error, worker.api.UCXMessageTruncatedError)
+
+
+def test_an_interrupted_wait_returns_and_is_not_posted_again(worker: UcxWorker, endpoint: Any) -> None:
+    operation = receive(endpoint, bytearray(1))
+    worker.post(operation)
+    waiting = in_background(lambda: worker.wait(operation, PATIENCE_S))
+    worker.interrupt(operation)
+    waiting.result(SOON_S)
+    with pytest.raises(Unreachable):
+        worker.post(operation)
+    worker.close_endpoint(endpoint, is_busy=False)
+    worker.finish(operation, writes=True)
+    assert not operation.requests
+
+
+def test_a_closed_endpoint_takes_no_messages(worker: UcxWorker) -> None:
+    endpoint = worker.endpoint(worker.address)
+    worker.close_endpoint(endpoint, is_busy=False)
+    with pytest.raises(Unreachable):
+        worker.post(send(endpoint, b"x"))
+
+
+def test_an_address_that_ucx_cannot_reach_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    there = UcxWorker.acquire("lo")
+    monkeypatch.setenv("UCX_TLS", "posix,self")
+    here = UcxWorker.acquire("")
+    with pytest.raises(Unreachable):
+        here.endpoint(there.address)
+    here.release()
+    there.release()
+
+
+def test_without_error_handling_a_receive_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "posix,self")
+    worker = UcxWorker.acquire("")
+    endpoint = worker.endpoint(worker.address)
+    assert not worker.has_error_handling
+    operation = Operation([Message(endpoint.tag_recv, memoryview(bytearray(1)), tag) for tag in (1, 2)])
+    worker.post(operation)
+    worker.close_endpoint(endpoint, is_busy=True)
+    with within(SHORT_S):
+        worker.finish(operation, writes=True)
+    assert not operation.requests
+    worker.release()
+
+
+def test_what_cannot_be_taken_back_condemns_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here for want of the endpoint's end; in life because a peer stopped in the middle of a message."""
+    monkeypatch.setattr(ucx_worker, "CANCEL_TIMEOUT_S", SHORT_S)
+    worker = UcxWorker.acquire("lo")
+    endpoint, part = worker.endpoint(worker.address), bytearray(1)
+    operation, other = receive(endpoint, part), receive(endpoint, bytearray(1), TAG + 1)
+    worker.post(operation)
+    worker.post(other)
+    waiting = in_background(lambda: worker.wait(other, PATIENCE_S))
+    worker.finish(operation, writes=True)
+    with pytest.raises(Unreachable):
+        waiting.result(SOON_S)
+    worker.close_endpoint(endpoint, is_busy=False)
+    for act in (lambda: worker.endpoint(worker.address), lambda: worker.post(send(endpoint, b"x")), lambda: worker.watch(0, worker.close)):
+        with pytest.raises(Unreachable):
+            act()
+    worker.flush()
+    new = UcxWorker.acquire("lo")
+    assert new is not worker
+    worker.release()
+    assert UcxWorker.acquire("lo") is new
+    new.release()
+    new.release()
+
+
+def test_a_leader_that_sleeps_is_woken_when_ucx_cannot_be_armed(worker: UcxWorker, endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a peer that stops while messages wait for room in shared memory."""
+    operation, outgoing = receive(endpoint, bytearray(1)), send(endpoint, b"x")
+    eventually(lambda: worker._leading is worker._background, "the thread in the background leads")
+    monkeypatch.setattr(ucx_worker, "ARM_TRIES", 0)
+    worker.post(operation)
+    worker.post(outgoing)
+    monkeypatch.undo()
+    worker.wait(operation, PATIENCE_S)
+    assert not operation.requests
+
+
+def test_a_watched_descriptor_calls_back_once_it_can_be_read(worker: UcxWorker) -> None:
+    reading, writing = os.pipe()
+    called = threading.Event()
+
+    def callback() -> None:
+        worker.unwatch(reading)
+        called.set()
+
+    worker.watch(reading, callback)
+    os.write(writing, b"x")
+    assert called.wait(SOON_S)
+    worker.unwatch(reading)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_closing_twice_is_closing_once() -> None:
+    worker = UcxWorker.acquire("lo")
+    worker.close()
+    worker.close()
+    worker.unwatch(0)
+    worker.release()

@@ -1,0 +1,90 @@
+"""Shared memory: regions of this process's own, and those of others mapped into this one with all pages present.
+
+A copy into or out of a mapped page costs a memcpy, the first touch of a page ten times that: pages are mapped all at once.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvstore.protocol.errors import Broken, Full, InvalidArgument
+from kvstore.transfer.memory.region import Region
+
+MADV_POPULATE_READ: Final = 22
+"""Enough to write as well: shared memory has no write notification, so a page mapped for reading takes writes without a fault. Reading
+faults 16 pages at once: 64 MiB take 3.7 ms, with MADV_POPULATE_WRITE 11.6 ms."""
+
+MAX_REGION_BYTES: Final = 1 << 46
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A mapped slab. Memory views cut from `memory` keep the mapping alive."""
+
+    memory: memoryview
+
+    def part(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Raises Broken when the slab does not reach that far."""
+        if offset_bytes + size_bytes > len(self.memory):
+            raise Broken(f"a node named bytes {offset_bytes} to {offset_bytes + size_bytes} of a slab of {len(self.memory)} bytes")
+        return self.memory[offset_bytes : offset_bytes + size_bytes]
+
+
+def map_slab(fd: int, size_bytes: int, *, writable: bool) -> Slab:
+    """Map the shared memory of `fd`, all pages present, and close `fd`. Raises Broken, also when there is less memory than said: to touch
+    a page behind its end would kill this process.
+
+    mmap.mmap would keep a descriptor open for each slab; a big tier has thousands. Both calls let other threads run.
+    """
+    try:
+        if not 0 < size_bytes <= os.fstat(fd).st_size:
+            raise Broken(f"cannot map a slab of {size_bytes} bytes: its memory has {os.fstat(fd).st_size}")
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
+        if address == _MAP_FAILED:
+            raise Broken(f"cannot map a slab of {size_bytes} bytes: {os.strerror(ctypes.get_errno())}")
+    finally:
+        os.close(fd)
+    owner: Any = (ctypes.c_ubyte * size_bytes).from_address(address)
+    weakref.finalize(owner, _libc.munmap, address, size_bytes).atexit = False
+    # Kernels before 5.14 refuse it: pages then come with their first use.
+    _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
+    view = memoryview(owner).cast("B")
+    return Slab(view if writable else view.toreadonly())
+
+
+def allocate(size_bytes: int, *, location: str = "cpu:0") -> Region:
+    """A region of fresh, zeroed shared memory (a memfd of fixed size). Its memory goes with the last view, its descriptor with `close`.
+
+    Raises InvalidArgument (no such size) or Full (the system has no memory or descriptor left).
+    """
+    if not 1 <= size_bytes <= MAX_REGION_BYTES:
+        raise InvalidArgument(f"a region is 1 to {MAX_REGION_BYTES} bytes long, not {size_bytes}")
+    if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # to touch all of it would get this process killed
+        raise Full(f"no shared memory of {size_bytes} bytes: this machine has {memory_bytes}")
+    try:
+        fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise Full(f"no descriptor is left for a region: {error.strerror}") from None
+    try:
+        os.ftruncate(fd, size_bytes)
+        # A peer that has it mapped must not die because it shrinks.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        slab = map_slab(os.dup(fd), size_bytes, writable=True)
+    except (OSError, Broken) as error:
+        os.close(fd)
+        raise Full(f"no shared memory of {size_bytes} bytes: {error}") from None
+    region = Region(slab.memory, location=location, fd=fd)
+    region.on_close(lambda closed: os.close(closed.fd))
+    return region

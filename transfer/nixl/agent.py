@@ -1,0 +1,330 @@
+"""A TransferAgent over NIXL: one-sided reads and writes of registered memory, by RDMA where there is RDMA.
+
+It has two native agents. The *server* holds what was exported and lives as long as this one. The *initiator* carries out requests and
+is thrown away whenever one of them has to be given up: NIXL can ask for a transfer to be cancelled, but its bytes may still come.
+Peers know the server alone, so they do not notice; other requests under way fail with Unreachable and may be tried again.
+
+What NIXL cannot do: the owner's side checks no keys and does not know when it is read, so a peer is trusted with what was exported to
+it. Keys are checked on the side that asks: a mistake is found, an attack is not.
+"""
+
+import atexit
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Rail, Request, TransferAgent, cancelled
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.nixl.descriptors import (
+    TRANSPORT,
+    ExportedRegion,
+    NixlRemote,
+    Rows,
+    descriptor_rows,
+    pack_metadata,
+    pack_region,
+    unpack_metadata,
+)
+from kvstore.transfer.nixl.library import NativeAgent, Progress
+
+MAX_MESSAGE_BYTES: Final = 64 << 10
+LOOKS_AT_ONCE: Final = 8
+"""So often a caller that runs its request looks before it sleeps: a small transfer takes less than the shortest sleep, about 70 us."""
+FIRST_PAUSE_S: Final = 20e-6
+LONGEST_PAUSE_S: Final = 1e-3
+"""NIXL tells nobody that a transfer is over: one has to look. NIXL's own thread makes it progress in between."""
+
+_open_agents: "weakref.WeakSet[NixlAgent]" = weakref.WeakSet()
+
+
+@atexit.register
+def close_all() -> None:
+    """Close what is still open when the interpreter ends, before NIXL's threads outlive the memory that they move."""
+    for agent in list(_open_agents):
+        agent.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """A request under way."""
+
+    request: Request
+    peer: NixlRemote
+    handle: int
+    is_attended: bool
+    """Its caller looks after it; the agent's thread need not."""
+    give_up_at_ns: int
+    """Its deadline; earlier, once it has been cancelled."""
+
+
+class NixlAgent(TransferAgent):
+    """See the module. A cancelled request has the stall timeout to end by itself before it costs everybody the initiator."""
+
+    transport = TRANSPORT
+
+    def __init__(self, name: str, rail: Rail, settings: TransferSettings) -> None:
+        """Raises ConfigError: no NIXL library, or no such device."""
+        super().__init__(name, rail)
+        self._grace_ns = int(settings.stall_timeout_s * 1e9)
+        self._server = self._make_native()
+        self._initiator: NativeAgent | None = None
+        self._registered: dict[NativeAgent, set[int]] = {self._server: set()}
+        self._watched: set[int] = set()
+        """Regions that tell this agent when they are closed."""
+        self._known: dict[str, set[int]] = {}
+        """Peers' servers that the initiator has loaded, and the ids of their regions."""
+        self._under_way: dict[int, _Transfer] = {}
+        self._over: list[tuple[Request, KVStoreError | None]] = []
+        """To be finished once the lock has been let go: callbacks may call this agent."""
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        _open_agents.add(self)
+
+    def metadata(self) -> bytes:
+        with self._locked():
+            return pack_metadata(NixlRemote(self.name, self._server.name, self._server.describe()))
+
+    def load_remote(self, metadata: bytes) -> NixlRemote:
+        return unpack_metadata(metadata)
+
+    def unload_remote(self, remote: NixlRemote) -> None:
+        with self._locked():
+            if any(transfer.peer.server == remote.server for transfer in self._under_way.values()):
+                self._give_up_initiator(Unreachable(f"{remote.name} was unloaded"))
+            else:
+                self._forget(remote)
+
+    def export(self, region: Region) -> bytes:
+        """Raises Closed; ConfigError: it cannot be registered."""
+        region.hold()
+        try:
+            with self._locked():
+                self._register(self._server, region)
+                return pack_region(region, self._server.name, self._server.describe(region))
+        finally:
+            region.release()
+
+    def submit(self, request: Request) -> None:
+        try:
+            request.deadline.left_s()
+            exported, local, remote = descriptor_rows(request.direction, request.pieces)
+            with self._locked():
+                if len(local):
+                    self._begin(request, exported, local, remote)
+                else:
+                    self._over.append((request, None))
+        except KVStoreError as error:
+            request.finish(error)
+
+    def run(self, request: Request) -> None:
+        transfer: _Transfer | None = request.state
+        if transfer is None:
+            return
+        transfer.is_attended = True
+        looks, pause_s = 0, FIRST_PAUSE_S
+        try:
+            while not request.is_over:
+                self._look_after((transfer,))
+                looks += 1
+                if looks >= LOOKS_AT_ONCE and not request.is_over:
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            if not request.is_over:
+                self._leave_to_thread(transfer)
+
+    def cancel(self, request: Request) -> None:
+        """It ends within the stall timeout: by itself, or because its bytes are cut off."""
+        transfer: _Transfer | None = request.state
+        if transfer is not None:
+            request.is_cancelled = True
+            transfer.give_up_at_ns = min(transfer.give_up_at_ns, time.monotonic_ns() + self._grace_ns)
+            self._leave_to_thread(transfer)
+
+    def notify(self, remote: NixlRemote, message: bytes, deadline: Deadline) -> None:
+        """Raises InvalidArgument (too long), Unreachable, DeadlineExceeded, Closed. It is lost if the peer dies now."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise InvalidArgument(f"a notification of {len(message)} bytes is longer than {MAX_MESSAGE_BYTES}")
+        deadline.left_s()
+        with self._locked():
+            initiator = self._know(remote, ())
+            try:
+                initiator.notify(remote.server, message)
+            except Unreachable:
+                if not any(transfer.peer.server == remote.server for transfer in self._under_way.values()):
+                    self._forget(remote)
+                raise
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        with self._locked():
+            found = self._server.notifications()
+        return [(sender.rpartition("@")[0], message) for sender, messages in found.items() for message in messages]
+
+    def close(self) -> None:
+        with suppress(Closed), self._locked():
+            self._is_closed = True
+            self._give_up_initiator(Closed(f"the agent {self.name} was closed"))
+            self._registered.clear()
+            self._server.close()
+            self._work.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Raises Closed. Finishes, afterwards, what has been put into `_over`."""
+        over: list[tuple[Request, KVStoreError | None]] = []
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise Closed(f"the agent {self.name} is closed")
+                try:
+                    yield
+                finally:
+                    over, self._over = self._over, over
+        finally:
+            for request, error in over:
+                request.finish(error)
+
+    def _make_native(self) -> NativeAgent:
+        # Unique even if the process was started again under its name: NIXL knows peers by name alone.
+        return NativeAgent(f"{self.name}@{secrets.token_hex(6)}", self.rail)
+
+    def _register(self, native: NativeAgent, region: Region) -> None:
+        if region.region_id in self._registered[native]:
+            return
+        native.register(region)
+        self._registered[native].add(region.region_id)
+        if region.region_id not in self._watched:
+            self._watched.add(region.region_id)
+            itself = weakref.ref(self)  # the region may outlive this agent by far
+            region.on_close(lambda closed: agent._deregister(closed) if (agent := itself()) is not None else None)
+
+    def _deregister(self, region: Region) -> None:
+        with self._lock:
+            self._watched.discard(region.region_id)
+            for native, registered in self._registered.items():
+                if region.region_id in registered:
+                    registered.remove(region.region_id)
+                    native.deregister(region)
+
+    def _know(self, remote: NixlRemote, exported: Iterable[ExportedRegion]) -> NativeAgent:
+        """The initiator, which knows this peer and these regions. Raises Unreachable, ProtocolError, StaleHandle, ConfigError."""
+        if any(region.server != remote.server.encode() for region in exported):
+            raise StaleHandle(f"a region was exported by another agent than {remote.name} is now")
+        if self._initiator is None:
+            self._initiator = self._make_native()
+            self._registered[self._initiator] = set()
+        initiator = self._initiator
+        if remote.server not in self._known:
+            initiator.load(remote.description)
+            self._known[remote.server] = set()
+        try:
+            for region in exported:
+                if region.region_id not in self._known[remote.server]:
+                    initiator.load(region.description)
+                    self._known[remote.server].add(region.region_id)
+        except KVStoreError:
+            # NIXL has dropped what it knew of the peer, but not its connection, and would refuse the peer from now on.
+            self._give_up_initiator(_shared_fate(remote))
+            raise
+        return initiator
+
+    def _forget(self, remote: NixlRemote) -> None:
+        if self._known.pop(remote.server, None) is not None and self._initiator is not None:
+            self._initiator.forget(remote.server)
+
+    def _begin(self, request: Request, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
+        initiator = self._know(request.remote, exported)
+        for region in {piece.local.region_id: piece.local for piece in request.pieces}.values():
+            self._register(initiator, region)
+        handle = initiator.prepare(request.direction, local, remote, request.remote.server)
+        transfer = _Transfer(request, request.remote, handle, request.caller_runs, request.deadline.at_ns)
+        request.state = self._under_way[handle] = transfer
+        self._settle(transfer, initiator.post(handle))
+        if not transfer.is_attended and self._under_way:
+            self._wake_thread()
+
+    def _look_after(self, transfers: Iterable[_Transfer]) -> None:
+        with suppress(Closed), self._locked():
+            for transfer in transfers:
+                # NIXL gives handles of old transfers to new ones: by its handle alone a transfer may be taken for another.
+                if self._under_way.get(transfer.handle) is transfer and self._initiator is not None:
+                    self._settle(transfer, self._initiator.progress(transfer.handle))
+
+    def _settle(self, transfer: _Transfer, progress: Progress) -> None:
+        """A transfer has got so far: end it, and others with it, where that is so."""
+        request, peer = transfer.request, transfer.peer
+        if progress is Progress.DONE:
+            self._end(transfer, None)
+        elif progress is Progress.DISCONNECTED:
+            self._known.pop(peer.server, None)
+            for other in [other for other in self._under_way.values() if other.peer.server == peer.server]:
+                self._end(other, Unreachable(f"the connection to {peer.name} broke"))
+        elif progress is Progress.FAILED:
+            self._end(transfer, Unreachable(f"NIXL failed in a transfer with {peer.name}"))
+            self._give_up_initiator(_shared_fate(peer))
+        elif time.monotonic_ns() >= transfer.give_up_at_ns:
+            self._end(transfer, cancelled() if request.is_cancelled else request.deadline.exceeded())
+            self._give_up_initiator(_shared_fate(peer))
+
+    def _end(self, transfer: _Transfer, error: KVStoreError | None) -> None:
+        """For the initiator to be given up at once, unless the transfer moves no byte any more."""
+        assert self._initiator is not None
+        self._initiator.release(transfer.handle)
+        del self._under_way[transfer.handle]
+        transfer.request.state = None
+        self._over.append((transfer.request, error))
+
+    def _give_up_initiator(self, error: KVStoreError) -> None:
+        """Nothing moves any more: what is under way fails with this error. The next request makes another initiator."""
+        for transfer in list(self._under_way.values()):
+            self._end(transfer, error)
+        self._known.clear()
+        if self._initiator is not None:
+            del self._registered[self._initiator]
+            self._initiator.close()
+            self._initiator = None
+
+    def _leave_to_thread(self, transfer: _Transfer) -> None:
+        with suppress(Closed), self._locked():
+            transfer.is_attended = False
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._attend, name=f"nixl-{self.name}", daemon=True)
+            self._thread.start()
+        self._work.notify()
+
+    def _unattended(self) -> list[_Transfer]:
+        return [transfer for transfer in self._under_way.values() if not transfer.is_attended]
+
+    def _attend(self) -> None:
+        """The agent's thread: looks after the requests that nobody runs."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            with self._lock:
+                while not self._is_closed and not self._unattended():
+                    self._work.wait()
+                    pause_s = FIRST_PAUSE_S
+                if self._is_closed:
+                    return
+                transfers = self._unattended()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._look_after(transfers)
+
+
+def _shared_fate(peer: NixlRemote) -> Unreachable:
+    return Unreachable(f"all transfers of this agent were cut off because one with {peer.name} had to be; try again")

@@ -1,0 +1,190 @@
+"""The NIXL library as this package uses it: one native agent with the UCX back end, its errors and oddities behind a few calls.
+
+It goes to NIXL's own binding and not through its Python class, which fixes the period of the progress thread at 0: that thread then
+spins on a whole core (measured: 1.0 CPU idle, 0.005 with a period). It keeps no state of transfers and knows no policy.
+Source: NIXL 1.5.1; UCX as its wheel brings it.
+"""
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError, Unreachable
+from kvstore.transfer.agent import Direction, Rail
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.nixl.descriptors import Rows
+
+PACKAGES: Final = ("nixl_cu12", "nixl_cu13")
+"""Where NIXL's wheels put themselves; both run without a GPU."""
+PROGRESS_PERIOD_US: Final = 10_000
+"""The progress thread sleeps until UCX has something to do; this bounds how long a wake-up that UCX forgot is missed."""
+ENVIRONMENT: Final = {
+    # The wheel's module for Amazon's EFA needs the system's libefa, whose libnl and the wheel's own mix: the process then crashes at exit.
+    "UCX_MODULES": "^efa",
+    # Giving up a stalled peer leaves operations behind, of each of which UCX warns in a line of its own.
+    "UCX_LOG_LEVEL": "fatal",
+    # Each of its errors reaches the caller as an error.
+    "NIXL_LOG_LEVEL": "FATAL",
+}
+"""Set while NIXL and UCX are loaded, unless the user has set them."""
+_environment_lock = threading.Lock()
+
+
+class Progress(Enum):
+    """Of a transfer."""
+
+    UNDER_WAY = "under way"
+    DONE = "done"
+    DISCONNECTED = "disconnected"
+    """The connection has failed; none of its operations goes on."""
+    FAILED = "failed"
+    """An operation has failed; others of the transfer may go on."""
+
+
+def bindings() -> Any:
+    """NIXL's native module. Raises ConfigError when it is not installed."""
+    raises = logging.raiseExceptions  # importing it changes this for the whole process
+    try:
+        for package in PACKAGES:
+            try:
+                return importlib.import_module(f"{package}._bindings")
+            except ModuleNotFoundError:
+                continue
+        raise ConfigError("the transport nixl needs the NIXL library: pip install 'kvstore[nixl]'")
+    except ImportError as error:
+        raise ConfigError(f"the NIXL library does not load: {error}") from error
+    finally:
+        logging.raiseExceptions = raises
+
+
+class NativeAgent:
+    """One agent of NIXL's. Thread-safe as NIXL is in its strict mode: calls exclude one another; a handle must not be used after its
+    release, nor anything after `close`."""
+
+    def __init__(self, name: str, rail: Rail) -> None:
+        """`name` is unique among all that ever meet. Raises ConfigError: no library, or no such device."""
+        with _quiet_environment():
+            self._nixl = bindings()
+        self._errors = tuple(value for key, value in vars(self._nixl).items() if key.endswith("Error")) + (RuntimeError,)
+        self.name = name
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.pthrDelay = PROGRESS_PERIOD_US
+        config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
+        with _quiet_environment(), self._translated(f"NIXL cannot use the rail {rail.device or 'any'!r}", ConfigError):
+            self._agent = self._nixl.nixlAgent(name, config)
+            self._agent.createBackend("UCX", _backend_options(rail))
+        self._operations = {Direction.READ: self._nixl.NIXL_READ, Direction.WRITE: self._nixl.NIXL_WRITE}
+        self._progress = {self._nixl.NIXL_IN_PROG: Progress.UNDER_WAY, self._nixl.NIXL_SUCCESS: Progress.DONE}
+
+    def register(self, region: Region) -> None:
+        """Raises ConfigError: the memory cannot be registered (a limit of locked memory, most likely)."""
+        with self._translated(f"region {region.region_id} cannot be registered with NIXL; see ulimit -l", ConfigError):
+            self._agent.registerMem(self._registration(region), [])
+
+    def deregister(self, region: Region) -> None:
+        self._agent.deregisterMem(self._registration(region), [])
+
+    def describe(self, region: Region | None = None) -> bytes:
+        """What a peer has to load to reach this agent, or a region registered here: NIXL's own bytes, about 300."""
+        regions = self._nixl.nixlRegDList(self._nixl.DRAM_SEG) if region is None else self._registration(region)
+        described: bytes = self._agent.getLocalPartialMD(regions, region is None, [])
+        return described
+
+    def load(self, described: bytes) -> str:
+        """Know a peer, or a region of one that is known; the name of its agent. Raises Unreachable, ProtocolError.
+
+        After an error NIXL is not to be trusted with that peer any more: start over with another agent.
+        """
+        try:
+            with self._translated("the peer cannot be reached by NIXL", Unreachable):
+                loaded: bytes = self._agent.loadRemoteMD(described)
+        except Unreachable as error:
+            if isinstance(error.__cause__, self._nixl.nixlMismatchError | self._nixl.nixlInvalidParamError):
+                raise ProtocolError("not a description that NIXL has made") from error
+            raise
+        return loaded.decode()
+
+    def forget(self, peer: str) -> None:
+        """Disconnect from a peer. None of its transfers may be under way."""
+        self._agent.invalidateRemoteMD(peer)
+
+    def prepare(self, direction: Direction, local: Rows, remote: Rows, peer: str) -> int:
+        """The handle of a transfer between rows of equal sizes. Raises Unreachable."""
+        memory = self._nixl.DRAM_SEG
+        here, there = self._nixl.nixlXferDList(memory, local), self._nixl.nixlXferDList(memory, remote)
+        with self._translated("NIXL knows no way to the peer's memory", Unreachable):
+            handle: int = self._agent.createXferReq(self._operations[direction], here, there, peer, b"", [])
+        return handle
+
+    def post(self, handle: int) -> Progress:
+        """Begin a prepared transfer. Copies within a host are done before it returns."""
+        return self._outcome(self._agent.postXferReq, handle, b"")
+
+    def progress(self, handle: int) -> Progress:
+        """How far a transfer is; drives it as well."""
+        return self._outcome(self._agent.getXferStatus, handle)
+
+    def release(self, handle: int) -> None:
+        """Forget a transfer. One that is under way may go on: only `close` ends it."""
+        self._agent.releaseXferReq(handle)
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Raises Unreachable."""
+        with self._translated("the peer cannot be notified by NIXL", Unreachable):
+            self._agent.genNotif(peer, message, [])
+
+    def notifications(self) -> dict[str, list[bytes]]:
+        """By the name of the agent that sent them."""
+        found: dict[str, list[bytes]] = self._agent.getNotifs({}, [])
+        return found
+
+    def close(self) -> None:
+        """End its thread and connections. No byte moves any more when it returns, and its registrations are gone."""
+        del self._agent
+
+    def _registration(self, region: Region) -> Any:
+        # The id of the region is put where devices are numbered: NIXL keeps what it loaded of a region that is closed, and would take
+        # it for another at the same address.
+        return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(region.address, region.size_bytes, region.region_id, "")])
+
+    def _outcome(self, call: Any, *args: Any) -> Progress:
+        try:
+            return self._progress[call(*args)]
+        except self._nixl.nixlRemoteDisconnectError:
+            return Progress.DISCONNECTED
+        except self._errors:
+            return Progress.FAILED
+
+    @contextmanager
+    def _translated(self, message: str, kind: type[KVStoreError]) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise kind(f"{message}: {error}") from error
+
+
+def _backend_options(rail: Rail) -> dict[str, str]:
+    if not rail.device:
+        return {}
+    # UCX names a port of an InfiniBand device, and nothing but the interface of any other.
+    is_infiniband = Path("/sys/class/infiniband", rail.device).exists()
+    return {"engine_config": f"NET_DEVICES={rail.device}{':1' if is_infiniband else ''}"}
+
+
+@contextmanager
+def _quiet_environment() -> Iterator[None]:
+    with _environment_lock:
+        added = [name for name in ENVIRONMENT if name not in os.environ]
+        os.environ.update({name: ENVIRONMENT[name] for name in added})
+        try:
+            yield
+        finally:
+            for name in added:
+                del os.environ[name]

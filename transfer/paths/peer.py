@@ -1,0 +1,131 @@
+"""A peer as the engine sees it: the ways to it, what waits for them, and what went over them. Sans-I/O; the engine's lock guards it."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from kvstore.transfer.agent import Remote, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.description import EngineInfo
+from kvstore.transfer.memory.region import RemoteRegion
+from kvstore.transfer.paths.choice import Path, PathChooser, PathFacts
+from kvstore.transfer.paths.transfers import Slice
+
+TRIES_A_PATH: Final = 2
+"""A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
+
+
+class Route(NamedTuple):
+    """How a path is used: which agent of ours, and what it made of the peer's metadata."""
+
+    agent: TransferAgent
+    remote: Remote
+    facts: PathFacts
+
+
+class Peer:
+    """Another engine. Made by `TransferEngine.connect`; everything but its names belongs to the engine."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        settings: TransferSettings,
+        random: random.Random,
+        near_rails: Callable[[str], Collection[str]],
+        *,
+        owner: object = None,
+    ) -> None:
+        """`near_rails` names the rails of this side that are preferred for memory at a location; `owner` is the engine that made it,
+        and the only one that may use it."""
+        self.owner = owner
+        self.name = info.name
+        self.info = info
+        self.routes: dict[Path, Route] = {}
+        self.chooser = PathChooser(settings, random)
+        self._near_rails = near_rails
+        self._far: dict[tuple[str, str], dict[Path, int]] = {}
+        self._queue: list[tuple[int, int, Slice]] = []
+        self._serial = itertools.count()
+        self.is_connected = True
+
+    def set_routes(self, info: EngineInfo, routes: Mapping[Path, Route]) -> list[Route]:
+        """These are the ways now; returns those that are no longer used."""
+        gone = [route for path, route in self.routes.items() if path not in routes or routes[path].remote is not route.remote]
+        self.info = info
+        self.routes = dict(routes)
+        self._far.clear()
+        self.chooser.set_paths({path: route.facts for path, route in routes.items()})
+        return gone
+
+    def push(self, slices: Iterable[Slice]) -> None:
+        """These wait for a path, behind others of their priority."""
+        for part in slices:
+            heapq.heappush(self._queue, (part.transfer.priority, next(self._serial), part))
+
+    def push_first(self, part: Slice) -> None:
+        """This one was under way and failed: before all others of its priority."""
+        heapq.heappush(self._queue, (part.transfer.priority, -next(self._serial), part))
+
+    def head(self) -> Slice | None:
+        """The next slice, or None. Those of transfers that failed meanwhile are dropped."""
+        while self._queue and self._queue[0][2].transfer.error is not None:
+            heapq.heappop(self._queue)
+        return self._queue[0][2] if self._queue else None
+
+    def pop(self) -> None:
+        heapq.heappop(self._queue)
+
+    def choose(self, part: Slice, now_ns: int) -> Path | None:
+        """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
+
+        None when every path that reaches its regions has failed it TRIES_A_PATH times; those that failed it less often go first.
+        """
+        reach = set(part.pieces[0].remote.descriptors)
+        for piece in part.pieces:
+            if piece.remote is not part.pieces[0].remote:
+                reach.intersection_update(piece.remote.descriptors)
+        reaching = [path for path in self.routes if path.transport in reach]
+        fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
+        if fewest >= TRIES_A_PATH:
+            return None
+        usable = [path for path in reaching if part.tried.count(path) == fewest]
+        excluded = [path for path in self.routes if path not in usable]
+        states = self.chooser.states
+        far_ends = self._far_ends(part.pieces[0].local.location, part.pieces[0].remote.location)
+        return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, far_ends=far_ends) or min(
+            usable, key=lambda path: (states[path].resting_until_ns, states[path].in_flight_bytes)
+        )
+
+    def _far_ends(self, local: str, remote: str) -> Mapping[Path, int]:
+        """For memory at these two places: at how many of its ends a path's rail is not among the preferred ones."""
+        found = self._far.get((local, remote))
+        if found is None:
+            near, near_peer = self._near_rails(local), self.info.matrix.get(remote, ((), ()))[0]
+            found = {
+                path: bool(near and path.local_rail not in near) + bool(near_peer and path.remote_rail not in near_peer)
+                for path in self.routes
+            }
+            self._far[local, remote] = found
+        return found
+
+    def close(self) -> list[Slice]:
+        """Nothing goes to it any more; what still waited."""
+        self.is_connected = False
+        waiting = [part for _, _, part in self._queue]
+        self._queue.clear()
+        return waiting
+
+
+def unload(routes: Iterable[Route]) -> None:
+    """These are not used any more; what is under way by them fails."""
+    for route in routes:
+        route.agent.unload_remote(route.remote)
+
+
+class PeerRegion(NamedTuple):
+    """A peer's region, as a source or destination of transfers."""
+
+    peer: Peer
+    remote: RemoteRegion

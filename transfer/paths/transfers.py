@@ -1,0 +1,133 @@
+"""A transfer and its parts: what a caller of the engine holds while bytes move, and the slices that the engine moves it in.
+
+The engine (engine.py) owns the state of both and guards it with its lock; this file only says what it is.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
+from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.paths.choice import Path
+
+if TYPE_CHECKING:
+    from kvstore.transfer.paths.peer import Peer
+
+ABORT_TIMEOUT_S = 30.0
+"""How long `wait` waits for slices under way to end after the deadline; an agent that takes longer is at fault."""
+log = logging.getLogger("kvstore.transfer")
+
+
+class Priority(IntEnum):
+    """Slices of a lower number overtake those of a higher one that are not under way yet."""
+
+    FOREGROUND = 0
+    """Somebody waits for it: a get."""
+    BACKGROUND = 1
+    """Replication, prefetching, moving between tiers."""
+
+
+class Transfer:
+    """A batch of copies under way. Thread-safe. It is over when every byte has moved, or an error was met and nothing moves any more.
+
+    Until then the regions are held: their memory must not be changed (sources) or read (destinations).
+    """
+
+    def __init__(
+        self,
+        deadline: Deadline,
+        priority: Priority,
+        held: Sequence[Region],
+        abort: "Callable[[Transfer, KVStoreError], None]",
+        help: "Callable[[Transfer], None]",
+        on_done: "Callable[[Transfer], None] | None",
+    ) -> None:
+        self.deadline = deadline
+        self.priority = priority
+        self.size_bytes = 0
+        self.error: KVStoreError | None = None
+        """Why it failed. Set before it is over: slices under way have to end first."""
+        self.is_over = False
+        self.retries = 0
+        """Slices that had to be tried again."""
+        self.slices_left = 0
+        self.in_flight: dict[Request, TransferAgent | None] = {}
+        """Requests under way, and whom to tell when they are to end: None until they are submitted."""
+        self._held = held
+        self._abort = abort
+        self._help = help
+        self._on_done = on_done
+        self._lock = threading.Lock()
+        self._over: threading.Event | None = None
+
+    def complete(self) -> None:
+        """For the engine: it is over."""
+        held, self._held = self._held, ()  # who keeps the transfer does not keep its memory
+        for region in held:
+            region.release()
+        with self._lock:
+            self.is_over = True
+            over = self._over
+        if over is not None:
+            over.set()
+        if self._on_done is not None:
+            try:
+                self._on_done(self)
+            except Exception:  # the caller's mistake; other transfers go on
+                log.exception("on_done of a transfer failed")
+
+    def cancel(self) -> None:
+        """Have it end soon, with Cancelled unless it is over before."""
+        self._abort(self, cancelled())
+
+    def expire(self) -> None:
+        """Have it end soon, with DeadlineExceeded unless it is over before: for who waits by other means than `wait`."""
+        self._abort(self, self.deadline.exceeded())
+
+    def wait(self) -> None:
+        """Block until it is over, copying in this thread where that helps. Raises its error: Unreachable (the peer is gone, by every way
+        there is), DeadlineExceeded, Denied, StaleHandle, InvalidArgument, ProtocolError, Cancelled or Closed. After an error the
+        destinations' content is undefined."""
+        if not self.is_over:
+            self._help(self)
+        if not self.is_over:
+            with self._lock:
+                if self._over is None:
+                    self._over = threading.Event()
+                if self.is_over:
+                    self._over.set()
+            try:
+                ended = self._over.wait(self.deadline.left_s())
+            except DeadlineExceeded:
+                ended = self._over.is_set()
+            if not ended:
+                self.expire()
+                if not self._over.wait(ABORT_TIMEOUT_S):
+                    raise DeadlineExceeded(f"a slice did not end within {ABORT_TIMEOUT_S:g} s of being given up; its regions stay held")
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """A part of a transfer that goes one way to one peer, by one path at a time."""
+
+    transfer: Transfer
+    peer: "Peer"
+    direction: Direction
+    pieces: list[Piece]
+    size_bytes: int
+    path: Path | None = None
+    begun_ns: int = 0
+    tried: tuple[Path, ...] = ()
+    """Paths on which it failed."""
+    fences: tuple[int, ...] = ()
+    """Of its failed attempts, see Request."""
+    error: KVStoreError | None = None
+    """Of the last attempt."""

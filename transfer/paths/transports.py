@@ -1,0 +1,119 @@
+"""Which transports an engine has, and on which rails: ours by name, a user's own by MODULE:CLASS. Libraries are imported when needed."""
+
+import importlib
+import importlib.util
+import inspect
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.transfer.agent import Rail, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.shm.agent import SharedMemoryAgent
+from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.target import Target
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.topology.model import RDMA_KINDS, Nic, Topology
+
+AUTO: Final = "auto"
+NAMES: Final = ("shm", "tcp", "ucx", "nixl")
+
+
+class Maker:
+    """Makes an engine's agents. They share what peers may reach (`exports`) and who serves them (`target`)."""
+
+    def __init__(self, name: str, settings: TransferSettings, exports: Exports, target: Target, *, listens: bool) -> None:
+        self._name = name
+        self._settings = settings
+        self._exports = exports
+        self._target = target
+        self._listens = listens
+
+    def transports(self, topology: Topology) -> list[str]:
+        """The transports to be used, the preferred one first. Raises ConfigError for a name that is none."""
+        return chosen_transports(self._settings, topology)
+
+    def rails(self, transport: str, topology: Topology) -> list[Rail]:
+        """The rails of one transport. Raises ConfigError when `rails` of the settings names a NIC that is not there."""
+        if transport in ("shm", "nixl"):
+            return [Rail()]
+        nics = [nic for nic in topology.rails(self._settings.rails) if nic.is_usable]
+        if transport == "ucx":
+            return [self._rail(nic) for nic in nics if nic.kind in RDMA_KINDS] or [self._rail(nic) for nic in nics] or [Rail()]
+        return [self._rail(nic) for nic in nics if nic.addresses] or [Rail("lo", "127.0.0.1", port=self._settings.listen_port)]
+
+    def _rail(self, nic: Nic) -> Rail:
+        address = min(nic.addresses, key=lambda text: ipaddress.ip_address(text).version, default="")
+        return Rail(nic.name, address, nic.numa_node, nic.speed_gbit_s, self._settings.listen_port)
+
+    def make(self, transport: str, rail: Rail) -> TransferAgent:
+        """Raises ConfigError: a library is missing, an address is in use, or a class is no plug-in."""
+        if transport == "shm":
+            return SharedMemoryAgent(self._name, rail, self._settings, exports=self._exports, listens=self._listens)
+        if transport == "tcp":
+            return self._over(TcpConnection, rail)
+        if transport == "ucx":
+            from kvstore.transfer.ucx.connection import UcxConnection
+
+            return self._over(UcxConnection, rail, replace(self._settings, tcp_streams=1))  # two would share its one worker
+        if transport == "nixl":
+            from kvstore.transfer.nixl.agent import NixlAgent
+
+            return NixlAgent(self._name, rail, self._settings)
+        kind = _load(transport)
+        if issubclass(kind, Connection):
+            return self._over(kind, rail)
+        agent: TransferAgent = kind(self._name, rail)
+        return agent
+
+    def _over(self, kind: type[Connection], rail: Rail, settings: TransferSettings | None = None) -> TransferAgent:
+        chosen = settings or self._settings
+        return ConnectionAgent(self._name, rail, chosen, kind, exports=self._exports, target=self._target, listens=self._listens)
+
+
+def _load(path: str) -> type[Any]:
+    """The class at MODULE:CLASS. Raises ConfigError unless it is a Connection or a TransferAgent."""
+    module, _, name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a module runs it
+        raise ConfigError(f"transports names {path!r}, which cannot be imported: {error!r}") from error
+    if not isinstance(kind, type) or not issubclass(kind, (Connection, TransferAgent)):
+        raise ConfigError(f"transports names {path!r}, which is neither a Connection nor a TransferAgent")
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"transports names {path!r}, which lacks {missing}")
+    return kind
+
+
+def first_of_each(agents: Sequence[TransferAgent]) -> dict[str, TransferAgent]:
+    """One agent of each transport: what they export is the same for all rails."""
+    found: dict[str, TransferAgent] = {}
+    for agent in agents:
+        found.setdefault(agent.transport, agent)
+    return found
+
+
+def chosen_transports(settings: TransferSettings, topology: Topology) -> list[str]:
+    """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none, and for
+    UCX beside NIXL: each brings a UCX of its own, and the two crash in one process.
+
+    By itself UCX goes before NIXL, for its peers have to show a region's key.
+    """
+    if settings.transports == AUTO:
+        has_rdma = any(nic.kind in RDMA_KINDS for nic in topology.usable())
+        fast = [name for name, module in (("ucx", "ucxx"), ("nixl", "nixl")) if has_rdma and importlib.util.find_spec(module)]
+        return ["shm", *fast[:1], "tcp"]
+    names = list(dict.fromkeys(name.strip() for name in settings.transports.split(",") if name.strip()))
+    for name in names:
+        if name not in NAMES and ":" not in name:
+            raise ConfigError(f"transports names {name!r}: write some of {', '.join(NAMES)}, or MODULE:CLASS for your own, or auto")
+    if "ucx" in names and "nixl" in names:
+        raise ConfigError("transports names both ucx and nixl, whose libraries crash in one process: choose one")
+    if not names:
+        raise ConfigError("transports is empty: write auto, or some of " + ", ".join(NAMES))
+    return names

@@ -1,0 +1,1 @@
+"""Transfers within a host, by mapping the peer's shared memory."""

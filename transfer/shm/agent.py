@@ -1,0 +1,329 @@
+"""Shared memory as a TransferAgent: peers of this host are mapped, and a transfer is a copy by the processor.
+
+The caller's thread copies if it waits anyway; otherwise, and for the rest of a large batch, a few threads do.
+"""
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.protocol.errors import (
+    Broken,
+    Closed,
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.session_messages import Hello, Ok
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Notice
+from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.copying import copy
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.liveness import CLOSED_COUNT
+from kvstore.transfer.memory.mapping import Slab, map_slab
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.shm.target import SharedTarget
+from kvstore.transfer.streams.lane import check_local
+
+MAGIC: Final = b"kvshm1 "
+"""Metadata: this, the host's boot id, a space, the path of the Unix socket."""
+_PLACE: Final = struct.Struct("<I")
+"""A region's descriptor: its place in the owner's table of live regions."""
+
+
+class _Peer:
+    """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
+    `is_loaded`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        self.channel: Channel | None = None
+        self.live: npt.NDArray[np.uint64] = np.zeros(CLOSED_COUNT + 1, np.uint64)
+        self.closed_count = 0
+        """What the table said when it was last looked through."""
+        self.mapped: dict[tuple[int, int, bool], Slab] = {}
+        """By id, key and whether it is writable."""
+        self.places: dict[int, int] = {}
+        self.is_loaded = True
+
+    def is_live(self, region_id: int, place: int) -> bool:
+        return place < len(self.live) and int(self.live[place]) == region_id
+
+    def unmap_closed(self) -> None:
+        """Let go of regions that their owner has closed."""
+        closed_count = int(self.live[CLOSED_COUNT])
+        if closed_count != self.closed_count:
+            self.closed_count = closed_count
+            for key in [key for key in self.mapped if not self.is_live(key[0], self.places[key[0]])]:
+                del self.mapped[key]
+
+    def hang_up(self) -> None:
+        """Let go of all of them, and of the connection."""
+        self.mapped.clear()
+        self.places.clear()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def unload(self) -> None:
+        """For good."""
+        self.is_loaded = False  # first: threads that wait for the lock are to find it so
+        with self.lock:
+            self.hang_up()
+
+
+class SharedMemoryAgent(TransferAgent):
+    """See the module. A region is reached if it was made over shared memory (`Region.fd`), and only by processes of the same user.
+
+    Requests go on when the owner closes the region under them, in memory that stays until the last mapping ends; they then fail with
+    StaleHandle.
+    """
+
+    transport = "shm"
+
+    def __init__(
+        self,
+        name: str,
+        rail: Rail,
+        settings: TransferSettings,
+        *,
+        exports: Exports | None = None,
+        run_dir: Path | None = None,
+        listens: bool = True,
+    ) -> None:
+        super().__init__(name, rail)
+        self._settings = settings
+        self._target: SharedTarget | None = None
+        if listens:
+            self._target = SharedTarget(name, exports or Exports(), max_connections=settings.max_connections, run_dir=run_dir)
+        self._threads = ThreadPoolExecutor(settings.copy_threads or min(4, os.cpu_count() or 1), thread_name_prefix="kvstore-shm-copy")
+        self._lock = threading.Lock()
+        self._queued: dict[Request, _Peer] = {}
+        """Submitted and not begun."""
+        self._peers: list[_Peer] = []
+        self._is_closed = False
+
+    def metadata(self) -> bytes:
+        path = self._target.path if self._target is not None else ""
+        return MAGIC + host_id().encode() + b" " + path.encode()
+
+    def load_remote(self, metadata: bytes) -> Remote:
+        host, _, path = metadata[len(MAGIC) :].partition(b" ")
+        if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
+            raise ProtocolError("these bytes do not say how a process is reached over shared memory")
+        if host != host_id().encode():
+            raise Unreachable("the peer is on another host, which shared memory does not reach")
+        peer = _Peer(os.fsdecode(path))
+        with self._lock:
+            self._peers.append(peer)
+        return peer
+
+    def unload_remote(self, remote: Remote) -> None:
+        peer = _as_peer(remote)
+        with self._lock:
+            if peer in self._peers:
+                self._peers.remove(peer)
+            mine = [request for request, other in self._queued.items() if other is peer]
+            for request in mine:
+                del self._queued[request]
+        for request in mine:
+            request.finish(Unreachable("the peer was unloaded"))
+        peer.unload()
+
+    def export(self, region: Region) -> bytes | None:
+        place = self._target.export(region) if self._target is not None else None
+        return None if place is None else _PLACE.pack(place)
+
+    # --- requests ---
+
+    def submit(self, request: Request) -> None:
+        peer = _as_peer(request.remote)
+        try:
+            check_local(request)
+            request.deadline.left_s()
+            with self._lock:
+                if self._is_closed:
+                    raise Closed("the agent is closed")
+                if peer not in self._peers:
+                    raise Unreachable("the peer was unloaded")
+                self._queued[request] = peer
+        except KVStoreError as error:
+            request.finish(error)
+            return
+        if not request.caller_runs:
+            try:
+                self._threads.submit(self.run, request)
+            except RuntimeError:  # closed meanwhile, which ended the request; or the system has no thread left
+                self.run(request)
+
+    def run(self, request: Request) -> None:
+        with self._lock:
+            peer = self._queued.pop(request, None)
+        if peer is None:
+            return
+        error: KVStoreError | None = None
+        try:
+            self._copy(peer, request)
+        except KVStoreError as failure:
+            error = failure
+        except BaseException:
+            request.finish(Closed("the thread that copied was interrupted"))
+            raise
+        request.finish(error)
+
+    def cancel(self, request: Request) -> None:
+        with self._lock:
+            was_queued = self._queued.pop(request, None) is not None
+            request.is_cancelled = True
+        if was_queued:
+            request.finish(cancelled())
+
+    def _copy(self, peer: _Peer, request: Request) -> None:
+        """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
+        is_read = request.direction is Direction.READ
+        parts = self._parts(peer, request)
+        for number, (piece, (memory, _)) in enumerate(zip(request.pieces, parts, strict=True)):
+            if not number % 64 or piece.size_bytes >= 1 << 20:
+                request.deadline.left_s()
+                if request.is_cancelled:
+                    raise cancelled()
+            remote = memory[piece.remote_offset : piece.remote_offset + piece.size_bytes]
+            local = piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes]
+            copy(*((local, remote) if is_read else (remote, local)))
+        for piece, (_, place) in zip(request.pieces, parts, strict=True):
+            if not peer.is_live(piece.remote.region_id, place):
+                raise StaleHandle(f"region {piece.remote.region_id} was closed while it was copied")
+
+    def _parts(self, peer: _Peer, request: Request) -> list[tuple[memoryview, int]]:
+        """For each piece the mapped memory of its region and the region's place."""
+        writable = request.direction is Direction.WRITE
+        with self._connected(peer, request.deadline) as channel:
+            peer.unmap_closed()
+            return [self._find(peer, channel, piece, writable, request.deadline) for piece in request.pieces]
+
+    @contextmanager
+    def _connected(self, peer: _Peer, deadline: Deadline) -> Iterator[Channel]:
+        """The peer's lock, and a channel to it. Raises Closed, Unreachable or DeadlineExceeded."""
+        if not peer.lock.acquire(timeout=deadline.left_s()):
+            raise deadline.exceeded()
+        try:
+            if not peer.is_loaded:
+                raise Closed("the agent is closed") if self._is_closed else Unreachable("the peer was unloaded")
+            if peer.channel is None or not peer.channel.is_quiet():
+                peer.hang_up()  # the process has ended; another one may listen there
+                self._connect(peer, deadline)
+            assert peer.channel is not None
+            yield peer.channel
+        finally:
+            peer.lock.release()
+
+    def _connect(self, peer: _Peer, deadline: Deadline) -> None:
+        """A channel is kept only with its table: without one every region would look closed."""
+        with self._attempt(deadline) as attempt:
+            channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
+        try:
+            table = self._map(channel, Attach(0, 0), deadline).memory
+            if len(table) % np.uint64().itemsize:
+                raise ProtocolError(f"the peer's table of live regions has {len(table)} bytes")
+        except BaseException:
+            channel.close()
+            raise
+        peer.channel, peer.live, peer.closed_count = channel, np.frombuffer(table, np.uint64), 0
+
+    def _find(self, peer: _Peer, channel: Channel, piece: Piece, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
+        remote = piece.remote
+        slab = peer.mapped.get((remote.region_id, remote.key, writable))
+        if slab is None:
+            slab = self._attach(peer, channel, remote, writable, deadline)
+        place = peer.places[remote.region_id]
+        if not peer.is_live(remote.region_id, place):
+            raise StaleHandle(f"region {remote.region_id} is closed")
+        if piece.remote_offset + piece.size_bytes > len(slab.memory):
+            raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
+        return slab.memory, place
+
+    def _attach(self, peer: _Peer, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> Slab:
+        """Map a region. Called with the peer's lock held."""
+        descriptor = remote.descriptors.get(self.transport, b"")
+        if len(descriptor) != _PLACE.size or not remote.region_id:
+            raise InvalidArgument(f"region {remote.region_id} is not shared memory")
+        slab = self._map(channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
+        peer.mapped[remote.region_id, remote.key, writable] = slab
+        [peer.places[remote.region_id]] = _PLACE.unpack(descriptor)
+        return slab
+
+    def _map(self, channel: Channel, message: Attach, deadline: Deadline) -> Slab:
+        with self._attempt(deadline) as attempt:
+            answer, fds = channel.call_for_fds(message, attempt)
+        if len(fds) != 1 or len(answer.sizes) != 1:
+            for fd in fds:
+                os.close(fd)
+            raise ProtocolError(f"the peer sent {len(fds)} descriptors where one belongs")
+        try:
+            return map_slab(fds[0], answer.sizes[0], writable=bool(message.writable))
+        except Broken as error:
+            raise Unreachable(str(error)) from None
+
+    @contextmanager
+    def _attempt(self, deadline: Deadline) -> Iterator[Deadline]:
+        """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried."""
+        try:
+            yield Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
+        except DeadlineExceeded:
+            deadline.left_s()
+            raise Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s (connect_timeout_s)") from None
+        except Unavailable as error:
+            raise Unreachable(str(error)) from None
+
+    # --- notifications ---
+
+    def notify(self, remote: Remote, message: bytes, deadline: Deadline) -> None:
+        peer = _as_peer(remote)
+        if len(message) > MAX_NOTICE_BYTES:
+            raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long, not {len(message)}")
+        with self._connected(peer, deadline) as channel:
+            try:
+                channel.call(Notice(message), Ok, deadline)
+            except Unavailable as error:
+                raise Unreachable(str(error)) from None
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        return self._target.notices() if self._target is not None else []
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            queued, self._queued = list(self._queued), {}
+            peers, self._peers = self._peers, []
+        for request in queued:
+            request.finish(Closed("the agent is closed"))
+        self._threads.shutdown(wait=True)
+        for peer in peers:
+            peer.unload()
+        if self._target is not None:
+            self._target.close()
+
+
+def _as_peer(remote: Remote) -> _Peer:
+    if not isinstance(remote, _Peer):
+        raise InvalidArgument("this is not a peer that this agent has loaded")
+    return remote

@@ -1,0 +1,150 @@
+"""The passive side of shared memory: gives descriptors of regions to processes of this host that show their keys, over a Unix socket.
+
+Only processes of the same user can enter the socket's folder. Among them keys guard against mistakes, not against malice: a process that
+holds a read-only descriptor cannot map it for writing, but may open the memory anew by /proc, as it may trace this process.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.frames import Header
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.session_messages import Hello, Ok, Welcome
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT, Attach, Fetch, Notice, Store
+from kvstore.rpc.address import host_id
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.session import Session
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.liveness import MAX_LIVE, LiveRegions
+from kvstore.transfer.memory.region import Region
+
+MAX_NOTICES: Final = 65_536
+log = logging.getLogger("kvstore.transfer")
+
+
+class SharedTarget:
+    """A thread that serves one Unix socket. `export`, `notices` and `close` are for any thread."""
+
+    def __init__(
+        self, name: str, exports: Exports, *, max_connections: int, max_regions: int = MAX_LIVE, run_dir: Path | None = None
+    ) -> None:
+        """Raises ConfigError when the socket cannot be made in `run_dir` (default: as the daemons'), Full for want of descriptors."""
+        self._name = name
+        self._exports = exports
+        self._live = LiveRegions(max_regions)
+        self._places: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._notices: deque[tuple[str, bytes]] = deque()
+        self._is_closed = False
+        self._reactor = Reactor()
+        self._server = Server(self._reactor, self, max_connections=max_connections)
+        path = (run_dir or default_run_dir()) / f"transfer-{os.getpid()}-{secrets.token_hex(4)}.sock"
+        try:
+            self.path = self._server.listen_unix(path)
+        except ConfigError:
+            self._reactor.close()
+            self._live.close()
+            raise
+        self._thread = threading.Thread(target=self._reactor.run, name="kvstore-shm", daemon=True)
+        self._thread.start()
+
+    def export(self, region: Region) -> int | None:
+        """The region's place in the table of live ones; None if it is not shared memory. Raises Closed, or Full: the table is."""
+        if region.fd < 0:
+            return None
+        region.hold()  # so that its close comes after all of this
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise Closed("the agent is closed")
+                place = self._places.get(region.region_id)
+                if place is None:
+                    place = self._places[region.region_id] = self._live.add(region.region_id)
+                    self._exports.add(region)
+                    region.on_close(self._forget)
+        finally:
+            region.release()
+        return place
+
+    def _forget(self, region: Region) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._live.remove(self._places.pop(region.region_id))
+
+    def notices(self) -> list[tuple[str, bytes]]:
+        """(name of the agent, message) of what has come since the last call."""
+        taken = []
+        with contextlib.suppress(IndexError):  # asking for its length first would not do: another thread may take the last one
+            while True:
+                taken.append(self._notices.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Peers find every region closed. A second close is a no-op."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._reactor.stop()
+            self._thread.join()
+            self._server.close()
+            self._reactor.close()
+            self._live.close()  # last: peers are to find the process gone, not its regions
+
+    # --- the handler of the server's sessions ---
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        if header.type == Hello.TYPE:
+            session.context = Hello.unpack(body).name
+            session.reply(header.request_id, Welcome(SERVER_AGENT, self._name, host_id=host_id(), unix=self.path))
+        elif session.context is None:
+            raise ProtocolError("a connection begins with Hello")
+        elif header.type == Attach.TYPE:
+            self._attach(session, header, Attach.unpack(body))
+        elif header.type == Notice.TYPE:
+            session.reply(header.request_id, self._take_notice(session.context, Notice.unpack(body)))
+        else:
+            raise ProtocolError(f"shared memory takes no message of type {header.type}")
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise ProtocolError(f"a message of type {header.type} has no payload")
+
+    def closed(self, session: Session) -> None:
+        """What a peer has mapped stays mapped there; nothing is kept for it here."""
+
+    def _attach(self, session: Session, header: Header, message: Attach) -> None:
+        if not message.region:
+            self._send_descriptor(session, header, self._live.fd, self._live.size_bytes, writable=False)
+            return
+        request = (Store if message.writable else Fetch)([message.region], [message.key], [0], [0])
+        _, [region] = self._exports.hold(request)  # once it is closed, its descriptor's number may be another file's
+        try:
+            if region.fd < 0:
+                raise StaleHandle(f"region {message.region} is not shared memory")
+            self._send_descriptor(session, header, region.fd, region.size_bytes, writable=bool(message.writable))
+        finally:
+            region.release()
+
+    def _send_descriptor(self, session: Session, header: Header, fd: int, size_bytes: int, *, writable: bool) -> None:
+        try:
+            # A new description: one that was opened for reading only cannot be mapped for writing.
+            copy = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"no descriptor of this memory can be had: {error.strerror}") from None
+        session.reply(header.request_id, SlabFds([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))
+
+    def _take_notice(self, name: str, notice: Notice) -> Message:
+        if len(notice.message) > MAX_NOTICE_BYTES:
+            raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long")
+        if len(self._notices) >= MAX_NOTICES:
+            raise Full(f"{self._name} has {MAX_NOTICES} notifications that nobody took")
+        self._notices.append((name, bytes(notice.message)))
+        return Ok()

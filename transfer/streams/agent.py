@@ -1,0 +1,374 @@
+"""A TransferAgent over any Connection: one-sided reads and writes for transports that only send and receive.
+
+The passive side is target.py, the streams of the active side are lane.py. This file owns the connections (an endpoint pool a rail),
+chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
+"""
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unreachable
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
+from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest, check_local
+from kvstore.transfer.streams.target import Target
+
+MAGIC: Final = b"kvagent1 "
+"""Metadata: this, the transport's name, a space, and the listener's metadata."""
+MAX_REQUEST_BYTES: Final = 4 << 30
+MAX_METADATA_BYTES: Final = 64 << 10
+log = logging.getLogger("kvstore.transfer")
+
+
+class _Peer:
+    """A remote agent: how it is reached, and the lanes to it."""
+
+    def __init__(self, metadata: bytes, lanes: list[Lane]) -> None:
+        self.metadata = metadata
+        self.lanes = lanes
+        self.is_loaded = True
+
+
+class ConnectionAgent(TransferAgent):
+    """See the module. `exports` and `target` may be shared with agents of other rails; the target is then closed by its owner."""
+
+    def __init__(
+        self,
+        name: str,
+        rail: Rail,
+        settings: TransferSettings,
+        connection_class: type[Connection],
+        *,
+        exports: Exports | None = None,
+        target: Target | None = None,
+        listens: bool = True,
+    ) -> None:
+        """Raises ConfigError: the transport's library is missing, or its address is not this machine's or in use."""
+        super().__init__(name, rail)
+        self.transport = connection_class.transport  # type: ignore[misc]
+        self.window = settings.tcp_streams * settings.window_slices
+        self._settings = settings
+        self._connection_class = connection_class
+        self._exports = exports or Exports()
+        self._listener = connection_class.listen(rail) if listens else None
+        self._owns_target = target is None
+        self._target = target or Target(name, self._exports, settings)
+        if self._listener is not None:
+            self._target.attach(self._listener)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._pool: EndpointPool[Lane, Link] = EndpointPool(max_endpoints=settings.max_endpoints, idle_ttl_s=settings.idle_ttl_s)
+        self._peers: set[_Peer] = set()
+        self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
+        # Another process of the same name must not fence, or be taken for, connections of this one.
+        self._numbers = itertools.count(secrets.randbits(62))
+        self._sweeper: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._closed = False
+
+    # --- who is reached how ---
+
+    def metadata(self) -> bytes:
+        listener = b"" if self._listener is None else self._listener.metadata()
+        return MAGIC + self.transport.encode() + b" " + listener
+
+    def load_remote(self, metadata: bytes) -> Remote:
+        head = MAGIC + self.transport.encode() + b" "
+        if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
+            raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
+        streams = self._settings.tcp_streams
+        peer = _Peer(metadata[len(head) :], [Lane(self._lock, self._settings.window_slices) for _ in range(streams)])
+        with self._lock:
+            self._peers.add(peer)
+        return peer
+
+    def unload_remote(self, remote: Remote) -> None:
+        peer = _as_peer(remote)
+        with self._lock:
+            if not peer.is_loaded:
+                return
+            peer.is_loaded = False
+            self._peers.remove(peer)
+            queued = [request for lane in peer.lanes for request in lane.queue]
+            for lane in peer.lanes:
+                self._clear(lane)
+                idle = self._pool.drop(lane)
+                if idle is not None:
+                    idle.connection.close()
+                if lane.connection is not None:
+                    lane.connection.close()
+            self._changed.notify_all()
+        for request in queued:
+            request.finish(Unreachable("the peer was unloaded"))
+
+    def export(self, region: Region) -> bytes:
+        self._exports.add(region)
+        return b""
+
+    def notify(self, remote: Remote, message: bytes, deadline: Deadline) -> None:
+        if len(message) > MAX_NOTICE_BYTES:
+            raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long, not {len(message)}")
+        request = NoticeRequest(Direction.WRITE, remote, (), deadline, caller_runs=True)
+        request.message = message
+        self.submit(request)
+        try:
+            self.run(request)
+            request.wait(deadline)
+        except BaseException:
+            self.cancel(request)
+            raise
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        return self._target.notices()
+
+    # --- requests ---
+
+    def submit(self, request: Request) -> None:
+        peer = _as_peer(request.remote)
+        error = self._refusal(request)
+        if error is None and not request.pieces and not isinstance(request, NoticeRequest):
+            request.finish()
+            return
+        starts = False
+        if error is None:
+            with self._lock:
+                if self._closed or not peer.is_loaded:
+                    error = Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
+                else:
+                    lane = min(peer.lanes, key=_load)
+                    lane.add(request)
+                    request.state = lane
+                    starts = not lane.is_running and not request.caller_runs
+                    lane.is_running |= starts
+        if error is not None:
+            request.finish(error)
+        elif starts:
+            self._start(lane)
+
+    def _refusal(self, request: Request) -> KVStoreError | None:
+        try:
+            if len(request.pieces) > MAX_PIECES or request.size_bytes > MAX_REQUEST_BYTES:
+                raise InvalidArgument(f"a request has at most {MAX_PIECES} pieces and {MAX_REQUEST_BYTES} bytes: cut it")
+            if any(piece.size_bytes > MAX_PIECE_BYTES for piece in request.pieces):
+                raise InvalidArgument(f"a piece has at most {MAX_PIECE_BYTES} bytes: cut it")
+            check_local(request)
+            request.deadline.left_s()
+        except KVStoreError as error:
+            return error
+        return None
+
+    def run(self, request: Request) -> None:
+        lane = request.state
+        if lane is None:
+            return
+        with self._lock:
+            if request.is_over or lane.is_running:
+                return
+            lane.is_running = True
+        self._run(lane, request.waits_for or request)
+
+    def cancel(self, request: Request) -> None:
+        lane = request.state
+        if lane is None:
+            return
+        with self._lock:
+            if request.is_over:
+                return
+            request.is_cancelled = True
+            was_queued = lane.take_back(request)
+            connection = lane.connection if request in lane.sent else None
+            self._changed.notify_all()  # nobody may want a connection for this lane any more
+        if was_queued:
+            request.finish(cancelled())
+        elif connection is not None:
+            connection.close()  # half a slice is on its way: only the connection's end stops it
+
+    # --- running lanes ---
+
+    def _start(self, lane: Lane) -> None:
+        try:
+            self._runners.submit(self._run, lane)
+        except RuntimeError:  # closed meanwhile
+            self._run(lane)
+
+    def _run(self, lane: Lane, until: Any = None) -> None:
+        """Serve a lane that is marked as running: until it is empty, or `until.is_over` and another thread goes on."""
+        while True:
+            with self._lock:
+                if not lane.queue and not lane.sent:
+                    lane.is_running = False
+                    self._give_back(lane)
+                    return
+                first = (lane.sent or lane.queue)[0]
+                is_leaving = lane.link is not None and self._pool.is_leaving(lane.link)
+                if is_leaving and not lane.sent:  # another lane waits for its place
+                    self._give_back(lane)
+                    continue
+            if until is not None and until.is_over:
+                self._start(lane)
+                return
+            try:
+                lane.step(lane.link or self._connect(lane, first), asks=not is_leaving)
+            except KVStoreError as error:
+                self._broke(lane, error)
+            except Exception as error:  # of a plug-in at fault: this side must still say how its requests ended
+                log.exception("a connection over %s failed", self.transport)
+                self._broke(lane, Unreachable(f"{self.transport} failed: {error!r}"))
+            except BaseException:  # interrupted: the stream may be anywhere
+                self._broke(lane, Closed("the thread that ran this connection was interrupted"))
+                self._start(lane)
+                raise
+
+    def _broke(self, lane: Lane, error: KVStoreError) -> None:
+        with self._lock:
+            failed = lane.broke(lane.link, error if not self._closed else Closed("the agent is closed"))
+            if self._closed:
+                failed += [(request, error) for request in lane.queue]
+                self._clear(lane)
+            self._give_back(lane, broken=True)
+        for request, reason in failed:
+            request.finish(Closed("the agent is closed") if self._closed else reason)
+
+    def _clear(self, lane: Lane) -> None:
+        lane.queued_bytes -= sum(request.size_bytes for request in lane.queue)
+        lane.queue.clear()
+
+    def _give_back(self, lane: Lane, *, broken: bool = False) -> None:
+        """The lane holds its connection no longer. Called with the lock held."""
+        link, lane.link, lane.connection = lane.link, None, None
+        if link is None:
+            return
+        broken = broken or not link.connection.is_open
+        leaving = self._pool.give_back(lane, link, time.monotonic_ns(), broken=broken)
+        if leaving is not None:
+            leaving.connection.close()
+        self._changed.notify_all()
+
+    def _sweep(self) -> None:
+        """Close connections that nobody has used for long."""
+        while not self._closing.wait(self._settings.idle_ttl_s / 2):
+            with self._lock:
+                for link in self._pool.expire(time.monotonic_ns()):
+                    link.connection.close()
+                self._changed.notify_all()
+
+    def _connect(self, lane: Lane, first: Request) -> Link:
+        """Have a connection for the lane and its first request, an open one if there is one. Raises Unreachable, DeadlineExceeded, Closed,
+        or a refusal."""
+        with self._lock:
+            link = self._take(lane, first.deadline)
+            if link is not None:
+                lane.link, lane.connection, lane.is_proven = link, link.connection, False
+                return link
+        try:
+            link = self._open(lane, first)
+        except BaseException:
+            with self._lock:
+                lane.connection = None
+                self._pool.failed(lane)
+                self._changed.notify_all()
+            raise
+        with self._lock:
+            if self._sweeper is None:
+                self._sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
+                self._sweeper.start()
+            self._pool.opened(lane, link)
+            lane.link, lane.is_proven = link, True
+            self._changed.notify_all()
+        return link
+
+    def _take(self, lane: Lane, deadline: Deadline) -> Link | None:
+        """An open connection, or None: a place is reserved for one. Called with the lock held."""
+        while True:
+            taken = self._pool.take(lane)
+            if isinstance(taken, Ready):
+                return taken.endpoint
+            if isinstance(taken, Open):
+                if taken.evicted is not None:
+                    taken.evicted.connection.close()
+                return None
+            try:
+                self._changed.wait(deadline.left_s())
+                if not lane.queue:
+                    raise Closed("the requests that needed a connection are over")
+            except BaseException:
+                self._pool.withdraw(lane)
+                self._changed.notify_all()
+                raise
+
+    def _open(self, lane: Lane, first: Request) -> Link:
+        """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
+        peer, deadline = _as_peer(first.remote), first.deadline
+        attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
+        connection: Connection | None = None
+        try:
+            connection = self._connection_class.connect(peer.metadata, self.rail, attempt)
+            connection.stall_timeout_s = self._settings.stall_timeout_s
+            link = Link(connection, next(self._numbers) & 0x7FFFFFFFFFFFFFFF)
+            with self._lock:
+                if self._closed or not peer.is_loaded:
+                    raise Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
+                lane.connection = connection
+            link.join(self.name, attempt)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, DeadlineExceeded):
+                deadline.left_s()
+                raise Unreachable(f"no connection within {self._settings.connect_timeout_s:g} s (connect_timeout_s)") from None
+            raise
+        return link
+
+    @property
+    def open_connections(self) -> int:
+        """Connections to peers' targets, idle ones included."""
+        with self._lock:
+            return self._pool.open_count
+
+    def close(self) -> None:
+        """As TransferAgent. Waits for an attempt to connect to end, `connect_timeout_s` at most."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lanes = [lane for peer in self._peers for lane in peer.lanes]
+            queued = [request for lane in lanes for request in lane.queue if not lane.is_running]
+            for lane in lanes:
+                if not lane.is_running:
+                    self._clear(lane)
+                elif lane.connection is not None:
+                    lane.connection.close()
+            for link in self._pool.close():
+                link.connection.close()
+            self._changed.notify_all()
+        for request in queued:
+            request.finish(Closed("the agent is closed"))
+        self._closing.set()
+        self._runners.shutdown(wait=True)
+        if self._sweeper is not None:
+            self._sweeper.join()
+        if self._listener is not None:
+            self._listener.close()
+        if self._owns_target:
+            self._target.close()
+
+
+def _load(lane: Lane) -> tuple[int, bool]:
+    return lane.queued_bytes, lane.is_running
+
+
+def _as_peer(remote: Remote) -> _Peer:
+    if not isinstance(remote, _Peer):
+        raise InvalidArgument("this is not a peer that this agent has loaded")
+    return remote

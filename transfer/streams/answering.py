@@ -1,0 +1,148 @@
+"""What peers ask of this process's registered memory, answered: one request at a time, with blocking calls.
+
+Which thread does that, and for how long, is target.py's; so are the connections.
+"""
+
+import contextlib
+import threading
+from typing import Final
+
+from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports, release
+from kvstore.transfer.streams.connection import Connection
+
+MAX_NOTICES: Final = 65_536
+"""Untaken notifications beyond which further ones are refused."""
+IDLE_S: Final = 86_400.0
+"""How long a connection without a descriptor may be idle."""
+LAST_WORD_S: Final = 0.5
+"""How long a peer that made a mistake has to read the answer before the connection is closed under it."""
+
+
+class Answering:
+    """See the module. Thread-safe: each connection has one thread at a time, the counters a lock."""
+
+    def __init__(self, name: str, exports: Exports, settings: TransferSettings) -> None:
+        self._name = name
+        self._exports = exports
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._notices: list[tuple[str, bytes]] = []
+        self.served_bytes = 0
+
+    def notices(self) -> list[tuple[str, bytes]]:
+        """(name of the agent, message) of what has come since the last call."""
+        with self._lock:
+            taken, self._notices = self._notices, []
+        return taken
+
+    def receive(self, connection: Connection) -> tuple[Header, memoryview]:
+        """The next request: its header and body; the payload is still to come. Raises what ends the connection."""
+        head = memoryview(bytearray(HEADER_BYTES))
+        if connection.fileno() >= 0:  # something is there: a header that comes in drops would keep the thread from others
+            connection.recv_into([head], Deadline(self._settings.stall_timeout_s))
+        else:
+            connection.stall_timeout_s = IDLE_S
+            connection.recv_into([head], Deadline(IDLE_S))
+            connection.stall_timeout_s = self._settings.stall_timeout_s
+        try:
+            header = unpack_header(head)
+            if header.body_bytes > MAX_TRANSFER_BODY_BYTES:
+                raise ProtocolError(f"a body of {header.body_bytes} bytes is over the limit of {MAX_TRANSFER_BODY_BYTES}")
+        except ProtocolError as error:
+            self.say_last(connection, 0, error)
+            raise
+        body = memoryview(bytearray(header.body_bytes))
+        if header.body_bytes:
+            connection.recv_into([body], self.deadline_of(header))
+        return header, body
+
+    def deadline_of(self, header: Header) -> Deadline:
+        """How long the peer waits for the answer."""
+        return Deadline(header.deadline_ms / 1000 if header.deadline_ms else self._settings.deadline_s)
+
+    def fetch(self, connection: Connection, header: Header, message: Fetch) -> None:
+        """Send the pieces, or why they cannot be had. Raises what ends the connection."""
+        try:
+            payload_bytes = _check_pieces(message)
+            views, held = self._exports.hold(message)
+        except ProtocolError:
+            raise
+        except KVStoreError as error:
+            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            return
+        try:
+            head = pack_header(Ok.TYPE, header.request_id, 0, payload_bytes)
+            connection.send([head, *views], self.deadline_of(header))
+            self._count(payload_bytes)
+        finally:
+            del views
+            release(held)
+
+    def store(self, connection: Connection, header: Header, message: Store) -> None:
+        """Receive the pieces and say so, or why they cannot be taken. Raises what ends the connection."""
+        deadline = self.deadline_of(header)
+        payload_bytes = _check_pieces(message)
+        if header.payload_bytes != payload_bytes:
+            raise ProtocolError(f"a payload of {header.payload_bytes} bytes for pieces of {payload_bytes} bytes")
+        try:
+            views, held = self._exports.hold(message)
+        except KVStoreError as error:
+            nowhere = memoryview(bytearray(max(message.sizes, default=0)))
+            connection.recv_into([nowhere[:size] for size in message.sizes], deadline)
+            self.answer(connection, header.request_id, Failure(error.code, str(error)))
+            return
+        try:
+            connection.recv_into(views, deadline)
+            self._count(payload_bytes)
+        finally:
+            del views
+            release(held)
+        self.answer(connection, header.request_id, Ok())
+
+    def _count(self, payload_bytes: int) -> None:
+        with self._lock:
+            self.served_bytes += payload_bytes
+
+    def notice(self, connection: Connection, name: str, header: Header, message: Notice) -> None:
+        """Keep a notification from the agent `name`."""
+        answer: Message = Ok()
+        if len(message.message) > MAX_NOTICE_BYTES:
+            answer = Failure(InvalidArgument.code, f"a notification is at most {MAX_NOTICE_BYTES} bytes long")
+        else:
+            with self._lock:
+                if len(self._notices) >= MAX_NOTICES:
+                    answer = Failure(Full.code, f"{self._name} has {MAX_NOTICES} notifications that nobody took")
+                else:
+                    self._notices.append((name, message.message))
+        self.answer(connection, header.request_id, answer)
+
+    def answer(self, connection: Connection, request_id: int, message: Message) -> None:
+        """Send an answer without payload."""
+        body = message.pack()
+        parts = [pack_header(message.TYPE, request_id, len(body)), body] if body else [pack_header(message.TYPE, request_id, 0)]
+        connection.send(parts, Deadline(self._settings.stall_timeout_s))
+
+    def say_last(self, connection: Connection, request_id: int, error: KVStoreError) -> None:
+        """Tell the peer why and give it the time to read: closing at once could throw the answer away."""
+        with contextlib.suppress(KVStoreError):
+            self.answer(connection, request_id, Failure(error.code, str(error)))
+            connection.recv_into([memoryview(bytearray(1))], Deadline(LAST_WORD_S))
+
+
+def _check_pieces(message: Fetch | Store) -> int:
+    """The sum of the pieces. Raises ProtocolError for a request that no agent of ours sends."""
+    if len(message.sizes) > MAX_PIECES:
+        raise ProtocolError(f"a request of {len(message.sizes)} pieces; the limit is {MAX_PIECES}")
+    if message.sizes and max(message.sizes) > MAX_PIECE_BYTES:
+        raise ProtocolError(f"a piece of {max(message.sizes)} bytes; the limit is {MAX_PIECE_BYTES}")
+    payload_bytes = sum(message.sizes)
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"pieces of {payload_bytes} bytes; a frame has at most {MAX_PAYLOAD_BYTES}")
+    return payload_bytes

@@ -1,0 +1,268 @@
+"""The endpoint pool: which connection to which peer stays open, when at most so many may. Bookkeeping only: no sockets, locks or clocks.
+
+Its owner connects, closes and waits, as the pool says. Users share the endpoint of their peer. When the pool is full, SIEVE chooses
+the endpoint that has to leave among those without work in flight; when all have work, one leaves as soon as its users are done.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from kvstore.protocol.errors import Closed, InvalidArgument
+from kvstore.transfer.streams.sieve import Sieve
+
+K = TypeVar("K", bound=Hashable)
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Generic[E]):
+    """Use this endpoint, then give it back."""
+
+    endpoint: E
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Generic[E]):
+    """A place is reserved, and nobody else connects to this key: close `evicted`, if there is one, connect, then report."""
+
+    evicted: E | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Take again after the next change, or withdraw."""
+
+
+Taken: TypeAlias = Ready[E] | Open[E] | Wait
+_WAIT: Final = Wait()
+
+
+@dataclass(slots=True)
+class _Place(Generic[E]):
+    endpoint: E
+    in_flight: int
+    idle_since_ns: int = 0
+
+
+def _is_idle(key: object, place: "_Place[E]") -> bool:
+    return not place.in_flight
+
+
+class EndpointPool(Generic[K, E]):
+    """At most `max_endpoints` endpoints that are open, being opened or leaving, one usable a key. Not thread-safe: the owner's lock.
+
+    An endpoint leaves when it broke, was dropped, or has to make room, while users still hold it: it takes no new work, counts as
+    open, and is returned by the `give_back` of its last user. Every endpoint told by `opened` is returned exactly once, in
+    `Open.evicted` or by `give_back`, `expire`, `drop` or `close`; from then on its place is free, so the owner closes it before it
+    unlocks, for a descriptor too many never to be open.
+
+    Waiting: every call but `take` may let others go on, and the owner then wakes all. Keys that wait for a place get one in the order
+    in which they came; each has an endpoint on its way out unless one is idle for it, so no flow of work can keep it out. Whoever
+    stops waiting must `withdraw`; nobody may wait for one endpoint while holding another, or begin more work on one that `is_leaving`.
+
+    Endpoints are told apart by identity. Every operation is O(1), except that an eviction looks at each endpoint twice at most.
+    """
+
+    def __init__(self, *, max_endpoints: int, idle_ttl_s: float) -> None:
+        """Raises InvalidArgument unless both are positive."""
+        if max_endpoints < 1 or idle_ttl_s <= 0:
+            raise InvalidArgument(f"max_endpoints and idle_ttl_s must be positive, not {max_endpoints} and {idle_ttl_s:g}")
+        self._max_endpoints = max_endpoints
+        self._idle_ttl_ns = int(idle_ttl_s * 1e9)
+        self._usable: Sieve[K, _Place[E]] = Sieve()
+        self._idle: OrderedDict[K, _Place[E]] = OrderedDict()  # usable ones without users, the longest idle first
+        self._leaving: dict[int, _Place[E]] = {}  # by id() of the endpoint, which lives as long as its entry
+        self._opening: dict[K, bool] = {}  # False: what is being opened shall leave at once
+        self._waiting: OrderedDict[K, None] = OrderedDict()
+        self._in_flight = 0
+        self._is_closed = False
+        self.hits = 0
+        """How often `take` was answered with an endpoint."""
+        self.misses = 0
+        """How often it was answered with leave to open one."""
+        self.evictions = 0
+        """Endpoints that had to make room for another key."""
+
+    def take(self, key: K) -> Taken[E]:
+        """Ask for the endpoint of `key`: Ready (one more in flight), Open (tell `opened` or `failed`), or Wait: another is connecting
+        to it, or there is no place. Raises Closed."""
+        if self._is_closed:
+            raise Closed("the endpoint pool is closed")
+        place = self._usable.get(key)
+        if place is not None:
+            if not place.in_flight:
+                del self._idle[key]
+            place.in_flight += 1
+            self._in_flight += 1
+            self.hits += 1
+            return Ready(place.endpoint)
+        if key in self._opening:
+            return _WAIT
+        if self._has_place_for(key):
+            return self._reserve(key)
+        self._waiting.setdefault(key)
+        self._drain_for_waiting()
+        return _WAIT
+
+    def withdraw(self, key: K) -> None:
+        """A caller that was told to wait will not take again. Others that wait for the same key queue anew with their next `take`."""
+        self._waiting.pop(key, None)
+
+    def opened(self, key: K, endpoint: E) -> None:
+        """The attempt succeeded; its caller is the first user. After a `drop` or `close` meanwhile, the endpoint leaves with its users.
+
+        Raises InvalidArgument when no place was reserved.
+        """
+        stays = self._end_attempt(key)
+        self._in_flight += 1
+        place = _Place(endpoint, in_flight=1)
+        if stays:
+            self._usable.insert(key, place)
+        else:
+            self._leaving[id(endpoint)] = place
+
+    def failed(self, key: K) -> None:
+        """The attempt failed: its place is free. Raises InvalidArgument when none was reserved."""
+        self._end_attempt(key)
+
+    def give_back(self, key: K, endpoint: E, now_ns: int, *, broken: bool = False) -> E | None:
+        """A user is done. A `broken` endpoint takes no more work. Returns the endpoint if it is to be closed now.
+
+        Raises InvalidArgument when nobody uses it under this key.
+        """
+        place = self._usable.peek(key)
+        if place is None or place.endpoint is not endpoint:
+            return self._give_back_leaving(key, endpoint)
+        if not place.in_flight:
+            raise self._not_taken(key)
+        if broken:
+            self._leave(key, place)
+            return self._give_back_leaving(key, endpoint)
+        place.in_flight -= 1
+        self._in_flight -= 1
+        if not place.in_flight:
+            place.idle_since_ns = now_ns
+            self._idle[key] = place
+        return None
+
+    def is_leaving(self, endpoint: E) -> bool:
+        """Whether a user has to finish what it has begun on it, give it back and take anew: others may wait for its place."""
+        return id(endpoint) in self._leaving
+
+    def expire(self, now_ns: int) -> list[E]:
+        """Endpoints that nobody has used for `idle_ttl_s`: to be closed now."""
+        expired = []
+        while self._idle:
+            key, place = next(iter(self._idle.items()))
+            if now_ns - place.idle_since_ns < self._idle_ttl_ns:
+                break
+            self._forget_idle(key)
+            expired.append(place.endpoint)
+        return expired
+
+    def drop(self, key: K) -> E | None:
+        """The peer is gone. Returns its endpoint if it is to be closed now; one in use or being opened leaves with its users."""
+        if key in self._opening:
+            self._opening[key] = False
+        place = self._usable.peek(key)
+        if place is None:
+            return None
+        if place.in_flight:
+            self._leave(key, place)
+            return None
+        self._forget_idle(key)
+        return place.endpoint
+
+    def close(self) -> list[E]:
+        """Returns the idle endpoints, to be closed now; the rest leave with their users, and `take` raises Closed. A second close
+        returns nothing."""
+        self._is_closed = True
+        self._waiting.clear()
+        keys = [key for key, _ in self._usable.items()] + list(self._opening)
+        return [endpoint for key in keys if (endpoint := self.drop(key)) is not None]
+
+    @property
+    def open_count(self) -> int:
+        """Endpoints told by `opened` and not yet returned: usable ones and leaving ones."""
+        return len(self._usable) + len(self._leaving)
+
+    @property
+    def in_flight(self) -> int:
+        """Uses not yet given back, over all endpoints."""
+        return self._in_flight
+
+    def check_integrity(self) -> None:
+        """Assert the pool's invariants. For tests; O(endpoints)."""
+        self._usable.check_integrity()
+        usable, leaving = dict(self._usable.items()), self._leaving.values()
+        assert self.open_count + len(self._opening) <= self._max_endpoints
+        assert not usable.keys() & self._opening.keys(), "a key with an endpoint is being connected to"
+        assert not self._waiting.keys() & (usable.keys() | self._opening.keys()), "a key that has a place waits for one"
+        assert dict(self._idle) == {key: place for key, place in usable.items() if not place.in_flight}
+        assert all(place.in_flight for place in leaving), "an endpoint without users was not returned"
+        assert self._in_flight == sum(place.in_flight for place in [*usable.values(), *leaving])
+        assert not self._is_closed or not (usable or self._waiting or any(self._opening.values()))
+
+    def _free_count(self) -> int:
+        """Places that a key can have now: those of nobody and those of idle endpoints."""
+        return self._max_endpoints - self.open_count - len(self._opening) + len(self._idle)
+
+    def _has_place_for(self, key: K) -> bool:
+        """Whether enough are free for it and all who came before. It counts instead of looking at the first in the queue alone: of
+        several that may go on, any may be the first to ask, and is not woken again."""
+        free_count = self._free_count()
+        return free_count > len(self._waiting) or key in islice(self._waiting, free_count)
+
+    def _reserve(self, key: K) -> Open[E]:
+        self._waiting.pop(key, None)
+        evicted = None
+        if self.open_count + len(self._opening) == self._max_endpoints:
+            found = self._usable.victim(_is_idle)
+            assert found is not None, "a place counted as free has no idle endpoint"
+            self._forget_idle(found[0])
+            evicted = found[1].endpoint
+            self.evictions += 1
+        self._opening[key] = True
+        self.misses += 1
+        return Open(evicted)
+
+    def _drain_for_waiting(self) -> None:
+        """Have as many endpoints leave as keys wait for which no place is free or becoming free."""
+        while len(self._waiting) > self._free_count() + len(self._leaving):
+            found = self._usable.victim(lambda key, place: place.in_flight > 0)
+            if found is None:  # the other places are being connected: one of them will be free or in use
+                return
+            self._leave(*found)
+            self.evictions += 1
+
+    def _leave(self, key: K, place: _Place[E]) -> None:
+        self._usable.remove(key)
+        self._leaving[id(place.endpoint)] = place
+
+    def _forget_idle(self, key: K) -> None:
+        self._usable.remove(key)
+        del self._idle[key]
+
+    def _end_attempt(self, key: K) -> bool:
+        """Whether what was opened may stay."""
+        stays = self._opening.pop(key, None)
+        if stays is None:
+            raise InvalidArgument(f"no place is reserved for {key!r}: tell `opened` or `failed` once, after Open")
+        return stays
+
+    def _give_back_leaving(self, key: K, endpoint: E) -> E | None:
+        place = self._leaving.get(id(endpoint))
+        if place is None:
+            raise self._not_taken(key)
+        place.in_flight -= 1
+        self._in_flight -= 1
+        if place.in_flight:
+            return None
+        del self._leaving[id(endpoint)]
+        return endpoint
+
+    def _not_taken(self, key: K) -> InvalidArgument:
+        return InvalidArgument(f"nobody uses this endpoint of {key!r}: give it back once for each time that it was taken or opened")

@@ -1,0 +1,266 @@
+"""A lane: one stream of requests to one peer, over one connection at a time. The active side of a ConnectionAgent.
+
+One thread at a time runs a lane: it asks for a few requests ahead, so that the peer is never idle, and takes the answers in order. It
+knows the messages; which lane a request takes and which thread runs it is connection_agent.py's.
+"""
+
+import threading
+import time
+from collections import deque
+from itertools import islice
+from typing import Final
+
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    Unreachable,
+    from_code,
+)
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Direction, Request
+from kvstore.transfer.streams.connection import Connection
+
+MAX_AHEAD_PIECES: Final = 2048
+"""Of requests to read, behind the first: 64 KiB, for which a peer's socket has room while the peer sends and does not receive."""
+LAST_ID: Final = 0xFFFFFFFF
+
+
+class Link:
+    """A connection that has joined a peer's target: what is kept in the endpoint pool. Answers come in the order of the requests."""
+
+    __slots__ = ("answer_id", "connection", "head", "number", "request_id")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.request_id = 0
+        self.answer_id = 0
+        self.head = memoryview(bytearray(HEADER_BYTES))
+
+    def join(self, name: str, deadline: Deadline) -> None:
+        """Introduce ourselves. Raises the peer's refusal, Unreachable, DeadlineExceeded or ProtocolError."""
+        self.ask(Join(name, self.number), Joined, deadline)
+
+    def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> None:
+        """Send a message without payload and take its answer, when no other is awaited. Raises the peer's typed error (the connection
+        lives on) or what broke the connection."""
+        self.send(message, deadline)
+        self.receive(answer, deadline)
+
+    def send(self, message: Message, deadline: Deadline, payload: "list[memoryview] | None" = None, payload_bytes: int = 0) -> None:
+        self.request_id = self.request_id % LAST_ID + 1
+        body = message.pack()
+        deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
+        head = pack_header(message.TYPE, self.request_id, len(body), payload_bytes, deadline_ms)
+        parts: list[memoryview | bytes] = [head, body] if body else [head]
+        if payload:
+            parts += payload
+        self.connection.send(parts, deadline)
+
+    def receive(self, answer: type[Message], deadline: Deadline, *, payload_bytes: int = 0) -> None:
+        """Take the answer to the oldest request not answered yet, up to its payload, of this size. Raises as `ask`."""
+        self.answer_id = self.answer_id % LAST_ID + 1
+        self.connection.recv_into([self.head], deadline)
+        try:
+            header = unpack_header(self.head)
+            if header.body_bytes > MAX_TRANSFER_BODY_BYTES:
+                raise ProtocolError(f"the peer announced a body of {header.body_bytes} bytes; the limit is {MAX_TRANSFER_BODY_BYTES}")
+            body = memoryview(bytearray(header.body_bytes))
+            if header.body_bytes:
+                self.connection.recv_into([body], deadline)
+            if header.type == Failure.TYPE and not header.payload_bytes and header.request_id in (0, self.answer_id):
+                raise self._failure(header, Failure.unpack(body))
+            if header.type != answer.TYPE or header.request_id != self.answer_id:
+                raise ProtocolError(f"the peer answered with a message of type {header.type} where {answer.__name__} belongs")
+            answer.unpack(body)
+            if header.payload_bytes != payload_bytes:
+                raise ProtocolError(f"the peer sent {header.payload_bytes} bytes where {payload_bytes} were asked for")
+        except ProtocolError:
+            self.connection.close()
+            raise
+
+    def _failure(self, header: Header, message: Failure) -> KVStoreError:
+        if not header.request_id:
+            self.connection.close()  # the peer could not read us, or refuses us, and hangs up
+        error = from_code(message.code, message.text)
+        if isinstance(error, (Cancelled, Closed, DeadlineExceeded)):  # would be taken for a reason of this side's, and tried again
+            return ProtocolError(f"the peer answered what only this side can know: {error!r}")
+        return error
+
+
+class NoticeRequest(Request):
+    """A notification, in the queue of a lane like any request."""
+
+    __slots__ = ("message",)
+
+    message: bytes
+
+
+class Lane:
+    """See the module. `lock` guards the queues; `step` is for the one thread that runs the lane."""
+
+    def __init__(self, lock: threading.Lock, window: int) -> None:
+        self._lock = lock
+        self._window = window
+        self.queue: deque[Request] = deque()
+        self.sent: deque[Request] = deque()
+        """Asked for and not answered yet, all of one direction: else both sides could send and neither receive."""
+        self.queued_bytes = 0
+        self.is_running = False
+        self.link: Link | None = None
+        self.connection: Connection | None = None
+        """The link's, or one that is about to be it: to be closed when nobody wants it any more."""
+        self.is_proven = False
+        """The connection has answered since it was taken; one that was open before may have died unnoticed."""
+        self._step_ns = 0
+
+    def add(self, request: Request) -> None:
+        """Called with the lock held."""
+        self.queue.append(request)
+        self.queued_bytes += request.size_bytes
+
+    def take_back(self, request: Request) -> bool:
+        """Remove a request that is not asked for yet. Called with the lock held."""
+        if request not in self.queue:
+            return False
+        self.queue.remove(request)
+        self.queued_bytes -= request.size_bytes
+        return True
+
+    def step(self, link: Link, *, asks: bool) -> None:
+        """Ask for as much as the window allows, if it `asks`, and take one answer. Raises what broke the connection; `sent` says who
+        was under way."""
+        self._step_ns = time.monotonic_ns()
+        while asks and len(self.sent) < self._window:
+            with self._lock:
+                request = self._next()
+            if request is None:
+                break
+            self._ask(link, request)
+        if self.sent:
+            self._answer(link, self.sent[0])
+
+    def _next(self) -> Request | None:
+        """The next request to ask for now, moved to `sent`."""
+        if not self.queue:
+            return None
+        head = self.queue[0]
+        if self.sent and (head.fences or isinstance(head, NoticeRequest) or not self._may_follow(head)):
+            return None
+        self.sent.append(head)
+        return self.queue.popleft()
+
+    def _may_follow(self, request: Request) -> bool:
+        """Whether this side can ask for it while the peer is busy answering: both would wait if it did not fit the sockets."""
+        if request.direction is not self.sent[0].direction:
+            return False
+        ahead = sum(len(other.pieces) for other in islice(self.sent, 1, None)) + len(request.pieces)
+        return request.direction is Direction.WRITE or ahead <= MAX_AHEAD_PIECES
+
+    def _ask(self, link: Link, request: Request) -> None:
+        deadline = request.deadline
+        if isinstance(request, NoticeRequest):
+            link.send(Notice(request.message), deadline)
+            return
+        if request.fences:
+            link.ask(Fence(list(request.fences)), Ok, deadline)
+        pieces = request.pieces
+        columns = (
+            [piece.remote.region_id for piece in pieces],
+            [piece.remote.key for piece in pieces],
+            [piece.remote_offset for piece in pieces],
+            [piece.size_bytes for piece in pieces],
+        )
+        if request.direction is Direction.READ:
+            link.send(Fetch(*columns), deadline)
+        else:
+            link.send(Store(*columns), deadline, local_views(request), request.size_bytes)
+
+    def _answer(self, link: Link, request: Request) -> None:
+        """Take the answer to the oldest request. A typed error of the peer's ends that request alone."""
+        error: KVStoreError | None = None
+        try:
+            payload_bytes = request.size_bytes if request.direction is Direction.READ else 0
+            link.receive(Ok, request.deadline, payload_bytes=payload_bytes)
+            if payload_bytes:
+                link.connection.recv_into(local_views(request), request.deadline)
+        except KVStoreError as failure:
+            if not link.connection.is_open:
+                raise
+            error = failure
+        self.is_proven = True
+        self.finish_first(error)
+
+    def _has_stalled(self, link: Link) -> bool:
+        """Whether the step that broke took as long as a stall: then the way is bad, for what has died unnoticed is refused at once."""
+        return time.monotonic_ns() - self._step_ns >= link.connection.stall_timeout_s * 1e9
+
+    def finish_first(self, error: KVStoreError | None = None) -> None:
+        """The oldest request under way is over."""
+        with self._lock:
+            request = self.sent.popleft()
+            self.queued_bytes -= request.size_bytes
+        request.finish(error)
+
+    def broke(self, link: Link | None, error: KVStoreError) -> list[tuple[Request, KVStoreError]]:
+        """The connection is gone (`link`), or none could be had (None). Returns who fails by it; others stay, to be asked for anew.
+
+        A request's own end, its deadline or cancellation, is no fault of the others. Nor is it anyone's that a connection which had
+        been open before turns out to be dead. Called with the lock held.
+        """
+        if link is not None:
+            for request in self.sent:
+                if request.direction is Direction.WRITE:
+                    request.unsettled = (*request.unsettled, link.number)
+        own_end = isinstance(error, (Closed, DeadlineExceeded))
+        try_again = own_end or (link is not None and isinstance(error, Unreachable) and not self.is_proven and not self._has_stalled(link))
+        requests = [*self.sent, *self.queue]
+        self.sent.clear()
+        self.queue.clear()
+        failed: list[tuple[Request, KVStoreError]] = []
+        for request in requests:
+            reason = _own_reason(request) or (None if try_again else error)
+            if reason is None:
+                request.fences, request.unsettled = (*request.fences, *request.unsettled), ()
+                self.queue.append(request)
+            else:
+                failed.append((request, reason))
+                self.queued_bytes -= request.size_bytes
+        return failed
+
+
+def _own_reason(request: Request) -> KVStoreError | None:
+    """Why a request ends by itself: it was cancelled, or its deadline is over."""
+    if request.is_cancelled:
+        return Cancelled("the transfer was cancelled")
+    try:
+        request.deadline.left_s()
+    except DeadlineExceeded as error:
+        return error
+    return None
+
+
+def local_views(request: Request) -> list[memoryview]:
+    """The request's memory on this side, piece by piece."""
+    return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in request.pieces]
+
+
+def check_local(request: Request) -> None:
+    """Raises InvalidArgument for pieces outside their regions, and for reads into read-only memory."""
+    for piece in request.pieces:
+        piece.local.check(piece.local_offset, piece.size_bytes)
+        if piece.remote_offset < 0 or piece.remote_offset + piece.size_bytes > piece.remote.size_bytes:
+            raise InvalidArgument(
+                f"bytes {piece.remote_offset} to {piece.remote_offset + piece.size_bytes} are outside the peer's region "
+                f"of {piece.remote.size_bytes} bytes"
+            )
+        if request.direction is Direction.READ and piece.local.memory.readonly:
+            raise InvalidArgument("a read needs writable memory on this side; this region is read-only")

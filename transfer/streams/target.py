@@ -1,0 +1,303 @@
+"""The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is answering.py's.
+
+A connection in use has a thread, which answers with blocking calls; an idle one that has a descriptor waits in an epoll set and costs
+none. It chooses no paths and asks nothing of peers.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.frames import Header
+from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.streams.answering import Answering
+from kvstore.transfer.streams.connection import Connection, Listener
+
+LINGER_MS: Final = 20
+"""A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""
+ACCEPT_POLL_S: Final = 1.0
+REFUSED_ROOM: Final = 64
+"""Connections beyond max_connections that are kept until they can be told so; further ones are closed without a word."""
+HANG_UP_S: Final = 5.0
+"""How long `close` waits for a transport that does not wake its threads, as it should."""
+log = logging.getLogger("kvstore.transfer")
+
+
+class _Peer:
+    """One connection from a peer, and whether a thread serves it now."""
+
+    __slots__ = ("connection", "gone", "is_dropped", "is_queued", "is_refused", "key", "parked_fd")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.key: tuple[str, int] = ("", 0)
+        self.parked_fd = -1
+        self.is_queued = False
+        """Something came by it, and no thread has begun to read it."""
+        self.is_dropped = False
+        self.is_refused = False
+        self.gone = threading.Event()
+        """Nothing that came by it is written any more."""
+
+
+class Target:
+    """See the module. Thread-safe. `name` is what peers are told."""
+
+    def __init__(self, name: str, exports: Exports, settings: TransferSettings) -> None:
+        self._name = name
+        self._settings = settings
+        self._answering = Answering(name, exports, settings)
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._open: set[_Peer] = set()
+        self._parked: dict[int, _Peer] = {}
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._threads: list[threading.Thread] = []
+        self._pool = ThreadPoolExecutor(settings.serve_threads, thread_name_prefix="kvstore-serve")
+        self._demand = 0
+        """Connections that have a thread of the pool or wait for one."""
+        self._wanted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        """Counts connections for which a thread that lingers is to leave its own."""
+        self._closing = threading.Event()
+
+    def attach(self, listener: Listener) -> None:
+        """Serve whoever comes by this listener until it or the target is closed; the target closes it too. Raises Closed."""
+        with self._lock:
+            if self._closing.is_set():
+                listener.close()
+                raise Closed("the transfer engine is closed")
+            if not self._threads:
+                self._spawn(self._dispatch, "kvstore-parked")
+            self._listeners.append(listener)
+            self._spawn(lambda: self._accept(listener), "kvstore-accept")
+
+    def _spawn(self, function: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def connections(self) -> int:
+        """Peers' connections, idle ones included."""
+        return len(self._open)
+
+    @property
+    def served_bytes(self) -> int:
+        """What peers have read and written."""
+        return self._answering.served_bytes
+
+    def notices(self) -> list[tuple[str, bytes]]:
+        """(name of the agent, message) of what has come since the last call."""
+        return self._answering.notices()
+
+    def close(self) -> None:
+        """Hang up on everyone; when it returns, no region is used by it any more. A second close is a no-op."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            peers = list(self._open)
+        os.eventfd_write(self._wake_fd, 1)
+        for listener in self._listeners:
+            listener.close()
+        for peer in peers:
+            self._drop(peer)
+        self._pool.shutdown(wait=True)
+        for peer in peers:  # those without a descriptor are served by no thread of the pool
+            peer.gone.wait(HANG_UP_S)
+        for thread in self._threads:
+            thread.join()
+        self._epoll.close()
+        os.close(self._wake_fd)
+        os.close(self._wanted_fd)
+
+    # --- connections ---
+
+    def _accept(self, listener: Listener) -> None:
+        while not self._closing.is_set():
+            try:
+                connection = listener.accept(ACCEPT_POLL_S)
+            except Closed:
+                return
+            except Exception as error:  # out of descriptors, say, or a fault of a plug-in: the next one may be luckier
+                log.error("the transfer engine cannot accept: %r", error)
+                self._closing.wait(ACCEPT_POLL_S)
+                continue
+            if connection is not None:
+                self._welcome(connection)
+
+    def _welcome(self, connection: Connection) -> None:
+        connection.stall_timeout_s = self._settings.stall_timeout_s
+        peer = _Peer(connection)
+        with self._lock:
+            excess = len(self._open) - self._settings.max_connections
+            is_welcome = not self._closing.is_set() and excess < REFUSED_ROOM
+            if is_welcome:
+                self._open.add(peer)
+                peer.is_refused = excess >= 0
+        if peer.is_refused or not is_welcome:
+            log.warning("refusing a peer: %d connections are open (max_connections)", len(self._open))
+        if not is_welcome:
+            connection.close()
+        elif connection.fileno() >= 0:
+            self._park(peer)
+        else:
+            threading.Thread(target=self._serve, args=(peer,), name="kvstore-serve", daemon=True).start()
+
+    def _park(self, peer: _Peer) -> None:
+        """Leave an idle connection to epoll."""
+        with self._lock:
+            # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
+            if peer.connection.is_open and not peer.is_dropped and not self._closing.is_set():
+                fd = peer.parked_fd = peer.connection.fileno()
+                self._parked[fd] = peer
+                self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+                return
+        self._forget(peer)
+
+    def _dispatch(self) -> None:
+        """Give connections on which something arrived to a thread."""
+        while not self._closing.is_set():
+            for fd, _ in self._epoll.poll():
+                with self._lock:
+                    peer = self._unpark(fd)
+                    if peer is not None:
+                        peer.is_queued = True
+                        self._demand += 1
+                        if self._demand > self._settings.serve_threads:
+                            os.eventfd_write(self._wanted_fd, 1)
+                        self._pool.submit(self._serve_queued, peer)
+
+    def _unpark(self, fd: int) -> _Peer | None:
+        peer = self._parked.pop(fd, None)
+        if peer is not None:
+            peer.parked_fd = -1
+            self._epoll.unregister(fd)
+        return peer
+
+    def _drop(self, peer: _Peer) -> None:
+        """Hang up. `gone` is set once no thread is at it any more."""
+        with self._lock:
+            peer.is_dropped = True
+            was_parked = peer.parked_fd >= 0 and self._unpark(peer.parked_fd) is peer
+            was_idle = was_parked or peer.is_queued
+            peer.is_queued = False
+        peer.connection.close()
+        if was_idle:
+            self._forget(peer)
+
+    def _forget(self, peer: _Peer) -> None:
+        peer.connection.close()
+        with self._lock:
+            self._open.discard(peer)
+            if self._peers.get(peer.key) is peer:
+                del self._peers[peer.key]
+        peer.gone.set()
+
+    # --- serving ---
+
+    def _serve_queued(self, peer: _Peer) -> None:
+        with self._lock:
+            was_queued, peer.is_queued = peer.is_queued, False
+        if was_queued:
+            self._serve(peer)
+        with self._lock:
+            self._demand -= 1
+
+    def _serve(self, peer: _Peer) -> None:
+        """Answer requests until the peer pauses or leaves."""
+        connection = peer.connection
+        fd = connection.fileno()
+        poller = select.poll() if fd >= 0 else None
+        if poller is not None:
+            poller.register(fd, select.POLLIN)
+            poller.register(self._wanted_fd, select.POLLIN)
+        try:
+            while True:
+                self._answer_one(peer)
+                if poller is not None and self._pauses(poller):
+                    self._park(peer)
+                    return
+        except KVStoreError:
+            pass
+        except Exception:
+            log.exception("serving a peer failed")
+        self._forget(peer)
+
+    def _pauses(self, poller: select.poll) -> bool:
+        """Whether the thread is to leave its connection: nothing came for a while, or another one waits for a thread."""
+        while True:
+            ready = [fd for fd, _ in poller.poll(LINGER_MS)]
+            if self._wanted_fd not in ready:
+                return not ready
+            with contextlib.suppress(BlockingIOError):  # another thread was quicker to leave
+                os.eventfd_read(self._wanted_fd)
+                return True
+
+    def _answer_one(self, peer: _Peer) -> None:
+        """One request. Raises whatever ends the connection."""
+        connection = peer.connection
+        header, body = self._answering.receive(connection)
+        try:
+            self._handle(peer, header, body)
+        except ProtocolError as error:  # where the next request begins is no longer certain
+            self._answering.say_last(connection, header.request_id, error)
+            raise
+
+    def _handle(self, peer: _Peer, header: Header, body: memoryview) -> None:
+        if header.payload_bytes and header.type != Store.TYPE:
+            raise ProtocolError(f"a message of type {header.type} has no payload, and {header.payload_bytes} bytes were announced")
+        if header.type == Fetch.TYPE and peer.key[0]:
+            self._answering.fetch(peer.connection, header, Fetch.unpack(body))
+        elif header.type == Store.TYPE and peer.key[0]:
+            self._answering.store(peer.connection, header, Store.unpack(body))
+        elif header.type == Join.TYPE and not peer.key[0]:
+            self._join(peer, header, Join.unpack(body))
+        elif header.type == Fence.TYPE and peer.key[0]:
+            self._fence(peer, header, Fence.unpack(body))
+        elif header.type == Notice.TYPE and peer.key[0]:
+            self._answering.notice(peer.connection, peer.key[0], header, Notice.unpack(body))
+        else:
+            raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
+
+    def _join(self, peer: _Peer, header: Header, message: Join) -> None:
+        key = (message.name, message.connection)
+        if not message.name or len(message.name) > 255:
+            raise ProtocolError("an agent's name has 1 to 255 characters")
+        if peer.is_refused:
+            refusal = Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
+            self._answering.say_last(peer.connection, header.request_id, refusal)
+            raise refusal
+        with self._lock:
+            if key in self._peers:
+                raise ProtocolError(f"connection {message.connection} of {message.name} is there already")
+            self._peers[key] = peer
+            peer.key = key
+        self._answering.answer(peer.connection, header.request_id, Joined(self._name))
+
+    def _fence(self, peer: _Peer, header: Header, message: Fence) -> None:
+        deadline = self._answering.deadline_of(header)
+        for number in message.connections:
+            with self._lock:
+                old = self._peers.get((peer.key[0], number))
+            if old is peer:
+                raise ProtocolError("a connection cannot fence itself off")
+            if old is not None:
+                self._drop(old)
+                if not old.gone.wait(deadline.left_s()):
+                    stuck = Unavailable(f"connection {number} is still being written from")
+                    self._answering.answer(peer.connection, header.request_id, Failure(stuck.code, str(stuck)))
+                    return
+        self._answering.answer(peer.connection, header.request_id, Ok())

@@ -1,0 +1,237 @@
+"""TCP as a Connection: blocking sockets, whole batches in one vectored call, large parts straight into their memory.
+
+Blocking calls with MSG_WAITALL move a slice with one or two system calls and without the interpreter's lock; a non-blocking socket
+needs one for each piece that the kernel's buffer holds (benchmarks/RESULTS.md).
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kvstore.protocol.errors import Closed, ConfigError, KVStoreError, ProtocolError, Unreachable
+from kvstore.rpc.address import Address, connect, parse_address
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.streams.connection import Connection, Listener
+
+MAGIC: Final = b"tcp1 "
+"""Metadata: this, then HOST:PORT in ASCII."""
+MAX_VECTORS: Final = 1024
+"""Linux takes no more (IOV_MAX)."""
+BACKLOG: Final = 256
+HOST_BUFFER_BYTES: Final = 256 << 10
+"""Buffers of a connection within this host: what is in flight stays in the processor's cache, which carries a sixth more than the
+megabytes that the kernel would allow. Between hosts the kernel's own choice follows the way's length."""
+KEEPALIVE_S: Final = 60
+LOOPBACK: Final = "127.0.0.1"
+SLACK: Final = 1.0625
+"""Time limits are met to a sixteenth: each setting of the kernel's costs a call."""
+_TIMEVAL: Final = struct.Struct("@ll")
+_RESET: Final = struct.pack("@ii", 1, 0)
+"""SO_LINGER: what is not sent yet is thrown away by close."""
+
+
+class TcpConnection(Connection):
+    """See Connection. The socket is closed when the last thread has left it, so that its descriptor is nobody else's meanwhile."""
+
+    transport = "tcp"
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.settimeout(None)
+        if _is_within_host(sock):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, HOST_BUFFER_BYTES)
+        self._sock = sock
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._users = 0
+        self._failure: KVStoreError | None = None
+        self._armed_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+
+    @classmethod
+    def listen(cls, rail: Rail) -> "TcpListener":
+        return TcpListener(rail.address or LOOPBACK, rail.port)
+
+    @classmethod
+    def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> "TcpConnection":
+        """Leaves this host by the rail's address, if it has one."""
+        address = _parse(metadata)
+        try:
+            sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
+        except TimeoutError:
+            raise deadline.exceeded() from None
+        except OSError as error:
+            raise Unreachable(f"cannot connect to {address} over {rail.device or 'the loopback'}: {error.strerror or error}") from None
+        return cls(sock, str(address))
+
+    def send(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
+        if len(parts) > 1:
+            self._move(self._sock.sendmsg, parts, deadline, socket.SO_SNDTIMEO)
+        elif parts:
+            self._move(lambda views: self._sock.send(views[0]), parts, deadline, socket.SO_SNDTIMEO)
+
+    def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
+        if len(parts) == 1:
+            self._move(lambda views: self._sock.recv_into(views[0], 0, socket.MSG_WAITALL), parts, deadline, socket.SO_RCVTIMEO)
+        else:
+            self._move(lambda views: self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0], parts, deadline, socket.SO_RCVTIMEO)
+
+    def _move(self, step: Callable[[Any], int], parts: Sequence[Any], deadline: Deadline, option: int) -> None:
+        """Call `step` until it has moved every byte of `parts`. Any error closes the connection."""
+        self._enter()
+        try:
+            begin, skip = 0, 0
+            while begin < len(parts):
+                views = parts[begin : begin + MAX_VECTORS] if begin or len(parts) > MAX_VECTORS else parts
+                if skip:
+                    views = [memoryview(views[0])[skip:], *views[1:]]
+                total = sum(map(len, views))
+                moved = self._step(step, views, deadline, option) if total else 0
+                if moved == total:
+                    begin, skip = begin + len(views), 0
+                    continue
+                moved += skip
+                while moved >= len(parts[begin]):
+                    moved -= len(parts[begin])
+                    begin += 1
+                skip = moved
+        except KVStoreError as error:
+            raise self._fail(error) from None
+        except OSError as error:
+            raise self._fail(Unreachable(f"the connection to {self._peer} broke: {error.strerror or error}")) from None
+        except BaseException as error:
+            self._fail(Closed(f"the connection to {self._peer} was given up: {error!r}"))
+            raise
+        finally:
+            self._leave()
+
+    def _step(self, step: Callable[[Any], int], views: Sequence[Any], deadline: Deadline, option: int) -> int:
+        """At least one byte. Raises OSError, DeadlineExceeded or Unreachable."""
+        while True:
+            self._arm(deadline, option)
+            try:
+                moved = step(views)
+            except BlockingIOError:  # nothing moved for as long as the kernel was told to wait, which may be an earlier step's limit
+                waited_s, self._armed_s[option] = self._armed_s[option], 0.0
+                deadline.left_s()
+                if waited_s >= self.stall_timeout_s:
+                    raise Unreachable(f"{self._peer} has stalled: not a byte for {self.stall_timeout_s:g} s") from None
+                continue
+            if not moved:
+                raise ConnectionResetError(0, "the peer hung up")
+            return moved
+
+    def _arm(self, deadline: Deadline, option: int) -> None:
+        """Have the kernel end the next step near the deadline or a stall, perhaps early: a limit set before is kept if it is not later."""
+        limit_s = deadline.left_s()
+        if limit_s * SLACK >= self.stall_timeout_s:
+            limit_s = self.stall_timeout_s
+        if not 0.0 < self._armed_s[option] <= limit_s * SLACK + 0.001:
+            seconds, rest = divmod(limit_s, 1.0)
+            self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), max(int(rest * 1e6), 1000)))
+            self._armed_s[option] = limit_s
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise self._closed()
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._failure is not None and not self._users:
+                self._sock.close()
+
+    def _fail(self, error: KVStoreError) -> KVStoreError:
+        """Close for good; what the caller is told: the error, or that this side had closed the connection before."""
+        with self._lock:
+            if self._failure is not None:
+                return self._closed()
+            self._failure = error
+            self._hang_up()
+        return error
+
+    def _closed(self) -> Closed:
+        return Closed(f"the connection to {self._peer} is closed")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = self._closed()
+                self._hang_up()
+                if not self._users:
+                    self._sock.close()
+
+    def _hang_up(self) -> None:
+        """Wake the threads inside; unsent bytes must not arrive after the caller was told that they did not."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        with contextlib.suppress(OSError):  # the peer may have hung up before
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def is_open(self) -> bool:
+        return self._failure is None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+
+class TcpListener(Listener):
+    """See Listener."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"the transfer engine cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self._address = Address(host=host, port=self._sock.getsockname()[1])
+        self._is_closed = False
+
+    def metadata(self) -> bytes:
+        return MAGIC + str(self._address).encode()
+
+    def accept(self, timeout_s: float) -> TcpConnection | None:
+        try:
+            self._sock.settimeout(timeout_s)
+            sock, peer = self._sock.accept()
+        except (TimeoutError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            if self._is_closed:
+                raise Closed("the listener is closed") from None
+            raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A peer that vanished without a word does not keep its connection for ever.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        return TcpConnection(sock, f"{peer[0]}:{peer[1]}")
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+            finally:
+                self._sock.close()
+
+
+def _is_within_host(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # the peer has gone already, which the first use tells
+        return False
+
+
+def _parse(metadata: bytes) -> Address:
+    """Raises ProtocolError for bytes that no TcpListener made."""
+    if not metadata.startswith(MAGIC) or len(metadata) > 300:
+        raise ProtocolError("these bytes do not say how a TCP listener is reached")
+    try:
+        return parse_address(metadata[len(MAGIC) :].decode("ascii"))
+    except (ValueError, KVStoreError):
+        raise ProtocolError("these bytes do not say how a TCP listener is reached") from None

@@ -1,0 +1,127 @@
+"""What the conformance suite of agents needs: regions over shared memory, and an agent in another process, to be stopped and killed."""
+
+import importlib.util
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvstore.transfer.agent import TransferAgent
+from kvstore.transfer.memory.region import Region, RemoteRegion
+
+
+class RegionAllocator:
+    """Makes regions that are each a memfd, as a node's slabs are. A context manager: closes them all, after the agents that use them."""
+
+    def __init__(self) -> None:
+        self._regions: list[Region] = []
+
+    def allocate(self, size_bytes: int, data: bytes = b"") -> Region:
+        """A region of zeros, or of `data`."""
+        fd = os.memfd_create("conformance", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size_bytes)
+        region = Region(memoryview(mmap.mmap(fd, size_bytes)), location="cpu:0", fd=fd)
+        region.memory[: len(data)] = data
+        self._regions.append(region)
+        return region
+
+    def __enter__(self) -> "RegionAllocator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for region in self._regions:
+            region.close()
+            os.close(region.fd)
+
+
+def remote_region(owner: TransferAgent, region: Region) -> RemoteRegion:
+    """The region as its owner describes it to peers that may read and write it."""
+    descriptor = owner.export(region)
+    assert descriptor is not None, "an agent reaches every region of shared memory"
+    return RemoteRegion(region.region_id, region.size_bytes, region.write_key, {owner.transport: descriptor}, region.location)
+
+
+def pattern(seed: int, size_bytes: int) -> bytes:
+    """Bytes that no other seed shares."""
+    return np.random.default_rng(seed).bytes(size_bytes)
+
+
+class PeerProcess:
+    """An agent in a process of its own that serves one region. A context manager: it is gone at the end.
+
+    `metadata` is the agent's; `region` its region, which held `content` at the start.
+    """
+
+    def __init__(self, suite: type, *, region_bytes: int) -> None:
+        """`suite` is a test class at the top level of its file, with a `make_agent(name)` that needs no fixture."""
+        source = sys.modules[suite.__module__].__file__
+        command = [sys.executable, "-c", "from kvstore.transfer.testing.peer import serve; serve()", str(source), suite.__qualname__]
+        paths = os.pathsep.join([os.getcwd(), *sys.path])
+        self._process = subprocess.Popen(
+            [*command, str(region_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+        )
+        assert self._process.stdout is not None
+        told = json.loads(self._process.stdout.readline() or "null")
+        assert told is not None, "the process of the peer failed: see its standard error"
+        self.metadata = bytes.fromhex(told["metadata"])
+        descriptors = {transport: bytes.fromhex(text) for transport, text in told["descriptors"].items()}
+        self.region = RemoteRegion(told["region_id"], region_bytes, told["key"], descriptors)
+        self.content = pattern(0, region_bytes)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It does not run in between."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """It ends at once, as in a crash."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "PeerProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def serve() -> None:
+    """The peer's process: `FILE CLASS REGION_BYTES`. Tells how it is reached on standard output and serves until it is killed."""
+    source, suite, region_bytes = sys.argv[1:]
+    with ExitStack() as stack:
+        memory = stack.enter_context(RegionAllocator())
+        agent: TransferAgent = load(Path(source), suite)().make_agent("peer")
+        stack.callback(agent.close)
+        region = memory.allocate(int(region_bytes), pattern(0, int(region_bytes)))
+        remote = remote_region(agent, region)
+        descriptors = {transport: descriptor.hex() for transport, descriptor in remote.descriptors.items()}
+        told = {"metadata": agent.metadata().hex(), "region_id": remote.region_id, "key": remote.key, "descriptors": descriptors}
+        print(json.dumps(told), flush=True)
+        sys.stdin.read()  # ends with the process that started this one
+
+
+def load(source: Path, name: str) -> Any:
+    """The class of this name in a file, which need not be importable by a name of its own."""
+    spec = importlib.util.spec_from_file_location(source.stem, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[source.stem] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name)

@@ -1,0 +1,265 @@
+"""Reads this host's topology: interfaces from netlink, hardware from sysfs, GPUs from NVML (else from PCI).
+
+sysfs is read below a root, so that a folder that looks like a machine's will do. What a file lacks or the kernel refuses to say is
+unknown, never an error: a container often sees half of /sys.
+"""
+
+import contextlib
+import importlib
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.topology.json_form import Override, override_from_file
+from kvstore.transfer.topology.model import ETHERNET, INFINIBAND, LOOPBACK, ROCE, UNKNOWN_NODE, Gpu, Nic, NumaNode, Topology
+from kvstore.transfer.topology.netlink import Interface, read_interfaces
+
+ROOT: Final = Path("/")
+ARPHRD_INFINIBAND: Final = 32
+ARPHRD_LOOPBACK: Final = 772
+PCI_VENDOR_NVIDIA: Final = "0x10de"
+PCI_CLASSES_GPU: Final = ("0x0300", "0x0302")
+"""VGA controller and 3D controller: the first four hex digits of a PCI class."""
+PORT_ACTIVE: Final = "4"
+"""InfiniBand's number of the port state ACTIVE, the only one that carries data."""
+MAX_STACK: Final = 4
+"""Virtual devices on top of one another that are followed down to hardware: a bridge over a VLAN over a bond is three."""
+_PCI_PART: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FoundGpu:
+    """A GPU by NVML: its index, name, and PCI address as NVML writes it, "00000000:17:00.0"."""
+
+    index: int
+    name: str
+    pci_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a device is attached; the defaults for one that is virtual."""
+
+    pci_path: str = ""
+    numa_node: int = UNKNOWN_NODE
+
+
+class Discovery:
+    """Looks at one machine, as an operator's override has it. Thread-safe: it keeps nothing but the override and the GPUs."""
+
+    def __init__(self, override: Override | None = None) -> None:
+        """Asks NVML once: GPUs come and go with the driver, not with links."""
+        self._override = override
+        self._gpus = nvml_gpus()
+
+    @classmethod
+    def configured(cls, settings: TransferSettings) -> "Discovery":
+        """With the override that the setting `topology` names.
+
+        Raises ConfigError for a file that cannot be read, is malformed or names a NIC that is not here, and Broken as `look` does.
+        """
+        if not settings.topology:
+            return cls()
+        override = override_from_file(settings.topology)
+        discovery = cls(override)
+        override.check(discovery.look())
+        return discovery
+
+    def look(self) -> Topology:
+        """The topology now. Raises Broken where the system does not tell the network interfaces."""
+        found = read_machine(ROOT, read_interfaces(), self._gpus)
+        return self._override.apply(found) if self._override is not None else found
+
+
+def read_machine(root: Path, interfaces: Mapping[str, Interface], gpus: Sequence[FoundGpu] | None) -> Topology:
+    """The machine whose sysfs is below `root`. GPUs of None: those that PCI names."""
+    nodes = _numa_nodes(root)
+    only_node = nodes[0].number if len(nodes) == 1 else UNKNOWN_NODE
+    nics = [_with_node(nic, only_node) for nic in _nics(root, interfaces)]
+    found = _gpus(root, _pci_gpus(root) if gpus is None else gpus)
+    return Topology(socket.gethostname(), tuple(nodes), tuple(nics), tuple(replace(gpu, numa_node=_node(gpu, only_node)) for gpu in found))
+
+
+def _with_node(nic: Nic, only_node: int) -> Nic:
+    return replace(nic, numa_node=_node(nic, only_node))
+
+
+def _node(device: Nic | Gpu, only_node: int) -> int:
+    """Firmware of machines with one node often names none: hardware is on that one then."""
+    return only_node if device.numa_node == UNKNOWN_NODE and device.pci_path else device.numa_node
+
+
+# --- NUMA nodes ---
+
+
+def _numa_nodes(root: Path) -> list[NumaNode]:
+    found = []
+    for path in _entries(root / "sys/devices/system/node"):
+        number = path.name.removeprefix("node")
+        if path.name.startswith("node") and number.isdecimal():
+            found.append(NumaNode(int(number), tuple(int(word) for word in _read(path / "distance").split() if word.isdecimal())))
+    return sorted(found, key=lambda node: node.number)
+
+
+# --- NICs ---
+
+
+def _nics(root: Path, interfaces: Mapping[str, Interface]) -> list[Nic]:
+    """RDMA ports with the interface that belongs to each, and the other interfaces. By name."""
+    found = list(_rdma_nics(root, interfaces))
+    taken = {nic.interface for nic in found}
+    for name, interface in interfaces.items():
+        if name not in taken and (nic := _interface_nic(root, name, interface)) is not None:
+            found.append(nic)
+    return sorted(found, key=lambda nic: nic.name)
+
+
+def _rdma_nics(root: Path, interfaces: Mapping[str, Interface]) -> Iterator[Nic]:
+    for device in _entries(root / "sys/class/infiniband"):
+        ports = _entries(device / "ports")
+        for port in ports:
+            is_ethernet = _read(port / "link_layer") == "Ethernet"
+            interface = _rdma_interface(device, port)
+            # RoCE in software has no device of its own: it is where its interface is.
+            place = _interface_place(device, 0) or _interface_place(root / "sys/class/net" / interface, MAX_STACK) or _Place()
+            addresses = interfaces[interface].addresses if interface in interfaces else ()
+            yield Nic(
+                device.name if len(ports) == 1 else f"{device.name}:{port.name}",
+                ROCE if is_ethernet else INFINIBAND,
+                interface if interface in interfaces else "",
+                addresses,
+                place.numa_node,
+                _leading_number(_read(port / "rate")),
+                _read(port / "state").partition(":")[0] == PORT_ACTIVE,
+                place.pci_path,
+            )
+
+
+def _rdma_interface(device: Path, port: Path) -> str:
+    """The interface behind a port: the one of its first GID, else the device's with the port's number."""
+    if name := _read(port / "gid_attrs/ndevs/0"):
+        return name
+    for interface in _entries(device / "device/net"):
+        if _leading_number(_read(interface / "dev_port") or "0") + 1 == _leading_number(port.name):
+            return interface.name
+    return ""
+
+
+def _interface_nic(root: Path, name: str, interface: Interface) -> Nic | None:
+    """None for what is no way out of the host: virtual devices without an address, and bridges without hardware (docker0, cni0)."""
+    path = root / "sys/class/net" / name
+    if _read(path / "ifindex") != str(interface.index):  # this /sys belongs to another network namespace, or is not there
+        kind = LOOPBACK if name == "lo" else ETHERNET
+        return Nic(name, kind, name, interface.addresses, is_up=interface.is_up) if interface.addresses else None
+    place = _interface_place(path, MAX_STACK)
+    hardware_type = _leading_number(_read(path / "type"))
+    is_loopback = hardware_type == ARPHRD_LOOPBACK
+    if place is None and not is_loopback and (not interface.addresses or (path / "bridge").is_dir()):
+        return None
+    kind = LOOPBACK if is_loopback else INFINIBAND if hardware_type == ARPHRD_INFINIBAND else ETHERNET
+    # A virtual device without hardware below reports what its driver's author wrote down: 10 Gbit/s for a veth, 10 Mbit/s for a tap.
+    speed_mbit_s = _leading_number(_read(path / "speed")) if place is not None else 0.0
+    place = place or _Place()
+    return Nic(name, kind, name, interface.addresses, place.numa_node, speed_mbit_s / 1000, interface.is_up, place.pci_path)
+
+
+def _interface_place(path: Path, depth: int) -> _Place | None:
+    """Where the hardware behind an interface (or an RDMA device) is; None for one without. A bond of several is in none of their places."""
+    if (path / "device").exists():
+        return _place_of(path / "device")
+    if not depth:
+        return None
+    lower = (_interface_place(entry, depth - 1) for entry in _entries(path) if entry.name.startswith("lower_"))
+    places = {place for place in lower if place is not None}
+    if not places:
+        return None
+    nodes = {place.numa_node for place in places}
+    return next(iter(places)) if len(places) == 1 else _Place("", nodes.pop() if len(nodes) == 1 else UNKNOWN_NODE)
+
+
+def _place_of(device: Path) -> _Place:
+    """Of a device's folder: the PCI addresses that its real path goes through, and the NUMA node of the nearest that names one."""
+    path = device.resolve()
+    parts = [part for part in path.parts if _PCI_PART.fullmatch(part)]
+    for folder in (path, *path.parents):
+        if text := _read(folder / "numa_node"):
+            return _Place("/".join(parts), int(text) if text.isdecimal() else UNKNOWN_NODE)
+    return _Place("/".join(parts))
+
+
+# --- GPUs ---
+
+
+def _gpus(root: Path, found: Sequence[FoundGpu]) -> Iterator[Gpu]:
+    for gpu in sorted(found):
+        place = _place_of(root / "sys/bus/pci/devices" / _sysfs_address(gpu.pci_address))
+        yield Gpu(gpu.index, gpu.name, place.numa_node, place.pci_path)
+
+
+def _sysfs_address(address: str) -> str:
+    """NVML writes the domain with eight digits and in capitals; sysfs with four, as long as they are enough."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}"
+
+
+def _pci_gpus(root: Path) -> list[FoundGpu]:
+    """NVIDIA's display and 3D controllers; virtual ones and those in use by another driver among them."""
+    devices = [
+        path
+        for path in _entries(root / "sys/bus/pci/devices")
+        if _read(path / "vendor") == PCI_VENDOR_NVIDIA and _read(path / "class")[:6] in PCI_CLASSES_GPU
+    ]
+    return [FoundGpu(index, f"NVIDIA {_read(path / 'device')}", path.name) for index, path in enumerate(devices)]
+
+
+def nvml_gpus() -> list[FoundGpu] | None:
+    """The GPUs of NVIDIA's driver; None where the module pynvml (nvidia-ml-py) or the driver is missing, or does not answer."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")  # an extra: hosts without GPUs have no use for it
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [(index, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [FoundGpu(i, _text(pynvml.nvmlDeviceGetName(gpu)), _text(pynvml.nvmlDeviceGetPciInfo(gpu).busId)) for i, gpu in handles]
+    except pynvml.NVMLError:
+        return None
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    """NVML's strings are bytes in older releases of its module."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# --- files ---
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    """The text of a small file without white space around it; "" if there is none. sysfs answers EINVAL to what it cannot say now."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _leading_number(text: str) -> float:
+    """ "400 Gb/sec (4X NDR)" is 400, "-1" and "" are 0: unknown."""
+    match = re.match(r"\d+(\.\d+)?", text)
+    return float(match[0]) if match else 0.0

@@ -1,0 +1,251 @@
+"""A topology as JSON: what a node registers with the master, what `kvstore topology --json` prints, and what the `topology` setting reads.
+
+    {"version": 1, "host": "a", "numa_nodes": [{"number": 0, "distances": [10]}],
+     "nics": [{"name": "mlx5_0", "kind": "roce", "interface": "eth0", "addresses": ["10.0.0.1"], "numa_node": 0,
+               "speed_gbit_s": 400.0, "is_up": true, "pci_path": "pci0000:00/0000:00:01.0/0000:01:00.0"}],
+     "gpus": [{"index": 0, "name": "H100", "numa_node": 0, "pci_path": "..."}],
+     "matrix": {"cpu:0": [["mlx5_0"], []], "cuda:0": [["mlx5_0"], []]}}
+
+The matrix alone, without "version", is Mooncake's form; the setting takes either. Everything has a limit; errors name the place.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.transfer.topology.model import ETHERNET, KINDS, LOCATION, UNKNOWN_NODE, Gpu, Matrix, Nic, NumaNode, Rails, Topology
+
+FORM_VERSION: Final = 1
+MAX_TOPOLOGY_BYTES: Final = 256 << 10
+"""A machine with 8 GPUs and 8 NICs takes 5 KiB."""
+MAX_ENTRIES: Final = 1024
+"""Of any list: Linux knows at most 1,024 NUMA nodes, and no machine has as many NICs or GPUs."""
+MAX_TEXT_BYTES: Final = 255
+MAX_SPEED_GBIT_S: Final = 1_000_000
+
+
+def dump_topology(topology: Topology) -> bytes:
+    """The JSON form, on one line."""
+    return json.dumps(as_json(topology), separators=(",", ":")).encode()
+
+
+def as_json(topology: Topology) -> dict[str, Any]:
+    """The JSON form as plain values, the matrix as it is now."""
+    return {
+        "version": FORM_VERSION,
+        "host": topology.host,
+        "numa_nodes": [{"number": node.number, "distances": list(node.distances)} for node in topology.numa_nodes],
+        "nics": [
+            {
+                "name": nic.name,
+                "kind": nic.kind,
+                "interface": nic.interface,
+                "addresses": list(nic.addresses),
+                "numa_node": nic.numa_node,
+                "speed_gbit_s": nic.speed_gbit_s,
+                "is_up": nic.is_up,
+                "pci_path": nic.pci_path,
+            }
+            for nic in topology.nics
+        ],
+        "gpus": [{"index": gpu.index, "name": gpu.name, "numa_node": gpu.numa_node, "pci_path": gpu.pci_path} for gpu in topology.gpus],
+        "matrix": matrix_as_json(topology.matrix),
+    }
+
+
+def matrix_as_json(matrix: Matrix) -> dict[str, list[list[str]]]:
+    """Mooncake's form."""
+    return {location: [list(rails.preferred), list(rails.available)] for location, rails in matrix.items()}
+
+
+def parse_topology(data: bytes) -> Topology:
+    """The topology that a peer described; its matrix holds as it says. Raises ProtocolError naming the place that is wrong."""
+    return _topology(_document(data))
+
+
+def override_from_file(path: str | Path) -> "Override":
+    """What the file of the `topology` setting says. Raises ConfigError naming the file and the place in it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the topology {path}: {error.strerror or error}") from None
+    try:
+        document = _document(data)
+        if "version" in document.fields():
+            return Override(str(path), _topology(document), {})
+        return Override(str(path), None, _matrix(document))
+    except ProtocolError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What an operator's file says: a whole topology, or (`whole` is None) only entries of the matrix."""
+
+    source: str
+    whole: Topology | None
+    matrix: Matrix
+
+    def apply(self, found: Topology) -> Topology:
+        """The topology to go by on the machine that was `found`.
+
+        A whole one keeps its word, except that a NIC the machine knows is down is down, and that addresses it does not name are those
+        found. A NIC that is gone is in no matrix.
+        """
+        if self.whole is not None:
+            here = {nic.name: nic for nic in found.nics}
+            return replace(self.whole, nics=tuple(_kept_current(nic, here.get(nic.name)) for nic in self.whole.nics))
+        return replace(found, override=self.matrix)
+
+    def check(self, found: Topology) -> None:
+        """Raises ConfigError when the matrix names a NIC that the machine does not have: a mistake at start, not later."""
+        try:
+            _check_names(self.matrix, found.nics)
+        except ProtocolError as error:
+            raise ConfigError(f"{self.source}: {error}") from None
+
+
+def _kept_current(nic: Nic, found: Nic | None) -> Nic:
+    if found is None:
+        return nic
+    return replace(nic, is_up=nic.is_up and found.is_up, addresses=nic.addresses or found.addresses)
+
+
+def _document(data: bytes) -> "_Value":
+    if len(data) > MAX_TOPOLOGY_BYTES:
+        raise ProtocolError(f"a topology of {len(data)} bytes is over the limit of {MAX_TOPOLOGY_BYTES}")
+    try:
+        return _Value(json.loads(data), "")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a topology is JSON, this is not: {error}") from None
+
+
+def _topology(document: "_Value") -> Topology:
+    version = document["version"].integer(0, 1 << 31)
+    if version != FORM_VERSION:
+        raise ProtocolError(f"version: this topology has form {version}, this release reads {FORM_VERSION}")
+    nodes = tuple(
+        NumaNode(item["number"].integer(0, MAX_ENTRIES), tuple(each.integer(0, 255) for each in item.get("distances", []).items()))
+        for item in document.get("numa_nodes", []).items()
+    )
+    nics = tuple(_nic(item) for item in document.get("nics", []).items())
+    gpus = tuple(_gpu(item) for item in document.get("gpus", []).items())
+    for name, numbers in (
+        ("numa_nodes", [node.number for node in nodes]),
+        ("nics", [nic.name for nic in nics]),
+        ("gpus", [gpu.index for gpu in gpus]),
+    ):
+        if len(set(numbers)) != len(numbers):
+            raise ProtocolError(f"{name}: two of them have the same name or number")
+    matrix = _matrix(document.get("matrix", {}))
+    _check_names(matrix, nics, "matrix.")
+    return Topology(document["host"].text(), nodes, nics, gpus, matrix)
+
+
+def _nic(item: "_Value") -> Nic:
+    kind = item.get("kind", ETHERNET)
+    if kind.text() not in KINDS:
+        kind.refuse(f"one of {', '.join(KINDS)}")
+    name = item["name"].text(minimum=1)
+    return Nic(
+        name,
+        kind.text(),
+        item.get("interface", "").text(),
+        tuple(each.text(minimum=1) for each in item.get("addresses", []).items()),
+        item.get("numa_node", UNKNOWN_NODE).integer(UNKNOWN_NODE, MAX_ENTRIES),
+        item.get("speed_gbit_s", 0).number(0, MAX_SPEED_GBIT_S),
+        item.get("is_up", True).boolean(),
+        item.get("pci_path", "").text(),
+    )
+
+
+def _gpu(item: "_Value") -> Gpu:
+    return Gpu(
+        item["index"].integer(0, MAX_ENTRIES),
+        item.get("name", "").text(),
+        item.get("numa_node", UNKNOWN_NODE).integer(UNKNOWN_NODE, MAX_ENTRIES),
+        item.get("pci_path", "").text(),
+    )
+
+
+def _matrix(value: "_Value") -> dict[str, Rails]:
+    matrix = {}
+    for location in value.fields():
+        entry = value[location]
+        if not LOCATION.fullmatch(location):
+            entry.refuse("a location: cpu:N or cuda:N, such as cpu:0")
+        parts = entry.items()
+        if len(parts) != 2:
+            entry.refuse('two lists of NICs, [["preferred"], ["available"]]')
+        preferred, available = (tuple(each.text(minimum=1) for each in part.items()) for part in parts)
+        matrix[location] = Rails(preferred, available)
+    return matrix
+
+
+def _check_names(matrix: Matrix, nics: Sequence[Nic], place: str = "") -> None:
+    known = [nic.name for nic in nics]
+    for location, rails in matrix.items():
+        for part, names in zip(("preferred", "available"), rails, strict=True):
+            for name in names:
+                if name not in known:
+                    raise ProtocolError(f"{place}{location}, {part}: there is no NIC {name!r}; there are: {', '.join(known) or 'none'}")
+
+
+class _Value:
+    """One value of a document and its place there, so that every error can name it. Methods raise ProtocolError."""
+
+    __slots__ = ("_place", "_value")
+
+    def __init__(self, value: Any, place: str) -> None:
+        self._value = value
+        self._place = place
+
+    def refuse(self, expected: str) -> NoReturn:
+        shown = json.dumps(self._value)
+        raise ProtocolError(f"{self._place or 'the document'}: expected {expected}, not {shown[:40]}{'...' if len(shown) > 40 else ''}")
+
+    def fields(self) -> list[str]:
+        if not isinstance(self._value, dict) or len(self._value) > MAX_ENTRIES:
+            self.refuse(f"an object of at most {MAX_ENTRIES} fields")
+        return list(self._value)
+
+    def __getitem__(self, name: str) -> "_Value":
+        if name not in self.fields():
+            raise ProtocolError(f"{self._place or 'the document'}: there is no {name!r}")
+        return self.get(name, None)
+
+    def get(self, name: str, default: Any) -> "_Value":
+        self.fields()
+        return _Value(self._value.get(name, default), f"{self._place}.{name}" if self._place else name)
+
+    def items(self) -> list["_Value"]:
+        if not isinstance(self._value, list) or len(self._value) > MAX_ENTRIES:
+            self.refuse(f"a list of at most {MAX_ENTRIES}")
+        return [_Value(item, f"{self._place}[{index}]") for index, item in enumerate(self._value)]
+
+    def text(self, *, minimum: int = 0) -> str:
+        value = self._value
+        if not isinstance(value, str) or not value.isprintable() or not minimum <= len(value.encode()) <= MAX_TEXT_BYTES:
+            self.refuse(f"a printable text of {minimum} to {MAX_TEXT_BYTES} bytes")
+        return value
+
+    def integer(self, minimum: int, maximum: int) -> int:
+        value = self._value
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            self.refuse(f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, minimum: float, maximum: float) -> float:
+        value = self._value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (math.isfinite(value) and minimum <= value <= maximum):
+            self.refuse(f"a number from {minimum:g} to {maximum:g}")
+        return float(value)
+
+    def boolean(self) -> bool:
+        if not isinstance(self._value, bool):
+            self.refuse("true or false")
+        return self._value

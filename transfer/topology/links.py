@@ -1,0 +1,127 @@
+"""Keeps a topology current: a thread that looks again when the kernel says that a link or address changed, and now and then anyway.
+
+What changed is worked out by comparing two topologies (`changes`), which is pure. The kernel does not announce everything (the state of an
+InfiniBand port without an interface), and where netlink may not be listened to nothing at all: hence the interval.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.protocol.errors import KVStoreError
+from kvstore.transfer.topology.model import Nic, Topology
+from kvstore.transfer.topology.netlink import drain, open_changes
+
+log = logging.getLogger("kvstore.transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """One NIC's state before and after; None where it was not there."""
+
+    before: Nic | None
+    after: Nic | None
+
+    def __str__(self) -> str:
+        before, after = self.before, self.after
+        if before is None or after is None:
+            nic = before or after
+            assert nic is not None
+            return f"{nic.name} {'appeared' if before is None else 'disappeared'}"
+        if before.is_up != after.is_up:
+            return f"{after.name} went {'up' if after.is_up else 'down'}"
+        if before.addresses != after.addresses:
+            return f"{after.name} has the addresses {', '.join(after.addresses) or 'none'}"
+        if before.speed_gbit_s != after.speed_gbit_s:
+            return f"{after.name} runs at {after.speed_gbit_s:g} Gbit/s"
+        return f"{after.name} is another device"
+
+
+def changes(before: Topology, after: Topology) -> list[LinkChange]:
+    """What is different about the NICs, by name."""
+    old, new = ({nic.name: nic for nic in topology.nics} for topology in (before, after))
+    return [LinkChange(old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+
+
+class LinkWatch:
+    """Looks once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
+
+    def __init__(
+        self, look: Callable[[], Topology], on_change: Callable[[Topology, list[LinkChange]], None], *, poll_interval_s: float
+    ) -> None:
+        """`look` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
+
+        `on_change` is called in the thread, after `topology` is the new one; it must not call `close`.
+        """
+        self._look = look
+        self._on_change = on_change
+        self._poll_interval_s = poll_interval_s
+        self._topology = look()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = threading.Event()
+        self._complaint = ""
+        self._thread = threading.Thread(target=self._run, name="link-watch", daemon=True)
+
+    @property
+    def topology(self) -> Topology:
+        """As last seen."""
+        return self._topology
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; no callback comes afterwards. A second close is a no-op."""
+        if self._wake_fd < 0:
+            return
+        self._stopping.set()
+        os.eventfd_write(self._wake_fd, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._wake_fd)
+        self._wake_fd = -1
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            poll.register(self._wake_fd, select.POLLIN)
+            changed = self._listen()
+            if changed is not None:
+                stack.enter_context(changed)
+                poll.register(changed, select.POLLIN)
+            while not self._stopping.is_set():
+                self._refresh()  # before the first wait too: something may have changed since the first look
+                poll.poll(self._poll_interval_s * 1000)
+                if changed is not None:
+                    drain(changed)
+
+    def _listen(self) -> socket.socket | None:
+        try:
+            return open_changes()
+        except OSError as error:
+            log.warning("netlink cannot be listened to (%s): links are looked at every %g s", error.strerror, self._poll_interval_s)
+            return None
+
+    def _refresh(self) -> None:
+        try:
+            after = self._look()
+            self._complaint = ""
+        except KVStoreError as error:
+            if str(error) != self._complaint:  # once is enough for what stays wrong
+                log.warning("the links cannot be looked at: %s", error)
+            self._complaint = str(error)
+            return
+        found = changes(self._topology, after)
+        if not found:
+            return
+        self._topology = after
+        log.info("links: %s", "; ".join(map(str, found)))
+        try:
+            self._on_change(after, found)
+        except Exception:
+            log.exception("a receiver of link changes failed")

@@ -1,0 +1,1 @@
+"""UCX as a Connection."""

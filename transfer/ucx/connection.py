@@ -1,0 +1,365 @@
+"""UCX as a Connection: tagged messages, one a part, straight between the memory of both ends.
+
+A TCP connection to the listener introduces the two UCX workers to one another. It stays open: its end tells of the other end's, for
+every transport of UCX, also those that do not notice a peer's death themselves.
+"""
+
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError, Unreachable
+from kvstore.rpc.address import Address, connect, parse_address
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.streams.connection import Connection, Listener
+from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
+
+MAGIC: Final = b"ucx1 "
+"""Metadata: this, then HOST:PORT in ASCII."""
+LOOPBACK: Final = "127.0.0.1"
+BACKLOG: Final = 256
+KEEPALIVE_S: Final = 60
+HANDSHAKE_S: Final = 1.0
+"""A peer that has connected says who it is within this time, or others would wait for it."""
+MAX_ADDRESS_BYTES: Final = 32 << 10
+PART_BITS: Final = 36
+"""A tag is the receiver's number of the connection, then the part's size: a part of another size matches no receive."""
+GIVEN_UP: Final = b"!"
+"""Said before hanging up with a send unfinished: what the peer reads of its memory from now on is worth nothing."""
+_HELLO: Final = struct.Struct("!4sB?HQ")
+"""Magic, version, whether UCX handles errors, size of the worker's address (it follows), number of the connection."""
+_MAGIC: Final = b"kvUX"
+_VERSION: Final = 1
+
+
+class UcxConnection(Connection):
+    """See Connection. Goes by whole parts where it looks for stalls."""
+
+    transport = "ucx"
+
+    def __init__(self, sock: socket.socket, worker: UcxWorker, connection_id: int, peer: "_Introduction", name: str) -> None:
+        """Takes over `sock`, one use of `worker` and `connection_id`, also when it raises Unreachable."""
+        self._sock = sock
+        self._worker = worker
+        self._connection_id = connection_id
+        self._peer = peer
+        self._name = name
+        self._lock = threading.Lock()
+        self._failure: KVStoreError | None = None
+        self._operations: set[Operation] = set()
+        self._users = 1
+        self._is_told = False
+        """Whether a caller knows of the failure."""
+        self._is_given_back = False
+        self._endpoint: Any = None
+        try:
+            self._endpoint = worker.endpoint(peer.address)
+            self._endpoint.set_close_callback(self._on_endpoint_closed)
+            worker.watch(sock.fileno(), self._on_readable)
+        except KVStoreError as error:
+            self._fail(error)
+            raise
+        finally:
+            self._leave()
+
+    @classmethod
+    def listen(cls, rail: Rail) -> "UcxListener":
+        return UcxListener(rail)
+
+    @classmethod
+    def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> "UcxConnection":
+        """Also raises ConfigError: UCX is missing, or has no such device."""
+        address = _parse(metadata)
+        worker = UcxWorker.acquire(rail.device)
+        connection_id = worker.new_connection_id()
+        try:
+            sock, peer = _introduced(address, rail, worker, connection_id, deadline)
+        except BaseException:
+            worker.forget_connection_id(connection_id)
+            worker.release()
+            raise
+        return cls(sock, worker, connection_id, peer, str(address))
+
+    def send(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
+        self._move(parts, self._peer.connection_id, deadline, is_receive=False)
+
+    def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
+        self._move(parts, self._connection_id, deadline, is_receive=True)
+
+    def _move(self, parts: Sequence[memoryview | bytes], connection_id: int, deadline: Deadline, *, is_receive: bool) -> None:
+        """All parts, as messages of this number. Any error closes the connection."""
+        operation = self._enter(parts, connection_id, is_receive)
+        try:
+            self._worker.post(operation)
+            self._wait(operation, deadline)
+            if operation.error is not None:
+                raise self._translate(operation.error)
+            if is_receive and not self._worker.has_error_handling:
+                self._check_not_given_up()
+        except KVStoreError as error:
+            raise self._end(operation, error, is_receive) from None
+        except BaseException as error:
+            self._end(operation, Closed(f"the connection to {self._name} was given up: {error!r}"), is_receive)
+            raise
+        finally:
+            self._leave(operation)
+
+    def _wait(self, operation: Operation, deadline: Deadline) -> None:
+        while operation.requests:
+            if self._failure is not None:
+                raise self._failure
+            left_s, began_s, before = deadline.left_s(), time.monotonic(), len(operation.requests)
+            self._worker.wait(operation, min(left_s, self.stall_timeout_s))
+            stalled_s = time.monotonic() - began_s
+            if len(operation.requests) == before and stalled_s >= self.stall_timeout_s:
+                raise Unreachable(f"{self._name} has stalled: no part for {self.stall_timeout_s:g} s")
+
+    def _translate(self, error: Exception) -> KVStoreError:
+        if isinstance(error, self._worker.api.UCXMessageTruncatedError):
+            return ProtocolError(f"a part from {self._name} is of another size")
+        return Unreachable(f"the connection to {self._name} broke: {error}")
+
+    def _check_not_given_up(self) -> None:
+        """Where the peer's memory is read by this side, what came may have been changed while it was."""
+        try:
+            said = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if said == GIVEN_UP:
+            raise Unreachable(f"{self._name} gave up while it was sending")
+
+    def _enter(self, parts: Sequence[memoryview | bytes], connection_id: int, is_receive: bool) -> Operation:
+        """Raises InvalidArgument: a part is too long; Closed, or what broke the connection if nobody was told yet."""
+        if any(len(part) >> PART_BITS for part in parts):
+            raise InvalidArgument(f"a part has at most {(1 << PART_BITS) - 1} bytes")
+        with self._lock:
+            failure, is_told = self._failure, self._is_told
+            if failure is None:
+                call = self._endpoint.tag_recv if is_receive else self._endpoint.tag_send
+                base = connection_id << PART_BITS
+                operation = Operation([Message(call, part, base | len(part)) for part in parts if len(part)])
+                self._operations.add(operation)
+                self._users += 1
+                return operation
+        self.close()
+        raise self._closed() if is_told else failure
+
+    def _leave(self, operation: Operation | None = None) -> None:
+        """The last one to leave a broken connection gives back what it has."""
+        with self._lock:
+            if operation is not None:
+                self._operations.remove(operation)
+            self._users -= 1
+            is_last = self._failure is not None and not self._users and not self._is_given_back
+            self._is_given_back = self._is_given_back or is_last
+        if is_last:
+            self._worker.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._close_endpoint()
+            self._worker.forget_connection_id(self._connection_id)
+            self._worker.release()
+
+    def _end(self, operation: Operation, error: KVStoreError, is_receive: bool) -> KVStoreError:
+        """Fail, and have no byte of the operation move any more. What the caller is told: why the connection broke first."""
+        self._fail(error)
+        self._is_told = True
+        self._close_endpoint()
+        self._worker.finish(operation, writes=is_receive)
+        assert self._failure is not None
+        return self._failure
+
+    def _fail(self, error: KVStoreError) -> None:
+        """Break it for good, and have all leave."""
+        self._mark(error)
+        for operation in list(self._operations):
+            self._worker.interrupt(operation)
+
+    def _mark(self, error: KVStoreError) -> None:
+        """The first failure counts, and hangs up."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+            try:
+                if any(operation.requests for operation in self._operations):
+                    self._sock.send(GIVEN_UP, socket.MSG_DONTWAIT)
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the peer was faster
+                pass
+
+    def _close_endpoint(self) -> None:
+        with self._lock:
+            endpoint, self._endpoint = self._endpoint, None
+            is_busy = any(operation.requests for operation in self._operations)
+        if endpoint is not None:
+            self._worker.close_endpoint(endpoint, is_busy=is_busy)
+
+    def _on_endpoint_closed(self, *status: Any) -> None:
+        """UCX gave the endpoint up; it ends the messages itself. Called within UCX: the worker's lock is held."""
+        self._mark(Unreachable(f"the connection to {self._name} broke"))
+
+    def _on_readable(self) -> None:
+        """The peer says something only when it hangs up. What came before that still counts."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:  # a reset is an end, too
+            pass
+        self._worker.unwatch(self._sock.fileno())
+        self._worker.flush()
+        self._fail(Unreachable(f"{self._name} hung up"))
+
+    def _closed(self) -> Closed:
+        return Closed(f"the connection to {self._name} is closed")
+
+    def close(self) -> None:
+        with self._lock:
+            self._users += 1
+        self._fail(self._closed())
+        self._is_told = True
+        self._leave()
+
+    @property
+    def is_open(self) -> bool:
+        return self._failure is None
+
+
+class UcxListener(Listener):
+    """See Listener."""
+
+    def __init__(self, rail: Rail) -> None:
+        host = rail.address or LOOPBACK
+        self._worker = UcxWorker.acquire(rail.device)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._sock = socket.create_server((host, rail.port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            self._worker.release()
+            raise ConfigError(f"the transfer engine cannot listen on {host}:{rail.port}: {error.strerror or error}") from None
+        # The kernel tells of a peer when it has said who it is: a silent one holds up nobody.
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
+        self._address = Address(host=host, port=self._sock.getsockname()[1])
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def metadata(self) -> bytes:
+        return MAGIC + str(self._address).encode()
+
+    def accept(self, timeout_s: float) -> UcxConnection | None:
+        end_s = time.monotonic() + timeout_s
+        while not self._is_closed:
+            try:
+                self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
+                sock, peer = self._sock.accept()
+            except (TimeoutError, ConnectionAbortedError):
+                return None
+            except OSError as error:
+                if self._is_closed:
+                    break
+                raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
+            connection = self._welcome(sock, f"{peer[0]}:{peer[1]}")
+            if connection is not None:
+                return connection
+        raise Closed("the listener is closed")
+
+    def _welcome(self, sock: socket.socket, name: str) -> UcxConnection | None:
+        """None for a peer that is not one of ours, or has left."""
+        worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
+        connection_id = worker.new_connection_id()
+        try:
+            peer = _read_introduction(sock, worker, Deadline(HANDSHAKE_S))
+            sock.sendall(_introduce(worker, connection_id))
+        except (OSError, KVStoreError):
+            sock.close()
+            worker.forget_connection_id(connection_id)
+            worker.release()
+            return None
+        try:
+            return UcxConnection(sock, worker, connection_id, peer, name)
+        except Unreachable:
+            return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
+        finally:
+            self._sock.close()
+            self._worker.release()
+
+
+class _Introduction(NamedTuple):
+    """What the peer said of itself."""
+
+    connection_id: int
+    """Its own: what is sent to it carries this."""
+    address: bytes
+    """Of its UCX worker."""
+
+
+def _introduced(
+    address: Address, rail: Rail, worker: UcxWorker, connection_id: int, deadline: Deadline
+) -> tuple[socket.socket, _Introduction]:
+    """A socket to the listener, and who that is. Raises Unreachable, DeadlineExceeded, ProtocolError."""
+    try:
+        sock = connect(address, timeout_s=deadline.left_s(), source=rail.address)
+        try:
+            sock.sendall(_introduce(worker, connection_id))
+            return sock, _read_introduction(sock, worker, deadline)
+        except BaseException:
+            sock.close()
+            raise
+    except TimeoutError:
+        raise deadline.exceeded() from None
+    except OSError as error:
+        raise Unreachable(f"cannot connect to {address} over {rail.device or 'any device'}: {error.strerror or error}") from None
+
+
+def _introduce(worker: UcxWorker, connection_id: int) -> bytes:
+    return _HELLO.pack(_MAGIC, _VERSION, worker.has_error_handling, len(worker.address), connection_id) + worker.address
+
+
+def _read_introduction(sock: socket.socket, worker: UcxWorker, deadline: Deadline) -> _Introduction:
+    """Raises OSError, DeadlineExceeded, ProtocolError. The socket then tells when the peer has gone."""
+    magic, version, has_error_handling, size, connection_id = _HELLO.unpack(_read(sock, _HELLO.size, deadline))
+    if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES or not 0 < connection_id <= MAX_CONNECTION_ID:
+        raise ProtocolError("the peer is no UCX connection of this version")
+    if has_error_handling != worker.has_error_handling:
+        raise ProtocolError("one end is restricted to UCX's shared memory, the other is not: give both the same UCX_TLS")
+    address = _read(sock, size, deadline)
+    sock.settimeout(None)
+    # A peer that vanished without a word is found out.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    return _Introduction(connection_id, address)
+
+
+def _read(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
+    """So many bytes. Raises OSError, DeadlineExceeded."""
+    data = bytearray()
+    while len(data) < size:
+        sock.settimeout(deadline.left_s())
+        got = sock.recv(size - len(data))
+        if not got:
+            raise ConnectionResetError(errno.ECONNRESET, "the peer hung up")
+        data += got
+    return bytes(data)
+
+
+def _parse(metadata: bytes) -> Address:
+    """Raises ProtocolError for bytes that no UcxListener made."""
+    try:
+        if not metadata.startswith(MAGIC) or len(metadata) > 300:
+            raise ValueError
+        return parse_address(metadata[len(MAGIC) :].decode("ascii"))
+    except (ValueError, KVStoreError):
+        raise ProtocolError("these bytes do not say how a UCX listener is reached") from None

@@ -1,0 +1,442 @@
+"""A rail's UCX context and worker, shared by all connections of that rail in the process, and who progresses it.
+
+Nothing moves in UCX unless somebody calls its progress. Here the threads that wait do it, one at a time: the leader sleeps in epoll,
+and wakes the others when their operations end. A thread of our own leads only while nobody waits: leaving it all to that thread costs
+two more switches of thread a message. Nobody polls: UCX's event descriptor is armed before every sleep.
+"""
+
+import atexit
+import contextlib
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.transfer.ucx.connection import library as ucx_library
+
+LINGER_S: Final = 0.001
+"""In a conversation its own threads lead; what a finished send left to be done waits for at most this long."""
+CLOSE_TIMEOUT_S: Final = 5.0
+CANCEL_TIMEOUT_S: Final = 1.0
+ARM_TRIES: Final = 100
+UNARMED_POLL_S: Final = 0.001
+"""UCX cannot be armed while a message waits for room in shared memory, and tells nobody when there is some. It mostly is at once; where
+the peer has stopped, this is how often it is looked for."""
+PROGRESS_LIMIT: Final = 256
+POST_BATCH: Final = 64
+"""Messages posted before others get their turn."""
+MAX_CONNECTION_ID: Final = (1 << 28) - 1
+SHARED_MEMORY: Final = frozenset({"posix", "sysv", "xpmem", "cma", "knem", "mm", "sm", "shm", "self", "memory"})
+"""Values of UCX_TLS with which no byte leaves the host."""
+TCP_SEGMENT: Final = "256k"
+"""With error handling UCX sends over TCP in segments, copied at both ends; its own 8 KiB make half of the throughput that these do.
+A segment is held for each busy TCP connection of UCX, in either direction."""
+INFINIBAND: Final = Path("/sys/class/infiniband")
+_FOREVER_S: Final = 3600.0
+
+
+class Message(NamedTuple):
+    """One message to be sent or received: the endpoint's method for it, the memory, and the tag."""
+
+    call: Callable[..., Any]
+    part: memoryview | bytes
+    tag: int
+
+
+class Operation:
+    """Messages posted together. Its fields are guarded by the worker's lock."""
+
+    __slots__ = ("error", "is_interrupted", "messages", "requests", "wakeups")
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.messages = messages
+        self.requests: deque[Any] = deque()
+        """Those posted and not known to be over, the oldest on the right."""
+        self.error: Exception | None = None
+        """Why the first one that failed did."""
+        self.is_interrupted = False
+        """Whoever waits for it has something else to do."""
+        self.wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def settle(self, failures: type[Exception]) -> bool:
+        """Forget the requests that are over; whether all are."""
+        requests = self.requests
+        while requests and requests[-1].completed:
+            try:
+                requests.pop().check_error()
+            except failures as error:
+                self.error = self.error or error
+        return not requests
+
+
+class UcxWorker:
+    """See the module. Thread-safe. `acquire` and `release` count its users; the last one closes it."""
+
+    _shared: ClassVar[dict[str, "UcxWorker"]] = {}
+    _shared_lock: ClassVar = threading.Lock()
+    _condemned: ClassVar[list[Any]] = []
+    """What is never touched again, not even to destroy it, for that would move bytes."""
+
+    @classmethod
+    def acquire(cls, device: str) -> "UcxWorker":
+        """The worker of a device, "" for any. Raises ConfigError: no ucxx, or UCX does not have the device."""
+        with cls._shared_lock:
+            worker = cls._shared.get(device)
+            if worker is None:
+                worker = cls._shared[device] = UcxWorker(device)
+            worker._users += 1
+            return worker
+
+    def release(self) -> None:
+        """One user less."""
+        with self._shared_lock:
+            self._users -= 1
+            if self._users:
+                return
+            self._retire()
+        self.close()
+
+    def _retire(self) -> None:
+        if self._shared.get(self.device) is self:
+            del self._shared[self.device]
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._users = 0
+        self.api = ucx_library.bindings()
+        self._array = ucx_library.array_class()
+        self._context, self._worker = _open(self.api, device)
+        self.has_error_handling = not _is_shared_memory(self._context)
+        """Whether UCX notices that a peer died and can cut an endpoint off. Its shared memory cannot, and is not used by UCX where that
+        is asked for (1.21)."""
+        self.address: bytes = self._worker.address.tobytes()
+        self._to_itself: Any = None
+        self._lock = threading.Lock()
+        self._leadership = threading.Lock()
+        self._leading: Operation | None = None
+        self._waiting: dict[Operation, None] = {}
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._connection_ids: set[int] = set()
+        self._last_id = 0
+        self._times_led = 0
+        self._is_armed = False
+        self._is_parked = False
+        self._is_closed = False
+        self._is_condemned = False
+        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._kick, select.EPOLLIN)
+        self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
+        self._background = Operation()
+        self._thread = threading.Thread(target=self._run, name="kvstore-ucx", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a thread inside UCX does not survive the end of the interpreter
+
+    def resources(self) -> list[str]:
+        """What it can use, TRANSPORT/DEVICE."""
+        return resources(self._context.info)
+
+    # --- connections ---
+
+    def new_connection_id(self) -> int:
+        """One that no connection has, and that was given up as long ago as possible."""
+        with self._lock:
+            while True:
+                self._last_id = self._last_id % MAX_CONNECTION_ID + 1
+                if self._last_id not in self._connection_ids:
+                    self._connection_ids.add(self._last_id)
+                    return self._last_id
+
+    def forget_connection_id(self, connection_id: int) -> None:
+        with self._lock:
+            self._connection_ids.discard(connection_id)
+
+    def endpoint(self, address: bytes) -> Any:
+        """To the worker of this address. Raises Unreachable."""
+        with self._lock:
+            self._check_open()
+            return self._endpoint(address)
+
+    def _endpoint(self, address: bytes) -> Any:
+        try:
+            there = self.api.UCXAddress.create_from_buffer(address)
+            return self._worker.create_endpoint_from_worker_address(there, self.has_error_handling)
+        except (self.api.UCXError, RuntimeError) as error:
+            raise Unreachable(f"UCX has no way to the peer: {error}; both ends need transports in common") from None
+
+    def close_endpoint(self, endpoint: Any, *, is_busy: bool) -> None:
+        """Cut it off. Where UCX cannot, one that still has messages (`is_busy`) is left alone for ever, and so is its worker in the end:
+        closing it can hang UCX (1.21, posix without CMA)."""
+        with self._lock:
+            if self._is_condemned or (is_busy and not self.has_error_handling):
+                self._condemned.append(endpoint)
+            elif self.has_error_handling:
+                endpoint.close_blocking()
+            else:
+                endpoint.close()
+            self._advance(None)
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by whoever leads, when `fd` can be read; it must not block and not call the worker's `release`."""
+        with self._lock:
+            self._check_open()
+            self._watched[fd] = callback
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Before `fd` is closed. A second call is a no-op."""
+        with self._lock:
+            if self._watched.pop(fd, None) is not None and not self._epoll.closed:
+                self._epoll.unregister(fd)
+
+    # --- operations ---
+
+    def post(self, operation: Operation) -> None:
+        """Begin to move all its messages. Raises Unreachable: the endpoint is broken, or the operation was interrupted.
+
+        Their memory must stay until the operation is over or `finish` has returned.
+        """
+        array, tag_of = self._array, self.api.UCXXTag
+        messages = operation.messages
+        for begin in range(0, len(messages), POST_BATCH):
+            with self._lock:
+                self._check_open()
+                if operation.is_interrupted:  # its endpoint may be closed: UCX would crash
+                    raise Unreachable("the connection broke before the message was sent")
+                self._waiting[operation] = None
+                try:
+                    for call, part, tag in messages[begin : begin + POST_BATCH]:
+                        operation.requests.appendleft(call(array(part), tag_of(tag)))
+                except (self.api.UCXError, RuntimeError) as error:
+                    raise Unreachable(f"UCX refused a message: {error}") from None
+                if self._leading is self._background:  # the threads of a conversation lead better
+                    self._background.is_interrupted = True
+                    os.eventfd_write(self._kick, 1)
+                if self._leading is not None:
+                    self._advance(operation)
+
+    def wait(self, operation: Operation, timeout_s: float) -> None:
+        """Until the operation is over or interrupted, or the time is. Raises Unreachable: the worker is closed."""
+        end_s = time.monotonic() + timeout_s
+        while operation.requests and not operation.is_interrupted:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            if self._leadership.acquire(blocking=False):
+                self._lead(operation, end_s)
+            else:
+                with contextlib.suppress(queue.Empty):
+                    operation.wakeups.get(timeout=left_s)
+        if operation.requests:
+            with self._lock:
+                self._check_open()
+                self._hand_over(operation)
+
+    def flush(self) -> None:
+        """Take note of what has arrived."""
+        with self._lock:
+            self._advance(None)
+
+    def interrupt(self, operation: Operation) -> None:
+        """Have whoever waits for it return."""
+        with self._lock:
+            operation.is_interrupted = True
+            self._wake(operation)
+
+    def finish(self, operation: Operation, *, writes: bool) -> None:
+        """After this no byte of a failed operation is written to its memory any more (`writes`: they are receives).
+
+        The endpoint was closed. Where UCX cannot take a message back for want of error handling, an empty one to ourselves takes its
+        place; if a peer has stopped in the middle of one, there is only giving up the worker, with all its connections.
+        """
+        with self._lock:
+            pending = len(operation.requests)
+            if writes and pending and not self.has_error_handling and not self._is_closed:
+                self._to_itself = self._to_itself or self._endpoint(self.address)
+                empty = self._array(memoryview(b""))
+                for message in operation.messages[-pending:]:
+                    self._to_itself.tag_send(empty, self.api.UCXXTag(message.tag))
+                self._advance(operation)
+        if writes or self.has_error_handling:
+            end_s = time.monotonic() + CANCEL_TIMEOUT_S
+            while operation.requests and not self._is_closed:
+                if time.monotonic() >= end_s:
+                    self.condemn()
+                    break
+                operation.is_interrupted = False  # others may still be told of the failure that this one knows
+                with contextlib.suppress(Unreachable):
+                    self.wait(operation, CANCEL_TIMEOUT_S)
+        with self._lock:
+            self._waiting.pop(operation, None)
+            self._hand_over(operation)
+
+    def condemn(self) -> None:
+        """Never progress again: what is under way moves no byte any more. Its connections fail; new ones get another worker."""
+        with self._shared_lock:
+            self._retire()
+        with self._lock:
+            self._is_condemned = True
+            self._condemned.append((self._context, self._worker))
+        self.close()
+
+    # --- progress ---
+
+    def _lead(self, operation: Operation, end_s: float) -> None:
+        """With the leadership, which this gives up: serve everyone until the operation is over or the time is."""
+        with self._lock:
+            self._times_led += 1
+            self._leading = operation
+        try:
+            while True:
+                with self._lock:
+                    if not self._advance(operation):
+                        return
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                for fd, _ in self._epoll.poll(left_s if self._is_armed else min(left_s, UNARMED_POLL_S)):
+                    self._on_event(fd)
+        finally:
+            with self._lock:
+                self._leading = None
+                self._leadership.release()
+                self._hand_over(operation)
+
+    def _hand_over(self, left: Operation) -> None:
+        """Have somebody lead, now that the thread of this operation may have been about to and does not. With the lock held."""
+        if self._leadership.locked():
+            return
+        heir = next((other for other in self._waiting if other is not left), None)
+        if heir is not None:
+            heir.wakeups.put(None)
+        elif self._is_parked:
+            self._is_parked = False
+            self._background.wakeups.put(None)
+
+    def _advance(self, ours: Operation | None) -> bool:
+        """Progress until UCX has nothing more to do for now; False as soon as our operation is over. With the lock held."""
+        for _ in range(ARM_TRIES):
+            if self._is_closed:
+                return False
+            # ucxx's own `progress` goes on for as long as UCX says that it progresses: for ever, after some failures in shared memory.
+            for _ in range(PROGRESS_LIMIT):
+                if not self._worker.progress_once():
+                    break
+            self._worker.cancel_inflight_requests()  # those of endpoints that broke
+            self._settle(ours)
+            # Whoever leads next progresses before it sleeps; one that sleeps already needs an armed worker to be woken.
+            if self._leading in (None, ours) and self._is_over(ours):
+                return False
+            self._is_armed = self._worker.arm()
+            if self._is_armed:
+                return True
+        if self._leading not in (None, ours):
+            os.eventfd_write(self._kick, 1)  # the leader sleeps for an event that will not come
+        return True
+
+    def _is_over(self, operation: Operation | None) -> bool:
+        if operation is None or operation is self._background:
+            return self._background.is_interrupted
+        return operation.is_interrupted or not operation.requests
+
+    def _settle(self, ours: Operation | None) -> None:
+        for operation in [operation for operation in self._waiting if operation.settle(self.api.UCXError)]:
+            del self._waiting[operation]
+            if operation is not ours:
+                self._wake(operation)
+
+    def _wake(self, operation: Operation) -> None:
+        if operation is self._leading:
+            os.eventfd_write(self._kick, 1)
+        else:
+            operation.wakeups.put(None)
+
+    def _on_event(self, fd: int) -> None:
+        if fd == self._kick:
+            os.eventfd_read(fd)
+            return
+        callback = self._watched.get(fd)
+        if callback is not None:
+            callback()
+
+    def _run(self) -> None:
+        """The thread that leads while nobody waits; it ends UCX's part, which may take long, as its last act."""
+        while not self._is_closed:
+            seen = -1
+            while seen != self._times_led and not self._is_closed:
+                seen = self._times_led
+                time.sleep(LINGER_S)
+            with self._lock:
+                leads = self._leadership.acquire(blocking=False)
+                self._is_parked = not leads
+                self._background.is_interrupted = False
+            if leads:
+                self._lead(self._background, time.monotonic() + _FOREVER_S)
+            else:
+                self._background.wakeups.get()
+        with self._leadership, self._lock:
+            self._epoll.close()
+            os.close(self._kick)
+            del self._to_itself, self._worker, self._context
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unreachable("the UCX worker of this rail is closed")
+
+    def close(self) -> None:
+        """End the thread and UCX's part: whoever waits returns. A second close is a no-op."""
+        atexit.unregister(self.close)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for operation in [*self._waiting, self._background]:
+                operation.is_interrupted = True
+                operation.wakeups.put(None)
+            os.eventfd_write(self._kick, 1)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+
+def resources(info: str) -> list[str]:
+    """The transports of a context and their devices, TRANSPORT/DEVICE, from what UCX prints of it."""
+    return [line.split()[-1] for line in info.splitlines() if line.startswith("#") and " resource " in line]
+
+
+def net_devices(device: str) -> str:
+    """UCX_NET_DEVICES for a device as the system names it: UCX wants the port of an InfiniBand device said."""
+    ports = INFINIBAND / device / "ports"
+    if not ports.is_dir():
+        return device
+    return ",".join(f"{device}:{port.name}" for port in sorted(ports.iterdir()))
+
+
+def options(device: str) -> dict[str, str]:
+    """UCX's settings for a device, without UCX_. What the operator set in the environment stays."""
+    chosen = {"TCP_TX_SEG_SIZE": TCP_SEGMENT, "TCP_RX_SEG_SIZE": TCP_SEGMENT}
+    chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
+    return chosen | ({"NET_DEVICES": net_devices(device)} if device else {})
+
+
+def _open(api: Any, device: str) -> tuple[Any, Any]:
+    """A context and its worker. Raises ConfigError."""
+    try:
+        context = api.UCXContext(options(device), (api.Feature.TAG, api.Feature.WAKEUP))
+        worker = api.UCXWorker(context)
+        worker.init_blocking_progress_mode()
+    except (api.UCXError, RuntimeError, OSError) as error:
+        raise ConfigError(f"UCX cannot use {device or 'any device'} here: {error}; see `kvstore doctor`") from None
+    found = resources(context.info)
+    devices = {name.partition("/")[2].partition(":")[0] for name in found}
+    if device and device not in devices and not _is_shared_memory(context):
+        raise ConfigError(f"UCX has no device {device!r} here, only {', '.join(found)}; see `kvstore doctor`")
+    return context, worker
+
+
+def _is_shared_memory(context: Any) -> bool:
+    return set(context.config["TLS"].split(",")) <= SHARED_MEMORY
