@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.handover import overlap_rows
-from kvstore.client.bench_report import Row, at_most, table, write
+from kvstore.client.tools.bench_report import Row, at_most, table, write
 from kvstore.kvcache.codec import decode, encode
 from kvstore.kvcache.formatter import remap
 from kvstore.kvcache.layout import CacheLayout

@@ -18,10 +18,10 @@ from typing import Final
 from rich.console import Console
 
 from kvstore.client import Client
-from kvstore.client.bench_report import Row, at_least, at_most, table, write
-from kvstore.client.cli_replay import show_trouble
-from kvstore.client.cluster import Cluster, ClusterPlan
-from kvstore.client.replay import Replay as LiveReplay
+from kvstore.client.cli.replay import show_trouble
+from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.replay import Replay as LiveReplay
 from kvstore.kvcache.conversations import generate
 from kvstore.kvcache.traces import TraceRequest, read_trace
 from kvstore.lab.accesses import flatten

@@ -17,10 +17,10 @@ import redis
 from rich.console import Console
 
 from kvstore.client import Client
-from kvstore.client.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, measure, microseconds
-from kvstore.client.bench_report import Row, at_least, at_most, table, write
-from kvstore.client.cli_replay import show_trouble
-from kvstore.client.cluster import Cluster, ClusterPlan
+from kvstore.client.cli.replay import show_trouble
+from kvstore.client.tools.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, measure, microseconds
+from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.etcd_server import EtcdServer
 
 OUT = Path(__file__).parent / "out" / "store.json"

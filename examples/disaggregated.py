@@ -24,7 +24,7 @@ from rich.console import Console
 from stage import Scale, Stage
 from workers import Workers, preload
 
-from kvstore.client.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 WEIGHTS: Final = Path(__file__).parent.parent / "build" / "examples"
 SEED: Final = 1

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.client import Client
-from kvstore.client.cluster import Cluster, ClusterPlan
-from kvstore.client.tensors import TensorCache
+from kvstore.client.tensors.cache import TensorCache
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.spec import CacheSpec
 from kvstore.lab.plots import Series, Weight, line_chart, save

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paged import PagedCache, Pool, new_cache
 
 from kvstore.client.sync import Client
-from kvstore.client.tensors import TensorCache
+from kvstore.client.tensors.cache import TensorCache
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending

@@ -19,7 +19,7 @@ PRELOADED: Final = (
     "safetensors.torch",
     "transformers.models.llama.modeling_llama",
     "kvstore.handover.transceiver",
-    "kvstore.client.tensors",
+    "kvstore.client.tensors.cache",
 )
 DEADLINE_S: Final = 120.0
 """For one call. The first one also waits until torch and transformers are imported, and the longest one trains the model."""

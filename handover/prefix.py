@@ -10,7 +10,7 @@ from kvstore.protocol.errors import KVStoreError
 
 
 class TensorStore(Protocol):
-    """What is needed of a store of blocks as tensors, for one rank; `kvstore.client.tensors.TensorCache` is one."""
+    """What is needed of a store of blocks as tensors, for one rank; `kvstore.client.tensors.cache.TensorCache` is one."""
 
     def get_tensor(self, token_ids: Any, out: Any, *, blocks: Any = None, deadline_s: float | None = None) -> int:
         """Fetch the rank's blocks into those of `out` [blocks, ...] that `blocks` names, from the first on without a gap; how many."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvstore.client.scheduling import Refusal
+from kvstore.client.instances.client import Refusal
 from kvstore.protocol.errors import DeadlineExceeded, Denied, InvalidArgument, KVStoreError, Retry
 from kvstore.scheduler.decision import Reason
 

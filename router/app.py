@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from kvstore.client.scheduling import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.router.answers import Head, Problem, problem_of, refusal_problem

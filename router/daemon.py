@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.scheduling import SchedulerClient
+from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.config import SECTION, RouterSettings, check_settings

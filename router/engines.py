@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from kvstore.client.scheduling import Placement
+from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
-from kvstore.client.scheduling import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from kvstore.client.scheduling import Placement, Refusal, SchedulerClient
+from kvstore.client.instances.client import Placement, Refusal, SchedulerClient
 from kvstore.scheduler.request import Slo
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.reporter import Reporter
-from kvstore.client.scheduling import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.models import find_model
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError

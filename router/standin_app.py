@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from kvstore.client.reporter import Reporter
+from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.router.answers import problem_of

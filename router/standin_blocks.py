@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.block_bytes import BlockArena
 from kvstore.client.routes import Nodes
+from kvstore.client.tools.block_bytes import BlockArena
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from kvstore.client.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 SMALL = ClusterPlan(dram="4MiB", nvme="16MiB", is_private=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 
 @pytest.fixture(scope="session")

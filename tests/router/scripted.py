@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 
-from kvstore.client.scheduling import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Work
 from kvstore.router.sse import done, event

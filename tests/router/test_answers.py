@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.scheduling import Refusal
+from kvstore.client.instances.client import Refusal
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvstore.client.scheduling import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.app import DECISION_HEADER, RouterApp

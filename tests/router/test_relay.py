@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstore.client.scheduling import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.client.cluster import Cluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.scheduling import InstanceReport, Placement, Refusal, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient
+from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.router.scheduling import AsyncScheduler

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cluster import Cluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.scheduling import SchedulerClient
+from kvstore.client.instances.client import SchedulerClient
+from kvstore.client.tools.cluster import Cluster
 from kvstore.protocol import control_pb2 as pb
 from kvstore.router import standin
 from tests.client.processes import Process

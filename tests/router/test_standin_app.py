@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvstore.client.cluster import Cluster
 from kvstore.client.config import ClientSettings
-from kvstore.client.reporter import Reporter
-from kvstore.client.scheduling import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.client.instances.reporter import Reporter
+from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines

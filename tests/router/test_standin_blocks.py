@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.cluster import Cluster
+from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.router.standin_blocks import BATCH_BLOCKS, BlockStore, TiedClient

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import pytest
 
-from kvstore.client.child import Child
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
+from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_server import free_ports

@@ -105,4 +105,4 @@ def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first
 
 
 def status(hosts: TwoHosts, master: str) -> str:
-    return hosts.run(0, [sys.executable, "-m", "kvstore.client.cli", "status", "--master", master, "--json"])
+    return hosts.run(0, [sys.executable, "-m", "kvstore.client.cli.main", "status", "--master", master, "--json"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.child import Child
 from kvstore.client.sync import Client
+from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import Broken, CatalogUnavailable, DeadlineExceeded, Retry
 from tests.etcd_server import EtcdServer, free_ports
 from tests.system.history import value_of

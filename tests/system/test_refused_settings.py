@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.running import System, refusal, until
 
-MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.client.cli"
+MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.client.cli.main"
 ANYWHERE = ("--listen", "127.0.0.1:0")
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pytest
 
-from kvstore.client.child import Child
 from kvstore.client.config import ClientSettings
-from kvstore.client.scheduling import SchedulerClient
+from kvstore.client.instances.client import SchedulerClient
+from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.router.standin_tokens import continuation, text_of
 from tests.system.running import DEADLINE_S, System, refusal, until

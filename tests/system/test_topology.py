@@ -13,7 +13,7 @@ LOOKS = 60
 
 
 def topology(hosts: TwoHosts, master: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "kvstore.client.cli", "topology", "--master", master, "--node", "n0", "--json"]
+    command = [sys.executable, "-m", "kvstore.client.cli.main", "topology", "--master", master, "--node", "n0", "--json"]
     found: dict[str, Any] = json.loads(hosts.run(0, command))
     return found
 

@@ -1,0 +1,43 @@
+"""`kvstore bench`: what a client of this machine gets, against memcpy in the same run."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import click
+from rich.console import Console
+
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.replay import show_trouble
+from kvstore.client.config import ClientSettings
+from kvstore.client.connecting import connect
+from kvstore.client.tools.bench import NEEDED_DRAM_BYTES, measure
+from kvstore.client.tools.bench_report import table
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+
+
+@click.command(short_help="Measure throughput and latency against memcpy.")
+@json_option
+@client_options
+def bench(as_json: bool, settings: ClientSettings) -> None:
+    """Measure put, get, view and exists: medians, and ratios to memcpy taken in the same rounds.
+
+    Against the cluster that a master is named of (it uses 640 MiB of the tenant's DRAM, and removes what it put), else against one of
+    its own. Figures of a machine that does other work say little.
+    """
+    with _cluster(settings) as chosen, connect(chosen) as client:
+        rows = list(measure(client))
+    if as_json:
+        echo_json([row.as_json() for row in rows])
+    else:
+        Console().print(table(rows))
+
+
+@contextlib.contextmanager
+def _cluster(settings: ClientSettings) -> Iterator[ClientSettings]:
+    if settings.master != ClientSettings().master:
+        yield settings
+        return
+    with Cluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:
+        cluster.wait_ready()
+        yield dataclasses.replace(settings, master=cluster.address)

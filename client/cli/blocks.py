@@ -1,0 +1,187 @@
+"""Commands about single blocks: put, get, exists, rm, locate, pin, unpin, keys.
+
+Exit status 1 means no: a block that is missing, or could not be removed.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.client.cli.keys import KEY, show_key
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.client.connecting import connect
+from kvstore.client.control import Control
+from kvstore.client.locations import Location
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.settings import format_size
+
+ABSENT_STATUS = 1
+
+keys_argument = click.argument("keys", type=KEY, nargs=-1, required=True, metavar="KEY...")
+
+
+@click.command(short_help="Store a file under a key.")
+@click.argument("key", type=KEY, metavar="KEY")
+@click.argument("file", metavar="FILE|-")
+@click.option("--namespace", default="", help="Namespace the block is listed under.")
+@click.option("--parent", type=KEY, help="Key of the block before it in its prefix.")
+@json_option
+@client_options
+def put(key: bytes, file: str, namespace: str, parent: bytes | None, as_json: bool, settings: ClientSettings) -> None:
+    """Store FILE (- for standard input) under KEY, unless it is there already.
+
+    KEY is text taken as UTF-8, or hex: followed by hexadecimal digits.
+    """
+    value = sys.stdin.buffer.read() if file == "-" else _read_file(file)
+    with connect(settings) as client:
+        stored = client.put(key, value, namespace=namespace, parent=parent)
+    if as_json:
+        echo_json({"key": show_key(key), "stored": stored, "size_bytes": len(value)})
+    else:
+        click.echo(f"{show_key(key)}: " + (f"stored {format_size(len(value))}" if stored else "already there"))
+
+
+@click.command()
+@click.argument("key", type=KEY, metavar="KEY")
+@click.argument("file", default="-", metavar="[FILE|-]")
+@client_options
+def get(key: bytes, file: str, settings: ClientSettings) -> None:
+    """Write the value of KEY to FILE, or to standard output. Exit status 1 if it is not there."""
+    with connect(settings) as client:
+        value = client.get(key)
+    if value is None:
+        click.echo(f"{show_key(key)}: not there", err=True)
+        sys.exit(ABSENT_STATUS)
+    if file == "-":
+        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(file).write_bytes(value)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {file}: {error.strerror}") from None
+
+
+@click.command()
+@keys_argument
+@json_option
+@client_options
+def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
+    """Say which keys can be read now. Exit status 1 if any cannot. Asking keeps no block alive."""
+    with connect(settings) as client:
+        found = client.exists_batch(keys)
+    _answer(keys, found, as_json, ("there", "not there"))
+
+
+@click.command()
+@keys_argument
+@json_option
+@client_options
+def pin(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
+    """Keep blocks from eviction until `unpin`. Exit status 1 if any is not there."""
+    with connect(settings) as client:
+        found = client.pin(keys)
+    _answer(keys, found, as_json, ("pinned", "not there"))
+
+
+@click.command()
+@keys_argument
+@json_option
+@client_options
+def unpin(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
+    """Let blocks be evicted again. Exit status 1 if any is not there."""
+    with connect(settings) as client:
+        found = client.unpin(keys)
+    _answer(keys, found, as_json, ("unpinned", "not there"))
+
+
+@click.command()
+@keys_argument
+@click.option("--force", is_flag=True, help="Pinned blocks and blocks being read too.")
+@json_option
+@client_options
+def rm(keys: Sequence[bytes], force: bool, as_json: bool, settings: ClientSettings) -> None:
+    """Remove blocks everywhere. Exit status 1 if any was not there, or is pinned or being read."""
+    distinct = list(dict.fromkeys(keys))
+    with connect(settings) as client:
+        removed = client.remove(distinct, force=force)
+    if as_json:
+        echo_json({"removed": removed, "asked": len(distinct)})
+    else:
+        click.echo(f"removed {removed} of {len(distinct)}")
+    if removed < len(distinct):
+        sys.exit(ABSENT_STATUS)
+
+
+@click.command()
+@keys_argument
+@json_option
+@client_options
+def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
+    """Show the nodes and tiers that hold blocks. Exit status 1 if any is nowhere."""
+    with connect(settings) as client:
+        found = client.locate(keys)
+    if as_json:
+        echo_json({show_key(key): [_plain(location) for location in locations] for key, locations in zip(keys, found, strict=True)})
+    else:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("key", "node", "tiers", "size", "checksum", "generation"):
+            table.add_column(name)
+        for key, locations in zip(keys, found, strict=True):
+            for at in locations:
+                row = (at.node, ", ".join(at.tiers), format_size(at.size_bytes), f"{at.checksum:016x}", str(at.generation))
+                table.add_row(show_key(key), *row)
+            if not locations:
+                table.add_row(show_key(key), "-")
+        Console().print(table)
+    if not all(found):
+        sys.exit(ABSENT_STATUS)
+
+
+@click.command()
+@click.option("--namespace", help="Of one namespace; of all by default.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@json_option
+@client_options
+def keys(namespace: str | None, limit: int | None, as_json: bool, settings: ClientSettings) -> None:
+    """List the tenant's keys, in no order. With --json one object a line."""
+    with Control.find(settings) as control:
+        for stored in control.keys(namespace, limit=limit or 0):
+            if as_json:
+                echo_json({"key": show_key(stored.key), "size_bytes": stored.size_bytes, "namespace": stored.namespace})
+            else:
+                click.echo(show_key(stored.key))
+
+
+def _answer(keys: Sequence[bytes], found: Sequence[bool], as_json: bool, words: tuple[str, str]) -> None:
+    if as_json:
+        echo_json({show_key(key): yes for key, yes in zip(keys, found, strict=True)})
+    else:
+        for key, yes in zip(keys, found, strict=True):
+            click.echo(f"{show_key(key)}: {words[0] if yes else words[1]}")
+    if not all(found):
+        sys.exit(ABSENT_STATUS)
+
+
+def _plain(location: Location) -> dict[str, Any]:
+    return {
+        "node": location.node,
+        "node_id": location.node_id,
+        "tiers": list(location.tiers),
+        "size_bytes": location.size_bytes,
+        "checksum": location.checksum,
+        "generation": location.generation,
+    }
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None

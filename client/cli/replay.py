@@ -1,0 +1,76 @@
+"""`kvstore replay`: a production trace through a real cluster, every byte checked."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.replay_run import run
+from kvstore.kvcache.traces import count_requests, read_trace
+from kvstore.protocol.errors import Corrupt
+from kvstore.protocol.settings import parse_size
+from kvstore.tiers.policies import POLICY_NAMES
+
+OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
+"""Options that describe a cluster of the replay's own."""
+
+
+@click.command(short_help="Replay a production trace, every byte checked.")
+@click.argument("trace", metavar="TRACE")
+@click.option("--block-bytes", default="4KiB", show_default=True, metavar="SIZE", help="Size of a stored block.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
+@click.option("--dram", default="", metavar="SIZE", help="Own cluster: DRAM tier of each node.  [default: 1 GiB]")
+@click.option("--nvme", default="", metavar="[DIR:]SIZE", help="Own cluster: NVMe tier of each node; without DIR in a temporary folder.")
+@click.option("--hbm", default="", metavar="DEVICE:SIZE", help="Own cluster: HBM tier of each node.")
+@click.option("--nodes", default=1, show_default=True, metavar="N", help="Own cluster: number of nodes.")
+@click.option("--catalog", default="", metavar="URL", help="Own cluster: memory:, lmdb:PATH or etcd://HOST:PORT,...")
+@click.option("--policy", default="", metavar="NAME", help=f"Own cluster: eviction policy, {', '.join(POLICY_NAMES)}.")
+@json_option
+@client_options
+def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, settings: ClientSettings, **own: Any) -> None:
+    """Replay TRACE, a file in the public Mooncake format, and compare every byte that is read.
+
+    Against the cluster that a master is named of, else against one of its own: a master and nodes in processes of their own, gone
+    at the end. Each prompt's blocks are read, then the missing ones stored. The prefix hit ratio is the leading run of blocks that
+    were there, over all blocks. Exit status 1: bytes were wrong.
+    """
+    size = parse_size(block_bytes)
+    total = min(count_requests(trace), limit or 1 << 62)
+    requests = itertools.islice(read_trace(trace), limit)
+    with _cluster(settings, own) as (chosen, cluster):
+        report = run(chosen, requests, total=total, block_bytes=size, cluster=cluster)
+    if as_json:
+        echo_json(report.as_dict())
+    else:
+        Console().print(report.as_table())
+    if report.counts.wrong_bytes:
+        raise Corrupt(f"{report.counts.wrong_block}: {report.counts.wrong_bytes} wrong bytes")
+
+
+@contextlib.contextmanager
+def _cluster(settings: ClientSettings, own: dict[str, Any]) -> Iterator[tuple[ClientSettings, Cluster | None]]:
+    """The cluster to use, by its settings; a Cluster if it is the replay's own."""
+    context = click.get_current_context()
+    described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if described and context.get_parameter_source("master") == ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--master names a cluster that runs: --{described[0]} is for one that the replay starts itself")
+    if not described and settings.master != ClientSettings().master:
+        yield settings, None
+        return
+    with Cluster(ClusterPlan(**own, is_private=True), on_log=show_trouble) as cluster:
+        cluster.wait_ready()
+        yield dataclasses.replace(settings, master=cluster.address), cluster
+
+
+def show_trouble(name: str, line: str) -> None:
+    """Pass on what a daemon warns of; the rest is of no interest here."""
+    if " INFO " not in line:
+        click.echo(f"{name} | {line}", err=True)

@@ -1,0 +1,104 @@
+"""Commands that look at the cluster: status, nodes, tiers, top."""
+
+import itertools
+import time
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control, as_dict
+from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
+from kvstore.protocol import control_pb2 as pb
+
+
+@click.command()
+@json_option
+@client_options
+def status(as_json: bool, settings: ClientSettings) -> None:
+    """Show the cluster in a few lines. --json has everything the master knows of it."""
+    found = _ask(settings)
+    if as_json:
+        echo_json(as_dict(found))
+    else:
+        Console().print(status_lines(found))
+
+
+@click.command()
+@json_option
+@client_options
+def nodes(as_json: bool, settings: ClientSettings) -> None:
+    """Show the nodes: where they are, whether they live, what they hold."""
+    found = _ask(settings)
+    if as_json:
+        echo_json([as_dict(node) for node in found.nodes])
+    else:
+        Console().print(nodes_table(found))
+
+
+@click.command(short_help="Show how full each tier is, and what it answers.")
+@json_option
+@client_options
+def tiers(as_json: bool, settings: ClientSettings) -> None:
+    """Show each tier of each node: occupancy, blocks, hit ratio, evictions.
+
+    The hit ratio is the tier's share of all blocks that were asked for; the column sums to the cluster's.
+
+    Where a tier quantises values (nvme_codec), also what it holds is worth to readers, and the payload, metadata and bits an element of
+    what is encoded.
+    """
+    found = _ask(settings)
+    if as_json:
+        echo_json([_tier(node, tier) for node in found.nodes for tier in node.tiers])
+    else:
+        Console().print(tiers_table(found))
+
+
+def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "misses": node.counters.get("misses", 0),
+        **as_dict(tier),
+        "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
+    }
+
+
+@click.command()
+@click.option(
+    "--interval-s", type=click.FloatRange(min=0.05), default=1.0, show_default=True, metavar="SECONDS", help="Time between looks."
+)
+@click.option("--count", type=click.IntRange(min=1), help="End after so many looks; Ctrl-C ends it at any time.")
+@json_option
+@client_options
+def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSettings) -> None:
+    """Watch nodes and tiers, live. With --json one object a line."""
+    looks = itertools.count() if count is None else range(count)
+    with Control.find(settings) as control:
+        if as_json:
+            for look in looks:
+                _pause(look, interval_s)
+                echo_json(as_dict(control.status()))
+            return
+        with Live(console=Console(), auto_refresh=False) as live:
+            for look in looks:
+                _pause(look, interval_s)
+                live.update(screen(control.status()), refresh=True)
+
+
+def screen(found: pb.StatusReply) -> Group:
+    """What `top` shows."""
+    return Group(status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found))
+
+
+def _pause(look: int, interval_s: float) -> None:
+    if look:
+        time.sleep(interval_s)
+
+
+def _ask(settings: ClientSettings) -> pb.StatusReply:
+    with Control.find(settings) as control:
+        return control.status()

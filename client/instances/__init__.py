@@ -1,0 +1,1 @@
+"""What an inference engine tells the scheduler and asks of it."""

@@ -1,0 +1,136 @@
+"""What a client gets out of a cluster on this host: bytes a second against memcpy in the same rounds, and latencies of single calls.
+
+Ratios are of medians of rounds that alternate, so that a machine whose speed drifts slows both alike. It measures through a Client
+like any engine would; the daemons are other processes.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.client.sync import Client
+from kvstore.client.tools.bench_report import Row, at_least, at_most
+
+Bytes = NDArray[np.uint8]
+
+BLOCKS: Final = 32
+BLOCK_BYTES: Final = 1 << 20
+ROUNDS: Final = 16
+"""32 MiB each: 512 MiB of values, so that neither side stays in a processor's cache."""
+NEEDED_DRAM_BYTES: Final = 640 << 20
+CALLS: Final = 2000
+SMALL_BYTES: Final = 4096
+
+
+def measure(client: Client) -> Iterator[Row]:
+    """All figures, as they come. Wants NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes what it put."""
+    yield from throughput(client)
+    yield from latency(client)
+
+
+def throughput(client: Client) -> Iterator[Row]:
+    """Batches of 32 x 1 MiB into fresh and into used memory of the node and back, against one-thread memcpy."""
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(0, 256, BLOCK_BYTES, dtype=np.uint8) for _ in range(BLOCKS)]
+    arena = np.ones((ROUNDS, BLOCKS, BLOCK_BYTES), np.uint8)
+    keys = [[os.urandom(16) for _ in range(BLOCKS)] for _ in range(ROUNDS)]
+    fresh, copied = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+    forget(client, keys)
+    used, copied_again = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+    buffers = [np.ones(BLOCK_BYTES, np.uint8) for _ in range(BLOCKS)]
+    got, copied_back = rounds(lambda i: get_all(client, keys[i], buffers), lambda i: copy_all(buffers, list(arena[i])))
+    assert all(bool((buffer == source).all()) for buffer, source in zip(buffers, sources, strict=True))
+    forget(client, keys)
+    gigabytes = BLOCKS * BLOCK_BYTES / 1e9
+    yield Row("memcpy, one thread", gigabytes / statistics.median(copied + copied_again + copied_back), "GB/s")
+    yield Row("put_batch 32 x 1 MiB, used memory", gigabytes / statistics.median(used), "GB/s")
+    yield Row("put_batch 32 x 1 MiB, fresh memory", gigabytes / statistics.median(fresh), "GB/s")
+    yield Row("get_batch_into 32 x 1 MiB", gigabytes / statistics.median(got), "GB/s")
+    yield at_least("put_batch (used) / memcpy", statistics.median(copied_again) / statistics.median(used), "ratio", 0.5)
+    yield at_least("put_batch (fresh) / memcpy", statistics.median(copied) / statistics.median(fresh), "ratio", 0.5)
+    yield at_least("put_batch fresh / used", statistics.median(used) / statistics.median(fresh), "ratio", 0.8)
+    yield at_least("get_batch_into / memcpy", statistics.median(copied_back) / statistics.median(got), "ratio", 0.5)
+
+
+def latency(client: Client) -> Iterator[Row]:
+    """Median microseconds of single calls."""
+    large, middle = os.urandom(16), os.urandom(16)
+    client.put_batch([large, middle], [np.ones(4 << 20, np.uint8), np.ones(64 << 10, np.uint8)])
+    large_us, middle_us = alternate(lambda: look_at(client, large), lambda: look_at(client, middle))
+    yield at_most("view of 4 MiB, p50", large_us, "us", 60)
+    yield Row("view of 64 KiB, p50", middle_us, "us")
+    yield at_most("view of 4 MiB / of 64 KiB", large_us / middle_us, "ratio", 1.1)
+    value, buffer = os.urandom(SMALL_BYTES), bytearray(SMALL_BYTES)
+    keys = [os.urandom(16) for _ in range(CALLS)]
+    todo = iter(keys)
+    yield at_most("put of 4 KiB, p50", microseconds(lambda: client.put(next(todo), value)), "us", 150)
+    todo = iter(keys)
+    yield at_most("get of 4 KiB, p50", microseconds(lambda: client.get_into(next(todo), buffer)), "us", 60)
+    yield at_most("exists of 1 key, p50", microseconds(lambda: client.exists(keys[0])), "us", 40)
+    many_us = microseconds(lambda: client.exists_batch(keys[:1024]), calls=500)
+    yield Row("exists of 1,024 keys, p50", many_us, "us")
+    yield at_least("exists of 1,024 keys", 1024 / many_us, "M keys/s", 2)
+    client.remove([*keys, large, middle], force=True)
+
+
+def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[list[float], list[float]]:
+    """Seconds of each round of both, in turn."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(ROUNDS):
+        for function, taken in zip((ours, peer), times, strict=True):
+            begun = time.perf_counter()
+            function(i)
+            taken.append(time.perf_counter() - begun)
+    return times
+
+
+def microseconds(function: Callable[[], object], *, calls: int | None = None) -> float:
+    """The median of `calls` calls (default: CALLS)."""
+    taken = []
+    for _ in range(calls or CALLS):
+        begun = time.perf_counter_ns()
+        function()
+        taken.append(time.perf_counter_ns() - begun)
+    return statistics.median(taken) / 1000
+
+
+def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: int | None = None) -> tuple[float, float]:
+    """Medians of two functions called in turn."""
+    taken: tuple[list[int], list[int]] = ([], [])
+    for _ in range(calls or CALLS):
+        for function, times in zip((first, second), taken, strict=True):
+            begun = time.perf_counter_ns()
+            function()
+            times.append(time.perf_counter_ns() - begun)
+    return statistics.median(taken[0]) / 1000, statistics.median(taken[1]) / 1000
+
+
+def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes]) -> None:
+    if not all(client.put_batch(keys, sources)):
+        raise AssertionError("a new key was there already")
+
+
+def get_all(client: Client, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
+    if None in client.get_batch_into(keys, buffers):
+        raise AssertionError(f"a block is gone: the benchmark needs {NEEDED_DRAM_BYTES >> 20} MiB of DRAM for itself")
+
+
+def copy_all(destinations: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    for destination, source in zip(destinations, sources, strict=True):
+        destination[:] = source
+
+
+def look_at(client: Client, key: bytes) -> None:
+    with client.view(key) as memory:
+        if memory is None:
+            raise AssertionError("the block is gone")
+
+
+def forget(client: Client, keys: Sequence[Sequence[bytes]]) -> None:
+    for part in keys:
+        client.remove(part, force=True)

@@ -1,0 +1,228 @@
+"""A whole cluster of this machine for one program: a master and its nodes, each a process of its own.
+
+It ends with the program, whatever ends that. The daemons are started by their modules' names and told by flags; what is not given here
+they take from their own settings (`KVSTORE_*`, the TOML file).
+"""
+
+import contextlib
+import os
+import queue
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.tools.child import Child, OnLog
+from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
+
+START_DEADLINE_S: Final = 30.0
+"""For a daemon to listen; what it recovers from NVMe is read before."""
+STALL_DEADLINE_S: Final = 60.0
+"""For a sign of progress of a daemon that listens. A node registers within seconds and reports each second what memory it touched."""
+PROGRESS_INTERVAL_S: Final = 0.25
+MAX_NODES: Final = 64
+WILDCARDS: Final = ("0.0.0.0", "[::]")
+
+OnProgress = Callable[[int, int], None]
+"""Called with bytes of DRAM touched so far, and to be touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What to start. Texts as in the daemons' flags, "" for what they take from their own settings. Sizes are those of each node."""
+
+    listen: str = ""
+    dram: str = ""
+    nvme: str = ""
+    """DIR:SIZE; with more than one node each has DIR/NAME. For a private cluster SIZE alone will do: in a temporary folder."""
+    hbm: str = ""
+    nodes: int = 1
+    catalog: str = ""
+    policy: str = ""
+    config: str = ""
+    is_private: bool = False
+    """For this program alone: on free ports of the loopback, sockets in a temporary folder, KVSTORE_* variables ignored."""
+
+
+class Cluster:
+    """A context manager: running and known to the master inside, gone afterwards. Used by the thread that starts it, which must
+    live as long: a child is ended when the thread that started it is."""
+
+    def __init__(self, plan: ClusterPlan, *, on_log: OnLog) -> None:
+        """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads."""
+        if not 1 <= plan.nodes <= MAX_NODES:
+            raise ConfigError(f"nodes is {plan.nodes}: an embedded cluster has 1 to {MAX_NODES}")
+        self._plan = plan
+        self._on_log = on_log
+        self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._expected: set[Child] = set()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._master: Child | None = None
+        self.nodes: list[Child] = []
+        self.address = ""
+        """Where clients connect."""
+        self.control_address = ""
+        """The master's control plane, gRPC."""
+
+    def __enter__(self) -> "Cluster":
+        """Start the daemons until they listen. Raises ConfigError or Broken with a daemon's own words; nothing is left running."""
+        try:
+            if self._plan.is_private:
+                self._folder = tempfile.TemporaryDirectory(prefix="kvstore-")
+            self._master = self._start("master", "kvstore.master.daemon", self._master_arguments())
+            facts = self._master.facts("ready", deadline_s=START_DEADLINE_S)
+            self.address, self.control_address = reachable(facts["listen"]), facts["control"]
+            for index in range(self._plan.nodes):
+                self.nodes.append(self._start_node(index))
+            for node in self.nodes:
+                node.facts("serving", deadline_s=START_DEADLINE_S)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def master_pid(self) -> int:
+        assert self._master is not None
+        return self._master.pid
+
+    def control(self) -> Control:
+        """The master's control plane; the caller closes it."""
+        return Control(self.control_address, ClientSettings())
+
+    def wait_ready(self, on_progress: OnProgress = lambda done, whole: None) -> None:
+        """Wait until the master knows all nodes and their DRAM has been touched, however long that takes. Raises as `check`,
+        and DeadlineExceeded when nothing happens for STALL_DEADLINE_S."""
+        done_bytes, since_s = -1, time.monotonic()
+        with self.control() as control:
+            for node in self.nodes:
+                while not self._is_ready(node):
+                    self.check()
+                    touched_bytes, whole_bytes = _dram_touched(control)
+                    on_progress(touched_bytes, whole_bytes)
+                    if touched_bytes > done_bytes:
+                        done_bytes, since_s = touched_bytes, time.monotonic()
+                    if time.monotonic() - since_s > STALL_DEADLINE_S:
+                        raise DeadlineExceeded(f"{node.name} is not ready, and nothing has happened for {STALL_DEADLINE_S:g} s")
+
+    def wait_for_end(self) -> None:
+        """Wait until a daemon ends by itself, and raise why: ConfigError or Broken."""
+        while True:
+            # In short waits: a signal that comes just before a wait begins is not noticed by Python until that wait is over.
+            with contextlib.suppress(queue.Empty):
+                raise self._ended.get(timeout=PROGRESS_INTERVAL_S).failure()
+
+    def check(self, *, wait_s: float = 0.0) -> None:
+        """Raises ConfigError or Broken when a daemon has ended by itself, or does within `wait_s`."""
+        with contextlib.suppress(queue.Empty):
+            raise self._ended.get(timeout=wait_s).failure()
+
+    def kill_node(self, index: int) -> None:
+        """SIGKILL, as a crash would be."""
+        self._expected.add(self.nodes[index])
+        self.nodes[index].kill()
+
+    def restart_node(self, index: int) -> None:
+        """Start a node that was killed, with the same name and tiers, until it listens. Raises as `__enter__`; see `wait_ready`."""
+        self.nodes[index] = self._start_node(index)
+        self.nodes[index].facts("serving", deadline_s=START_DEADLINE_S)
+
+    def close(self) -> None:
+        """Stop the nodes, then the master; SIGKILL for one that takes too long. A second close is a no-op."""
+        self._expected.update(self.nodes)
+        for node in self.nodes:
+            node.ask_to_stop()
+        for node in self.nodes:
+            node.stop()
+        if self._master is not None:
+            self._expected.add(self._master)
+            self._master.stop()
+        self.nodes, self._master = [], None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _is_ready(self, node: Child) -> bool:
+        try:
+            node.facts("ready", deadline_s=PROGRESS_INTERVAL_S)
+        except DeadlineExceeded:
+            return False
+        return True
+
+    def _start_node(self, index: int) -> Child:
+        name = f"node-{index}"
+        return self._start(name, "kvstore.store.daemon", self._node_arguments(name))
+
+    def _start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
+        def on_end(child: Child) -> None:
+            if child not in self._expected:
+                self._ended.put(child)
+
+        return Child(name, module, arguments, environment=self._environment(), on_log=self._on_log, on_end=on_end)
+
+    def _environment(self) -> dict[str, str]:
+        """A private cluster is what its plan says: it must not, say, take the NVMe folder of this machine's real node."""
+        return {name: value for name, value in os.environ.items() if not (self._plan.is_private and name.startswith("KVSTORE_"))}
+
+    def _master_arguments(self) -> list[str]:
+        plan = self._plan
+        listen = plan.listen or ("127.0.0.1:0" if plan.is_private else "")
+        return _flags(listen=listen, catalog=plan.catalog, config=plan.config, run_dir=self._run_dir())
+
+    def _node_arguments(self, name: str) -> list[str]:
+        plan = self._plan
+        return _flags(
+            name=name,
+            master=self.address,
+            listen=f"{self.address.rpartition(':')[0]}:0",
+            dram=plan.dram,
+            nvme=self._nvme(name),
+            hbm=plan.hbm,
+            policy=plan.policy,
+            config=plan.config,
+            run_dir=self._run_dir(),
+        )
+
+    def _run_dir(self) -> str:
+        return self._folder.name if self._folder is not None else ""
+
+    def _nvme(self, name: str) -> str:
+        folder, colon, size = self._plan.nvme.rpartition(":")
+        if self._folder is not None and size and not colon:
+            return f"{Path(self._folder.name, 'nvme', name)}:{size}"
+        return f"{Path(folder, name)}:{size}" if folder and self._plan.nodes > 1 else self._plan.nvme
+
+
+def _dram_touched(control: Control) -> tuple[int, int]:
+    """Bytes of DRAM touched, and of all DRAM. The master may not know the nodes yet, or be too busy to say."""
+    try:
+        tiers = [tier for node in control.status().nodes for tier in node.tiers if tier.name == "dram"]
+    except KVStoreError:
+        return 0, 0
+    return sum(tier.prefaulted_bytes for tier in tiers), sum(tier.capacity_bytes for tier in tiers)
+
+
+def reachable(address: str) -> str:
+    """`address` as others reach it: for one on all interfaces, with the host that this machine sends from."""
+    host, _, port = address.rpartition(":")
+    if host not in WILDCARDS:
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; 192.0.2.0/24 is nobody's (RFC 5737), so the default route decides
+        except OSError:
+            return f"127.0.0.1:{port}"
+        return f"{probe.getsockname()[0]}:{port}"
+
+
+def _flags(**values: str) -> list[str]:
+    """`--name=value` of those that are given. In one word: a value may begin with a dash."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value]

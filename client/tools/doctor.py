@@ -1,0 +1,224 @@
+"""What of this machine the fast transports need: each check finds out one thing, judges it and says what to do about it.
+
+Reads files below a root and asks the libraries that are installed; changes nothing. `cli/doctor.py` prints it.
+"""
+
+import importlib.metadata
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import format_size
+from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx.worker import UcxWorker
+
+MIN_SHARED_MEMORY_BYTES: Final = 1 << 30
+"""UCX and inference engines share the file system; container runtimes give 64 MiB by default."""
+MIN_OPEN_FILES: Final = 8192
+"""A connection costs one to three descriptors; the engine may have 1,024 peers, and a process has other files."""
+INSTALL_UCX: Final = "pip install 'kvstore[ucx]'"
+INSTALL_NIXL: Final = "pip install 'kvstore[nixl]'"
+
+
+class Verdict(Enum):
+    """What an operator makes of a check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Works, but slower or for fewer."""
+    MISSING = "missing"
+    """A transport cannot be used for want of this; the others can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line. `advice` is empty where nothing needs to be done."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def examine(root: Path = Path("/")) -> list[Check]:
+    """Every check, those of libraries first. `root` is that of the files."""
+    has_rdma = bool(rdma_ports(root))
+    return [
+        ucxx(),
+        libucx(has_rdma=has_rdma),
+        ucx_transports(),
+        nixl(),
+        rdma(root),
+        peermem(root, has_rdma=has_rdma),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_rdma=has_rdma),
+        hugepages(root),
+        ptrace_scope(root),
+        shared_memory(root),
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+
+
+def ucxx() -> Check:
+    try:
+        ucx_library.bindings()
+    except ConfigError as error:
+        return Check("ucxx", Verdict.MISSING, str(error), INSTALL_UCX)
+    return Check("ucxx", Verdict.OK, f"version {_version('ucxx')}")
+
+
+def libucx(*, has_rdma: bool) -> Check:
+    """Which UCX this process has, and whether it can use the RDMA devices that are here."""
+    try:
+        loaded = ucx_library.loaded()
+    except ConfigError:
+        return Check("libucx", Verdict.MISSING, "not loaded", INSTALL_UCX)
+    found = f"version {loaded.version}, {'with' if loaded.has_verbs else 'without'} verbs, {loaded.path}"
+    if has_rdma and not loaded.has_verbs:
+        advice = f"install a system UCX of version {'.'.join(map(str, ucx_library.MIN_VERSION))} or later with verbs; kvstore prefers it"
+        return Check("libucx", Verdict.WARNING, found, advice)
+    return Check("libucx", Verdict.OK, found)
+
+
+def ucx_transports() -> Check:
+    """What the loaded UCX can use, TRANSPORT/DEVICE, with UCX_TLS and UCX_NET_DEVICES as they are set."""
+    name = "UCX transports"
+    try:
+        worker = UcxWorker.acquire("")
+    except ConfigError as error:
+        return Check(name, Verdict.MISSING, str(error), INSTALL_UCX)
+    try:
+        return Check(name, Verdict.OK, ", ".join(worker.resources()))
+    finally:
+        worker.release()
+
+
+def nixl() -> Check:
+    """NIXL and its plug-ins; the one that kvstore uses is UCX."""
+    version = _version("nixl")
+    if not version:
+        return Check("nixl", Verdict.MISSING, "not installed", INSTALL_NIXL)
+    plugins = nixl_plugins()
+    found = f"version {version}, plug-ins {', '.join(plugins) or 'none'}"
+    if "UCX" in plugins:
+        return Check("nixl", Verdict.OK, found)
+    return Check("nixl", Verdict.MISSING, found, "the plug-in UCX is not there: reinstall nixl, or set NIXL_PLUGIN_DIR to where it is")
+
+
+def nixl_plugins() -> list[str]:
+    """Names of the plug-ins that lie in NIXL_PLUGIN_DIR, else in the installed package."""
+    directory = os.environ.get("NIXL_PLUGIN_DIR")
+    names = [path.name for path in Path(directory).glob("libplugin_*.so")] if directory else _files_of("nixl")
+    return sorted({name.removeprefix("libplugin_").removesuffix(".so") for name in names if name.startswith("libplugin_")})
+
+
+def rdma(root: Path) -> Check:
+    ports = rdma_ports(root)
+    if not ports:
+        return Check(
+            "RDMA devices", Verdict.MISSING, "none in /sys/class/infiniband", "without them the transports are TCP and shared memory"
+        )
+    if not any("ACTIVE" in port for port in ports):
+        return Check("RDMA devices", Verdict.WARNING, "; ".join(ports), "no port is active: see `ibstat`, `rdma link`")
+    return Check("RDMA devices", Verdict.OK, "; ".join(ports))
+
+
+def rdma_ports(root: Path) -> list[str]:
+    """A line for each port: its name, state, rate and link layer."""
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    return [
+        " ".join([f"{port.parent.parent.name}:{port.name}", *(_line(port / what) for what in ("state", "rate", "link_layer"))])
+        for port in ports
+    ]
+
+
+def peermem(root: Path, *, has_rdma: bool) -> Check:
+    """Whether RDMA devices may reach the memory of GPUs."""
+    name = "nvidia_peermem"
+    modules = [line.split()[0] for line in _text(root / "proc/modules").splitlines()]
+    if name in modules:
+        return Check(name, Verdict.OK, "loaded")
+    if "nvidia" not in modules or not has_rdma:
+        return Check(name, Verdict.OK, "not loaded, nor needed: " + ("no RDMA device" if "nvidia" in modules else "no NVIDIA driver"))
+    return Check(name, Verdict.MISSING, "not loaded", "modprobe nvidia_peermem, or GPU memory goes through the host's")
+
+
+def locked_memory(limit_bytes: int, *, has_rdma: bool) -> Check:
+    """RDMA devices register memory by locking it."""
+    if limit_bytes == resource.RLIM_INFINITY:
+        return Check("locked memory", Verdict.OK, "unlimited")
+    found = f"at most {format_size(limit_bytes)}"
+    if not has_rdma:
+        return Check("locked memory", Verdict.OK, f"{found}; matters to RDMA only")
+    advice = "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or --ulimit memlock=-1 for a container"
+    return Check("locked memory", Verdict.WARNING, found, advice)
+
+
+def hugepages(root: Path) -> Check:
+    """Slabs on huge pages need no first touch and fewer entries in a NIC's page table."""
+    values = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
+    total, free = (int(values.get(f"HugePages_{what}", "0")) for what in ("Total", "Free"))
+    if not total:
+        return Check("huge pages", Verdict.WARNING, "none", "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower")
+    return Check("huge pages", Verdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
+
+
+def ptrace_scope(root: Path) -> Check:
+    """Whether a process may read another's memory (CMA), as UCX does between processes of one host."""
+    scope = _line(root / "proc/sys/kernel/yama/ptrace_scope") or "0"
+    if scope == "0":
+        return Check("ptrace scope", Verdict.OK, "processes of one user may read one another's memory (CMA)")
+    return Check("ptrace scope", Verdict.WARNING, scope, "UCX copies twice within this host; sysctl kernel.yama.ptrace_scope=0 avoids it")
+
+
+def shared_memory(root: Path) -> Check:
+    path = root / "dev/shm"
+    if not path.is_dir():
+        return Check("/dev/shm", Verdict.MISSING, "not there", "mount -t tmpfs tmpfs /dev/shm")
+    room = os.statvfs(path)
+    size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    return judge_shared_memory(size_bytes, free_bytes)
+
+
+def judge_shared_memory(size_bytes: int, free_bytes: int) -> Check:
+    found = f"{format_size(free_bytes)} of {format_size(size_bytes)} free"
+    if size_bytes < MIN_SHARED_MEMORY_BYTES:
+        return Check("/dev/shm", Verdict.WARNING, found, "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm")
+    return Check("/dev/shm", Verdict.OK, found)
+
+
+def open_files(limit: int) -> Check:
+    """The soft limit; a connection takes descriptors."""
+    if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
+        return Check("open files", Verdict.OK, "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
+    return Check("open files", Verdict.WARNING, f"at most {limit:,}", f"ulimit -n {MIN_OPEN_FILES} or more, LimitNOFILE= in a systemd unit")
+
+
+def _distributions(package: str) -> Sequence[str]:
+    """What is installed under this name, whatever CUDA version its wheel carries in its own."""
+    names = [package, *(f"{package}-cu{version}" for version in (12, 13))]
+    return [name for name in names if list(importlib.metadata.distributions(name=name))]
+
+
+def _version(package: str) -> str:
+    return next((importlib.metadata.version(name) for name in _distributions(package)), "")
+
+
+def _files_of(package: str) -> list[str]:
+    return [path.name for name in _distributions(package) for path in importlib.metadata.files(name) or []]
+
+
+def _text(path: Path) -> str:
+    """Of a file; "" where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _line(path: Path) -> str:
+    return _text(path).strip()

@@ -1,0 +1,103 @@
+"""Promises of blocks.py, through the command line, against a real cluster."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.client.cli.main import kvstore
+from tests.client.embedded import embedded
+
+
+class Shell:
+    """Runs `kvstore` with KVSTORE_CLIENT_MASTER set."""
+
+    def __init__(self, master: str) -> None:
+        self.master = master
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Result:
+        return CliRunner().invoke(kvstore, arguments, input=stdin, env={"KVSTORE_CLIENT_MASTER": self.master}, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with embedded() as cluster:
+        yield Shell(cluster.address)
+
+
+def test_what_is_put_is_got_back_byte_for_byte(shell: Shell, tmp_path: Path) -> None:
+    value = bytes(range(256)) * 10
+    (tmp_path / "in").write_bytes(value)
+    assert shell("put", "file", str(tmp_path / "in")).output == "file: stored 2.5 KiB\n"
+    assert shell("get", "file").stdout_bytes == value
+    assert shell("get", "file", str(tmp_path / "out")).exit_code == 0
+    assert (tmp_path / "out").read_bytes() == value
+
+
+def test_a_second_put_says_that_it_is_there(shell: Shell) -> None:
+    assert json.loads(shell("put", "twice", "-", "--json", stdin=b"one").output) == {"key": "twice", "stored": True, "size_bytes": 3}
+    assert shell("put", "twice", "-", stdin=b"two").output == "twice: already there\n"
+    assert shell("get", "twice", "-").stdout_bytes == b"one"
+
+
+def test_a_miss_is_said_and_is_status_1(shell: Shell) -> None:
+    missed = shell("get", "nowhere")
+    assert (missed.exit_code, missed.stdout, missed.stderr) == (1, "", "nowhere: not there\n")
+
+
+def test_exists_is_status_1_if_any_is_missing(shell: Shell) -> None:
+    shell("put", "hex:00ff", "-", stdin=b"x")
+    assert (shell("exists", "hex:00ff").exit_code, shell("exists", "hex:00FF").output) == (0, "hex:00ff: there\n")
+    both = shell("exists", "hex:00ff", "nowhere", "--json")
+    assert (both.exit_code, json.loads(both.output)) == (1, {"hex:00ff": True, "nowhere": False})
+
+
+def test_locate_tells_node_tiers_and_size(shell: Shell) -> None:
+    shell("put", "found", "-", stdin=b"12345")
+    located = shell("locate", "found", "nowhere", "--json")
+    assert located.exit_code == 1
+    place = json.loads(located.output)["found"][0]
+    assert (place["node"], place["tiers"], place["size_bytes"]) == ("node-0", ["dram"], 5)
+    shown = shell("locate", "found")
+    assert shown.exit_code == 0
+    assert "node-0" in shown.output
+    assert shell("locate", "nowhere").exit_code == 1
+
+
+def test_a_pinned_block_is_removed_by_force_only(shell: Shell) -> None:
+    shell("put", "pinned", "-", stdin=b"x")
+    assert shell("pin", "pinned").output == "pinned: pinned\n"
+    assert (shell("rm", "pinned").exit_code, shell("exists", "pinned").exit_code) == (1, 0)
+    assert shell("rm", "pinned", "--force").output == "removed 1 of 1\n"
+    assert shell("pin", "pinned").exit_code == 1
+
+
+def test_an_unpinned_block_is_removed_and_counted_once(shell: Shell) -> None:
+    shell("put", "freed", "-", stdin=b"x")
+    shell("pin", "freed")
+    assert json.loads(shell("unpin", "freed", "--json").output) == {"freed": True}
+    removed = shell("rm", "freed", "freed", "--json")
+    assert (removed.exit_code, json.loads(removed.output)) == (0, {"removed": 1, "asked": 1})
+
+
+def test_keys_lists_a_namespace(shell: Shell) -> None:
+    shell("put", "child", "-", "--namespace", "space", "--parent", "mother", stdin=b"xyz")
+    listed = shell("keys", "--namespace", "space", "--json").output.splitlines()
+    assert [json.loads(line) for line in listed] == [{"key": "child", "size_bytes": 3, "namespace": "space"}]
+    assert "child" in shell("keys").output.splitlines()
+    assert len(shell("keys", "--limit", "1").output.splitlines()) == 1
+
+
+def test_files_that_cannot_be_used_are_one_error(shell: Shell, tmp_path: Path) -> None:
+    absent = shell("put", "x", str(tmp_path / "absent"))
+    assert (absent.exit_code, absent.stderr) == (2, f"kvstore: error: cannot read {tmp_path / 'absent'}: No such file or directory\n")
+    shell("put", "y", "-", stdin=b"y")
+    assert "cannot write" in shell("get", "y", str(tmp_path)).stderr
+
+
+def test_an_empty_value_is_misuse(shell: Shell) -> None:
+    refused = shell("put", "empty", "-")
+    assert refused.exit_code == 2
+    assert "1 to" in refused.stderr

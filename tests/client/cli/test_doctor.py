@@ -1,0 +1,29 @@
+"""Promises of doctor.py, through the command line."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client.cli.main import kvstore
+from kvstore.client.tools.doctor import Verdict, examine
+
+CHECKS = [check.name for check in examine()]
+
+
+def output(*arguments: str) -> str:
+    result = CliRunner().invoke(kvstore, ["doctor", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_table_has_a_line_for_each_check(name: str) -> None:
+    assert name in output()
+
+
+def test_json_has_each_check_with_its_verdict() -> None:
+    found = json.loads(output("--json"))
+    assert [check["name"] for check in found] == CHECKS
+    assert all(set(check) == {"name", "verdict", "found", "advice"} for check in found)
+    assert {check["verdict"] for check in found} <= {verdict.value for verdict in Verdict}

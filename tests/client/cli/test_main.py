@@ -1,0 +1,85 @@
+"""Promises of main.py: what every command has in common."""
+
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client.cli.main import kvstore
+from kvstore.protocol.errors import ChecksumMismatch, Full, KVStoreError
+from tests.client.embedded import embedded
+from tests.etcd_server import free_ports
+
+PROGRAM = [sys.executable, "-m", "kvstore.client.cli.main"]
+
+
+def commands() -> list[str]:
+    return kvstore.list_commands(click.Context(kvstore))
+
+
+def test_the_version_is_the_packages() -> None:
+    assert version("kvstore") in CliRunner().invoke(kvstore, ["--version"]).output
+
+
+def test_help_names_every_command() -> None:
+    text = CliRunner().invoke(kvstore, ["--help"]).output
+    expected = {"up", "status", "nodes", "tiers", "top", "put", "get", "exists", "rm", "locate", "keys", "pin", "unpin", "replay", "demo"}
+    assert expected <= set(commands())
+    assert all(name in text for name in commands())
+
+
+@pytest.mark.parametrize("name", commands())
+def test_each_command_has_help(name: str) -> None:
+    result = CliRunner().invoke(kvstore, [name, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: kvstore" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Full("no room"), 2), (ChecksumMismatch("damaged"), 1), (KVStoreError("odd"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_an_error_is_one_line_and_a_status(error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setitem(kvstore.commands, "failing", failing)
+    result = CliRunner().invoke(kvstore, ["failing"])
+    assert result.exit_code == status
+    assert result.stderr == (f"kvstore: error: {error}\n" if isinstance(error, KVStoreError) else "")
+
+
+@pytest.mark.parametrize("command", [["status"], ["exists", "key"], ["put", "key", "-"], ["keys"]])
+def test_a_master_that_is_not_there_is_said_in_one_line(command: list[str]) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    result = CliRunner().invoke(kvstore, [*command, "--master", address, "--deadline-s", "5"], input=b"value")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kvstore: error: no master can be reached: ")
+    assert address in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    process = subprocess.Popen([*PROGRAM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    process.wait(20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal.Signals) -> None:
+    with embedded() as cluster:
+        command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(number)
+            assert process.communicate(timeout=20)[1] == ""
+            assert process.returncode == 130

@@ -1,0 +1,46 @@
+"""Promises of options.py."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.protocol.errors import ConfigError
+
+
+@click.command()
+@json_option
+@client_options
+def shown(as_json: bool, settings: ClientSettings) -> None:
+    echo_json([as_json, settings.master, settings.tenant, settings.token, settings.deadline_s, settings.max_hints])
+
+
+def run(*arguments: str, **environment: str) -> str:
+    return CliRunner().invoke(shown, arguments, env=environment, catch_exceptions=False).output.strip()
+
+
+def test_without_flags_the_settings_are_the_defaults() -> None:
+    assert run() == '[false, "127.0.0.1:7440", "", "", 10.0, 262144]'
+
+
+def test_flags_are_stronger_than_the_environment_and_that_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text('[client]\nmaster = "file:1"\ntenant = "file"\ntoken = "file"\nmax_hints = 5\n')
+    flags = ["--config", str(file), "--master", "flag:1", "--deadline-s", "2", "--json"]
+    assert run(*flags, KVSTORE_CLIENT_TENANT="environment", KVSTORE_CLIENT_MASTER="environment:1") == (
+        '[true, "flag:1", "environment", "file", 2.0, 5]'
+    )
+
+
+def test_a_bad_value_is_an_error_that_names_its_source() -> None:
+    with pytest.raises(ConfigError, match="--deadline-s: 'soon' is not a number"):
+        run("--deadline-s", "soon")
+
+
+def test_help_tells_what_each_flag_means_and_its_default() -> None:
+    text = run("--help")
+    assert "Addresses of the masters" in text
+    assert "127.0.0.1:7440" in text

@@ -1,0 +1,118 @@
+"""Promises of record.py, through the command line, with a cluster of real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.client import Client
+from kvstore.client.cli.main import Commands
+from kvstore.client.cli.main import record as cli_record
+from kvstore.client.cli.record import interrupts, record
+from kvstore.client.tools.recorder import Recorder
+from kvstore.kvcache.event_file import BlockEvent, Gap, read_events
+from kvstore.store.events import RING_EVENTS
+from tests.client.embedded import embedded
+
+COMMAND = (
+    "from kvstore.client.cli.main import kvstore; from kvstore.client.cli.record import record; kvstore.add_command(record); kvstore()"
+)
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[str]:
+    with embedded() as cluster:
+        yield cluster.address
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(Commands(commands={"record": record}), ["record", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_with_all_that_happened_before(master: str, tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "events.jsonl"
+    flags = [str(path), "--master", master, "--tenant", number.name, "--json"]
+    child = subprocess.Popen([sys.executable, "-c", COMMAND, "record", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    assert child.stderr.readline() == "recording nodes: node-0; Ctrl-C ends it\n"
+    with Client(master, tenant=number.name) as client:
+        client.put(b"a", b"1")
+        client.get(b"a")
+        client.remove([b"a"])
+    child.send_signal(number)
+    output, errors = child.communicate(timeout=20)
+    assert (child.returncode, errors) == (0, "")
+    summary = json.loads(output)
+    assert summary.pop("seconds") > 0
+    assert summary == {"file": str(path), "stored": 1, "read": 1, "removed": 1, "lost": 0, "interruptions": 0}
+    kinds = [event.kind for event in read_events(path) if isinstance(event, BlockEvent)]
+    assert kinds == ["stored", "read", "removed"]
+
+
+def test_it_ends_by_itself_after_the_duration(master: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    result = run(str(path), "--master", master, "--duration", "0.3")
+    assert result.exit_code == 0
+    assert result.stderr == "recording nodes: node-0; for 0.3 s\n"
+    assert result.stdout == f"{path}: 0 blocks stored, 0 read, 0 removed in 0.3 s\n"
+    assert list(read_events(path)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_nothing_and_is_noted(number: signal.Signals) -> None:
+    with interrupts() as interrupted:
+        assert not interrupted.is_set()
+        signal.raise_signal(number)
+        assert interrupted.is_set()
+
+
+def test_the_handlers_of_signals_are_put_back(master: str, tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    result = run(str(tmp_path / "file"), "--master", master, "--duration", "0.001", "--json")
+    assert json.loads(result.stdout)["stored"] == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [b"%d" % number for number in range(2000)]
+    with Client(master) as client:
+        client.put_batch(keys, [b"1"] * len(keys))
+
+        class Late(Recorder):
+            """Meanwhile more is read than a node keeps."""
+
+            def poll(self) -> list[BlockEvent | Gap]:
+                for _ in range(RING_EVENTS // len(keys) + 1):
+                    client.get_batch(keys)
+                return super().poll()
+
+        monkeypatch.setattr(cli_record, "Recorder", Late)
+        result = run(str(tmp_path / "file"), "--master", master, "--duration", "0.1")
+    assert result.exit_code == 0
+    assert "events are lost" in result.stderr
+    assert "\nincomplete: " in result.stdout
+
+
+def test_a_file_that_cannot_be_written_is_misuse(master: str, tmp_path: Path) -> None:
+    result = run(str(tmp_path / "away" / "file"), "--master", master)
+    assert result.exit_code == 2
+    assert "kvstore: error: cannot write" in result.stderr
+
+
+def test_a_full_disk_ends_it_with_what_the_system_said(master: str) -> None:
+    result = run("/dev/full", "--master", master)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("kvstore: error: cannot write /dev/full: No space left on device\n")
+
+
+def test_no_master_is_one_clear_line_and_no_file(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "file"), "--master", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kvstore: error: no master can be reached: cannot connect to 127.0.0.1:1")
+    assert not (tmp_path / "file").exists()

@@ -1,0 +1,128 @@
+"""Promises of simulate.py, through the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from kvstore.client.cli.main import Commands
+from kvstore.client.cli.main import simulate as cli_simulate
+from kvstore.client.cli.simulate import progress, simulate
+
+SMALL = ("--prefill", "2", "--decode", "2")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(line(200 * number, [0, number // 2 + 1]) for number in range(20)))
+    return path
+
+
+def line(at_ms: int, ids: list[int]) -> str:
+    return json.dumps({"timestamp": at_ms, "input_length": 512 * len(ids), "output_length": 20, "hash_ids": ids}) + "\n"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(Commands(commands=[simulate]), ["simulate", *map(str, arguments)], catch_exceptions=False)
+
+
+def report(*arguments: object) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_people_get_a_table(trace: Path) -> None:
+    result = run(trace, *SMALL)
+    assert result.exit_code == 0
+    assert "20 requests in" in result.stdout
+    assert result.stderr == ""
+
+
+def test_scripts_get_every_figure_and_equal_runs_the_same(trace: Path) -> None:
+    first, second = report(trace, *SMALL), report(trace, *SMALL)
+    assert first == second
+    assert (first["requests"], first["finished"], first["rejected"]) == (20, 20, {})
+    assert 0 < first["ttft"]["p50_s"] <= first["ttft"]["p99_s"]
+    assert first["hit_ratio_blocks"] > 0.5
+    assert first["streamed_bytes"] > 0
+
+
+def test_options_reach_the_simulation(trace: Path) -> None:
+    plain = report(trace, *SMALL)
+    assert report(trace, *SMALL, "--limit", 5)["requests"] == 5
+    assert report(trace, *SMALL, "--cache-blocks", 0)["hit_ratio_blocks"] == 0
+    assert report(trace, *SMALL, "--rate", 4)["duration_s"] < plain["duration_s"] / 2
+    assert report(trace, *SMALL, "--gpu", "h100")["ttft"]["mean_s"] < plain["ttft"]["mean_s"]
+    assert report(trace, *SMALL, "--bandwidth", "1GB", "--no-overlap")["stages_s"]["transfer"] > 0.1 > plain["stages_s"]["transfer"]
+    assert report(trace, *SMALL, "--mode", "chunked")["streamed_bytes"] == 0
+    assert report(trace, *SMALL, "--ttft-slo-s", "0.000001")["rejected"] == {"ttft": 20}
+    unlimited = report(trace, *SMALL, "--ttft-slo-s", "0.000001", "--admission", "all")
+    assert (unlimited["rejected"], unlimited["in_time"]) == ({}, 0)
+
+
+def test_modes_are_compared_side_by_side(trace: Path) -> None:
+    assert "disaggregation" in run(trace, *SMALL, "--compare-modes").stdout
+    assert set(report(trace, *SMALL, "--compare-modes")) == {"disaggregated", "prefill-first", "decode-first", "chunked"}
+
+
+def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:
+    result = run(trace, *SMALL, "--plots", tmp_path / "plots")
+    assert result.stderr == "".join(f"wrote {tmp_path}/plots/{name}.svg\n" for name in ("ttft", "tbt", "stages", "load"))
+    assert (tmp_path / "plots" / "load.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "none"), "none"),
+        (("--gpu", "none"), "none"),
+        (("--dispatcher", "none"), "none"),
+        (("--policy", "none"), "none"),
+        (("--admission", "none"), "none"),
+        (("--ttft-slo-s", "0"), "the SLO ttft_s is 0: it must be above 0 seconds"),
+        (("--tbt-slo-s", "-1"), "the SLO tbt_s is -1: it must be above 0 seconds"),
+        (("--gpus-per-instance", "1"), "does not fit on 1 x A800-80G"),
+        (("--prefill", "0"), "prefill is 0: it must be from 1 to 4,096"),
+        (("--rate", "0"), "rate is 0: it must be above 0"),
+        (("--bandwidth", "fast"), "'fast' is not a size"),
+        (("--bandwidth", "0"), "send_bytes_per_s is 0: it must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(trace: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run(trace, *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kvstore: error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_broken_trace_is_named_with_its_line(trace: Path) -> None:
+    with trace.open("a") as file:
+        file.write("{\n")
+    result = run(trace)
+    assert result.exit_code == 2
+    assert f"kvstore: error: {trace}, line 21: not JSON" in result.stderr
+
+
+def test_a_trace_must_be_there_and_not_empty(tmp_path: Path) -> None:
+    missing = run(tmp_path / "none")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+    assert "cannot read the trace" in missing.stderr
+    (tmp_path / "empty").touch()
+    empty = run(tmp_path / "empty")
+    assert (empty.exit_code, empty.stderr) == (2, f"kvstore: error: {tmp_path}/empty has no requests\n")
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal in (True, False):
+        console = Console(force_terminal=is_terminal, width=80, record=True, stderr=True)
+        monkeypatch.setattr(cli_simulate, "Console", lambda stderr, console=console: console)
+        with progress(3) as on_progress:
+            for _ in range(3):
+                on_progress()
+        assert ("simulating" in console.export_text()) == is_terminal

@@ -1,0 +1,50 @@
+"""Promises of status.py, through the command line, against a real cluster."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client.cli.main import kvstore
+from tests.client.embedded import embedded
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[str]:
+    with embedded() as cluster:
+        yield cluster.address
+
+
+def output(master: str, *arguments: str) -> str:
+    result = CliRunner().invoke(kvstore, [*arguments, "--master", master], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_status_shows_the_cluster_and_json_has_all_of_it(master: str) -> None:
+    assert "1 of 1 alive" in output(master, "status")
+    found = json.loads(output(master, "status", "--json"))
+    assert (found["catalog"], found["blocks"], found["nodes"][0]["state"]) == ("memory:", 0, "alive")
+
+
+def test_nodes_shows_each_node(master: str) -> None:
+    assert "node-0" in output(master, "nodes")
+    assert json.loads(output(master, "nodes", "--json"))[0]["name"] == "node-0"
+
+
+def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
+    assert "0 B" in output(master, "tiers")
+    tiers = json.loads(output(master, "tiers", "--json"))
+    assert [(tier["node"], tier["name"], tier["capacity_bytes"]) for tier in tiers] == [
+        ("node-0", "dram", 4 << 20),
+        ("node-0", "nvme", 16 << 20),
+    ]
+
+
+def test_top_looks_as_often_as_it_is_told(master: str) -> None:
+    looks = output(master, "top", "--count", "2", "--interval-s", "0.05", "--json").splitlines()
+    assert [json.loads(look)["catalog"] for look in looks] == ["memory:", "memory:"]
+    shown = output(master, "top", "--count", "2", "--interval-s", "0.05")
+    assert "1 of 1 alive" in shown
+    assert "nvme" in shown

@@ -1,0 +1,117 @@
+"""Promises of up.py, as a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from tests.etcd_server import free_ports
+
+COMMAND = [sys.executable, "-m", "kvstore.client.cli.main", "up", "--dram", "4MiB"]
+
+
+class Up:
+    """`kvstore up`: its lines are read as they come. A context manager, so that a failing test leaves nothing behind."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+
+    def __enter__(self) -> "Up":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def facts(self) -> dict[str, Any]:
+        line = self.line()
+        assert line, self.end()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for it: status, the rest of standard output, standard error."""
+        rest, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, rest, errors
+
+
+def free_pair() -> int:
+    """A port that is free, and so is the next one: where the control plane listens."""
+    while True:
+        [port] = free_ports(1)
+        with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_pair()}"
+    places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
+    with Up("--json", *places) as up:
+        serving, ready = up.facts(), up.facts()
+        assert (serving["event"], ready["event"], ready["master"]) == ("serving", "ready", listen)
+        with Client(listen) as client:
+            assert client.put(b"key", b"value")
+            assert client.get(b"key") == b"value"
+        up.process.send_signal(number)
+        status, rest, errors = up.end()
+    assert (status, rest) == (0, "")
+    assert errors.endswith("stopped\n")
+    assert "node-0 | " in errors
+    for pid in (ready["master_pid"], ready["nodes"][0]["pid"]):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
+    with Up("--json", "--listen", "127.0.0.1:0") as up:
+        pid = up.facts()["nodes"][0]["pid"]
+        up.line()
+        os.kill(pid, signal.SIGKILL)
+        status, _, errors = up.end()
+    assert status == 2
+    assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was ended by SIGKILL\n")
+
+
+def test_people_are_told_in_one_line() -> None:
+    with Up("--listen", "127.0.0.1:0") as up:
+        assert up.line().startswith("ready: clients connect to 127.0.0.1:")
+        up.process.terminate()
+        assert up.end()[:2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--dram", "0"], "node-0: --dram: 0 is below the minimum"),
+        (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
+        (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),
+        (["--nodes", "0"], "an embedded cluster has 1 to 64"),
+        (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),
+        (["--policy", "fifo"], "--policy: 'fifo' is not one of default, arc, gdsf"),
+        (["--listen", "nowhere"], "master: "),
+    ],
+)
+def test_what_cannot_be_met_is_one_clear_line_and_status_2(arguments: list[str], complaint: str) -> None:
+    done = subprocess.run([*COMMAND, "--listen", "127.0.0.1:0", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert complaint in errors[0]

@@ -1,0 +1,219 @@
+"""Promises of client.py, against real masters; where blocks matter, against real nodes and what clients have put to them."""
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
+from kvstore.client.routes import Nodes
+from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
+from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.request import Slo
+from tests.client.embedded import embedded
+from tests.etcd_server import free_ports
+from tests.master.running import Places, master_in_thread
+
+PREFILL = InstanceReport(name="p", role=Role.PREFILL, address="http://p")
+DECODE = InstanceReport(name="d", role=Role.DECODE, address="http://d")
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, instance_ttl_s=60.0, report_interval_s=0.125) as found:
+        yield found
+
+
+@pytest.fixture
+def client(places: Places) -> Iterator[SchedulerClient]:
+    with SchedulerClient(ClientSettings(master=places.listen, tenant="red")) as found:
+        yield found
+
+
+def tied(master: str, node_id: int) -> Client:
+    """A client that prefers the node of this id, of two on its host."""
+    client = Client(master)
+    client._operations.core.nodes = Nodes(host_id(), spread=node_id - 1)
+    return client
+
+
+def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_requests() -> None:
+    first, second = [b"x%d" % number for number in range(8)], [b"y%d" % number for number in range(5)]
+    with (
+        embedded(ClusterPlan(dram="4MiB", nodes=2, is_private=True)) as cluster,
+        SchedulerClient(ClientSettings(cluster.address)) as client,
+    ):
+        with cluster.control() as control:
+            names = {node.node_id: node.name for node in control.status().nodes}
+        for node_id, keys in ((1, first), (2, second)):
+            with tied(cluster.address, node_id) as writer:
+                writer.put_batch(keys, [key * 5000 for key in keys])
+        one = dataclasses.replace(PREFILL, name="p1", node=names[1])
+        for report in (one, dataclasses.replace(PREFILL, name="p2", node=names[2]), DECODE):
+            client.report(report)
+
+        def ask(keys: list[bytes]) -> Placement:
+            placed = client.schedule([*keys, b"new"], block_tokens=10_000, input_tokens=90_001)
+            assert isinstance(placed, Placement)
+            return placed
+
+        placed = ask(first)
+        assert (placed.prefill, placed.decode, placed.prefix_blocks, placed.transfer_from) == ("p1", "d", 8, "")
+        assert (ask(second).prefill, ask(second).prefix_blocks) == ("p2", 5)
+        client.report(dataclasses.replace(one, queue_s=1000.0))
+        placed = ask(first)
+        assert (placed.prefill, placed.prefix_blocks, placed.transfer_from, placed.transfer_blocks) == ("p2", 8, "p1", 8)
+        deadline = Deadline(TIMEOUT_S)
+        while ask(first).transfer_from:
+            deadline.left_s()
+        with Client(cluster.address) as reader:
+            assert reader.get_batch(first) == [key * 5000 for key in first]
+
+
+def test_a_placement_has_all_that_the_master_says(client: SchedulerClient) -> None:
+    assert client.report(dataclasses.replace(PREFILL, queue_s=2.0)) == 0.125
+    client.report(DECODE)
+    placed = client.schedule([b"k"], block_tokens=100, input_tokens=10_000, output_tokens=5)
+    assert isinstance(placed, Placement)
+    assert (placed.prefill, placed.decode) == ("p", "d")
+    assert (placed.prefill_address, placed.decode_address) == ("http://p", "http://d")
+    assert (placed.prefix_blocks, placed.transfer_from, placed.transfer_blocks, placed.transfer_s) == (0, "", 0, 0.0)
+    assert (placed.prefill_s, placed.request_id > 0) == (1.0, True)
+    assert placed.ttft_s == placed.queue_s + placed.prefill_s <= 3.0
+    assert placed.tbt_s > 0
+
+
+def test_a_refusal_has_its_reason_and_its_figures(client: SchedulerClient) -> None:
+    assert client.schedule([], block_tokens=1, input_tokens=1) == Refusal(Reason.NO_INSTANCE)
+    client.report(PREFILL)
+    client.report(DECODE)
+    refused = client.schedule([], block_tokens=1, input_tokens=10_000, slo=Slo(ttft_s=0.5))
+    assert refused == Refusal(Reason.TTFT, 1.0, 0.5)
+
+
+def test_every_field_of_a_report_reaches_the_master(client: SchedulerClient) -> None:
+    report = dataclasses.replace(
+        DECODE,
+        node="n",
+        queue_s=1.0,
+        send_backlog_bytes=2,
+        send_bytes_per_s=3.0,
+        batch=4,
+        context_tokens=5,
+        capacity_tokens=6,
+        seen_request_ids=[7],
+        prefill_samples=[PrefillSample(100 * n, 10, n) for n in range(1, 33)],
+        decode_samples=[DecodeSample(n, 100 * n * (1 + n % 3), n) for n in range(1, 33)],
+    )
+    client.report(report)
+    found = client.instances()
+    kept = {field.name: getattr(found.instances[0].report, field.name) for field in dataclasses.fields(report)}
+    lists = ("seen_request_ids", "prefill_samples", "decode_samples")
+    assert {name: value for name, value in kept.items() if name not in lists} == {
+        name: getattr(report, name) for name in kept if name not in lists
+    }
+    assert found.estimators.count("fitted to 32 samples") == 2
+
+
+def test_leaving_is_at_once(client: SchedulerClient) -> None:
+    client.report(PREFILL)
+    client.leave("p")
+    client.leave("p")
+    assert not client.instances().instances
+
+
+def test_what_the_master_refuses_is_a_typed_error(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    with master_in_thread(tmp_path / "run", tokens=str(file), max_instances=1) as places:
+        settings = ClientSettings(master=places.listen, tenant="red", token="secret")
+        with SchedulerClient(settings) as client:
+            client.report(PREFILL)
+            with pytest.raises(Full):
+                client.report(DECODE)
+            with pytest.raises(InvalidArgument, match="3 keys of blocks"):
+                client.schedule([b"a", b"b", b"c"], block_tokens=10, input_tokens=29)
+            with pytest.raises(DeadlineExceeded):
+                client.leave("p", deadline=Deadline(0))
+        with SchedulerClient(dataclasses.replace(settings, token="guess")) as client, pytest.raises(Unauthorized):
+            client.schedule([], block_tokens=1, input_tokens=1)
+
+
+@pytest.mark.parametrize("field", ["block_tokens", "input_tokens", "output_tokens"])
+@pytest.mark.parametrize("value", [-1, 1 << 32])
+def test_a_number_that_does_not_fit_the_message_is_named(client: SchedulerClient, field: str, value: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"{field} is {value}"):
+        client.schedule([], **{"block_tokens": 1, "input_tokens": 1, field: value})  # type: ignore[arg-type]
+
+
+def test_another_master_is_found_when_the_first_is_gone(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path / "b") as second:
+        with master_in_thread(tmp_path / "a") as first:
+            client = SchedulerClient(ClientSettings(master=f"{first.listen},{second.listen}"))
+            client.report(PREFILL)
+            assert [each.report.name for each in client.instances().instances] == ["p"]
+        assert not client.instances().instances
+        client.report(DECODE)
+        assert [each.report.name for each in client.instances().instances] == ["d"]
+        client.close()
+
+
+def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) -> None:
+    with SchedulerClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}")) as client, pytest.raises(Unavailable):
+        client.instances()
+    with master_in_thread(tmp_path) as places:
+        client = SchedulerClient(ClientSettings(master=places.listen))
+        client.instances()
+    with client, pytest.raises(Unavailable):
+        client.instances()
+
+
+def test_a_closed_client_says_so(client: SchedulerClient) -> None:
+    client.instances()
+    client.close()
+    client.close()
+    with pytest.raises(Closed):
+        client.instances()
+
+
+class _Stopping(SchedulerServicer):
+    """A master that is being stopped: it cancels what it has begun."""
+
+    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
+        context.abort(grpc.StatusCode.CANCELLED, "stopping")
+        raise AssertionError
+
+
+def test_a_call_cancelled_by_a_stopping_master_or_by_another_thread_goes_to_the_next_one(client: SchedulerClient) -> None:
+    client.report(PREFILL)
+    assert client._link is not None
+    client._link.channel.close()
+    client.leave("p")
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    client.report(PREFILL)
+    client._link.channel.close()
+    client._link = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+    client.leave("p")
+    assert not client.instances().instances
+    server.stop(0).wait(TIMEOUT_S)
+
+
+def test_threads_that_look_for_a_master_at_once_follow_the_first(client: SchedulerClient) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for reply in [threads.submit(client.instances) for _ in range(16)]:
+            assert reply.result(TIMEOUT_S).dispatcher == "kvcache_centric"

@@ -1,0 +1,423 @@
+"""Promises of cache.py, on a real cluster: what one sharding put, any other reads."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.client import Client
+from kvstore.client.tensors.cache import TensorCache
+from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.namespace import Namespace
+from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.schemes import CacheScheme
+from kvstore.kvcache.spec import Attention, CacheSpec
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
+from tests.client.embedded import embedded
+from tests.client.processes import cluster
+
+BLOCKS = 5
+SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=16, heads=8, dtype="bfloat16", block_tokens=16)
+LATENT = CacheSpec(layers=4, kv_heads=1, head_dim=24, heads=8, attention=Attention.MLA, dtype="float32", block_tokens=16)
+TP2_PP2 = Parallel(tp=2, pp=2)
+READERS = (
+    Parallel(),
+    Parallel(tp=2),
+    Parallel(tp=4),
+    Parallel(pp=4),
+    Parallel(tp=8),
+    Parallel(tp=4, pp=3),
+    Parallel(tp=8, dp=4),
+    Parallel(pp=2, layer_split=(1, 3)),
+)
+_serial = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with embedded(ClusterPlan(dram="64MiB", is_private=True)) as running:
+        yield running.address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[Client]:
+    with Client(address) as client:
+        yield client
+
+
+class Engine:
+    """All ranks of one executor."""
+
+    def __init__(self, client: Client, spec: CacheSpec, namespace: Namespace, parallel: Parallel, **groups: int) -> None:
+        self.layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
+        self.ranks = [TensorCache(client, spec, namespace, parallel=parallel, rank=rank, **groups) for rank in range(parallel.ranks)]
+
+    def shard(self, cache: Any, rank: int) -> Any:
+        """A view of what `rank` has of the whole model's `cache`."""
+        layers, heads = self.layout.rank_layers(rank), self.layout.rank_heads(rank)
+        return cache[
+            self.layout.parallel.coordinates(rank).cp :: self.layout.parallel.cp, layers.start : layers.stop, :, heads.start : heads.stop
+        ]
+
+    def put(self, tokens: Sequence[int], cache: Any) -> list[int]:
+        return [rank.put_tensor(tokens, self.shard(cache, number)) for number, rank in enumerate(self.ranks)]
+
+    def get(self, tokens: Sequence[int], like: Any) -> Any:
+        """The whole cache, put together from what each rank got; all of them got all of it, and ranks with the same heads the same."""
+        whole = torch.full_like(like, torch.nan)
+        for number, rank in enumerate(self.ranks):
+            shard = self.shard(whole, number)
+            out = torch.empty_like(shard)
+            assert rank.match_prefix(tokens) == len(out)
+            assert rank.get_tensor(tokens, out) == len(out)
+            assert shard.isnan().all() or shard.equal(out)
+            shard.copy_(out)
+        return whole
+
+
+def fresh(spec: CacheSpec = SPEC, *, blocks: int = BLOCKS, **changes: Any) -> tuple[list[int], Any, Namespace]:
+    """Tokens, the whole cache of their blocks, and a namespace that no other test uses."""
+    serial = next(_serial)
+    shape = (blocks, spec.layers, spec.kv_factor, spec.kv_heads, spec.block_tokens, spec.head_dim)
+    cache = torch.randn(shape, generator=torch.Generator().manual_seed(serial)).to(getattr(torch, spec.dtype))
+    tokens = list(range(blocks * spec.block_tokens + 3))
+    return tokens, cache, Namespace(model=f"m{serial}", dtype=spec.dtype, block_tokens=spec.block_tokens, **changes)
+
+
+def whole_error(spec: CacheSpec, got: Any, cache: Any) -> float:
+    """The largest error as a share of the largest element."""
+    return float((got.float() - cache.float()).abs().max() / cache.float().abs().max())
+
+
+# --- shardings ---
+
+
+@pytest.mark.parametrize("parallel", READERS, ids=str)
+def test_what_tp2_x_pp2_put_every_sharding_reads_to_the_bit(client: Client, parallel: Parallel) -> None:
+    tokens, cache, namespace = fresh()
+    groups = {"heads_per_value": 2, "layers_per_value": 2}
+    assert Engine(client, SPEC, namespace, TP2_PP2, **groups).put(tokens, cache) == [BLOCKS] * 4
+    assert Engine(client, SPEC, namespace, parallel, **groups).get(tokens, cache).equal(cache)
+
+
+def test_kv_heads_that_several_ranks_hold_are_put_by_one_of_them(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    stored = Engine(client, SPEC, namespace, Parallel(tp=8)).put(tokens, cache)
+    assert stored == [BLOCKS, 0] * 4
+    assert Engine(client, SPEC, namespace, Parallel(tp=2)).get(tokens, cache).equal(cache)
+
+
+def test_a_latent_that_all_ranks_hold_is_put_once(client: Client) -> None:
+    tokens, cache, namespace = fresh(LATENT)
+    writer = Engine(client, LATENT, namespace, Parallel(tp=4, pp=2), layers_per_value=2)
+    assert writer.put(tokens, cache) == [BLOCKS, 0, 0, 0] * 2
+    assert Engine(client, LATENT, namespace, Parallel(tp=2), layers_per_value=2).get(tokens, cache).equal(cache)
+
+
+def test_each_attention_dp_group_puts_its_own_sequences(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    engine = Engine(client, SPEC, namespace, Parallel(tp=4, dp=2), heads_per_value=2)
+    assert [engine.ranks[rank].put_tensor(tokens, engine.shard(cache, rank)) for rank in (2, 3)] == [BLOCKS, BLOCKS]
+    assert Engine(client, SPEC, namespace, Parallel(), heads_per_value=2).get(tokens, cache).equal(cache)
+
+
+def test_context_parallel_ranks_put_and_read_every_cp_th_block(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    engine = Engine(client, SPEC, namespace, Parallel(cp=2))
+    assert engine.put(tokens, cache) == [3 * 4, 2 * 4]
+    assert engine.get(tokens, cache).equal(cache)
+    assert Engine(client, SPEC, namespace, Parallel(tp=2)).get(tokens, cache).equal(cache)
+
+
+def test_a_rank_without_whole_values_reads_but_is_told_what_to_set_before_it_can_put(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    Engine(client, SPEC, namespace, Parallel(), heads_per_value=4).put(tokens, cache)
+    reader = Engine(client, SPEC, namespace, TP2_PP2, heads_per_value=4)
+    assert reader.get(tokens, cache).equal(cache)
+    for rank, layers in ((0, "0 to 1"), (3, "2 to 3")):
+        with pytest.raises(InvalidArgument, match=f"layers {layers} .* layers_per_value to 2 and heads_per_value to 2"):
+            reader.ranks[rank].put_tensor(tokens, reader.shard(cache, rank))
+
+
+# --- elements, strides and schemes ---
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_elements_of_every_type_come_back_to_the_bit(client: Client, dtype: str) -> None:
+    spec = replace(SPEC, dtype=dtype)
+    tokens, cache, namespace = fresh(spec)
+    rank = TensorCache(client, spec, namespace)
+    assert rank.put_tensor(tokens, cache) == BLOCKS * 4
+    out = torch.zeros_like(cache)
+    assert rank.get_tensor(tokens, out) == BLOCKS
+    assert out.view(torch.uint8).equal(cache.view(torch.uint8))
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_pools_of_another_order_of_axes_are_views(client: Client, scheme: str) -> None:
+    """An engine that keeps [layers, kv, blocks, tokens, heads, head_dim], and one with gaps between its blocks, share with HND."""
+    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
+    tokens, cache, namespace = fresh(spec)
+    pool = cache.permute(1, 2, 0, 4, 3, 5).contiguous()
+    rank = TensorCache(client, spec, namespace)
+    assert rank.put_tensor(tokens, pool.permute(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
+    dense = torch.zeros_like(cache)
+    assert rank.get_tensor(tokens, dense) == BLOCKS
+    assert dense.equal(cache) or scheme != "none"
+    other, gaps = torch.zeros_like(pool), torch.zeros(2 * BLOCKS, *cache.shape[1:], dtype=cache.dtype)
+    assert rank.get_tensor(tokens, other.permute(2, 0, 1, 4, 3, 5)) == BLOCKS
+    assert rank.get_tensor(tokens, gaps[::2]) == BLOCKS
+    assert other.permute(2, 0, 1, 4, 3, 5).equal(dense)
+    assert gaps[::2].equal(dense)
+    assert not gaps[1::2].any()
+
+
+@pytest.mark.parametrize(("dtype", "stand_in"), [("float32", np.float32), ("bfloat16", np.uint16), ("float16", np.float16)])
+def test_numpy_arrays_of_any_strides_serve_as_well(client: Client, dtype: str, stand_in: type) -> None:
+    spec = replace(SPEC, dtype=dtype)
+    tokens, cache, namespace = fresh(spec)
+    array: np.ndarray[Any, Any] = np.ascontiguousarray(cache.view(torch.uint8).numpy()).view(stand_in)
+    rank = TensorCache(client, spec, namespace)
+    pool = np.ascontiguousarray(array.transpose(1, 2, 0, 4, 3, 5))
+    assert rank.put_tensor(np.array(tokens), pool.transpose(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
+    reversed_out, out = np.zeros_like(array)[::-1], torch.zeros_like(cache)
+    assert rank.get_tensor(tokens, reversed_out) == BLOCKS
+    assert np.array_equal(reversed_out, array)
+    assert rank.get_tensor(tokens, out) == BLOCKS
+    assert out.equal(cache)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error"),
+    [
+        ("int8", 0.006),
+        ("int8a", 0.006),
+        ("fp8-head", 0.066),
+        ("fp8-tensor", 0.066),
+        ("int4/16", 0.06),
+        ("k=int8,v=int4/32", 0.06),
+        ("k=none,v=int2/16", 0.3),
+    ],
+)
+def test_quantised_blocks_are_within_the_schemes_error_and_the_same_whoever_reads(client: Client, scheme: str, error: float) -> None:
+    spec = replace(SPEC, head_dim=32, scheme=CacheScheme.parse(scheme))
+    tokens, cache, namespace = fresh(spec)
+    groups = {"heads_per_value": 2, "layers_per_value": 2}
+    Engine(client, spec, namespace, TP2_PP2, **groups).put(tokens, cache)
+    got = [
+        Engine(client, spec, namespace, parallel, **groups).get(tokens, cache) for parallel in (Parallel(), Parallel(tp=4), Parallel(pp=4))
+    ]
+    assert 0 < whole_error(spec, got[0], cache) < error
+    assert all(other.equal(got[0]) for other in got[1:])
+
+
+def test_blocks_of_another_scheme_or_other_groups_are_not_found(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    Engine(client, SPEC, namespace, Parallel()).put(tokens, cache)
+    int8 = replace(SPEC, scheme=CacheScheme.parse("int8"))
+    for other in (
+        TensorCache(client, int8, namespace),
+        TensorCache(client, SPEC, namespace, heads_per_value=2),
+        TensorCache(client, SPEC, namespace, layers_per_value=2),
+        TensorCache(client, SPEC, replace(namespace, revision="2")),
+    ):
+        assert other.match_prefix(tokens) == 0
+        assert other.get_tensor(tokens, torch.empty_like(cache)) == 0
+
+
+def test_blocks_that_a_node_keeps_quantised_on_nvme_come_back_within_its_schemes_error(tmp_path: Path) -> None:
+    spec = replace(SPEC, dtype="float32", layers=32)
+    tokens, cache, namespace = fresh(spec, blocks=8)
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "4MiB", "--nvme", f"{tmp_path}/nvme:64MiB", "--nvme-codec", "int8")
+        with Client(started.address) as client:
+            rank = TensorCache(client, spec, namespace)
+            assert rank.put_tensor(tokens, cache) == 8 * 4
+            others = [b"others %d" % number for number in range(64)]
+            client.put_batch(others, [bytes(spec.block_bytes // 4)] * len(others))
+            out = torch.zeros_like(cache)
+            assert rank.get_tensor(tokens, out) == 8
+            assert client.stats().hits_by_tier["nvme"] > 0
+    assert 0 < whole_error(spec, out, cache) < 0.006
+
+
+# --- prefixes, misses and batches ---
+
+
+def keys_of(namespace: Namespace, tokens: Sequence[int], spec: CacheSpec) -> list[bytes]:
+    """The keys of one rank with one head and all layers a value, block by block."""
+    heads = [replace(namespace, heads=(head, spec.kv_heads), layers=(0, spec.layers)) for head in range(spec.kv_heads)]
+    return [key for of_block in zip(*(one.block_keys(tokens) for one in heads), strict=True) for key in of_block]
+
+
+def test_a_missing_value_ends_the_prefix_for_those_who_need_it_and_leaves_the_rest_of_the_tensor_alone(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    Engine(client, SPEC, namespace, Parallel()).put(tokens, cache)
+    assert client.remove([keys_of(namespace, tokens, SPEC)[2 * 4 + 3]]) == 1  # head 3 of the third block
+    for parallel, rank, expected in ((Parallel(), 0, 2), (Parallel(tp=2), 0, BLOCKS), (Parallel(tp=2), 1, 2)):
+        engine = Engine(client, SPEC, namespace, parallel)
+        shard = engine.shard(cache, rank)
+        out = torch.full_like(shard, 7.0)
+        assert engine.ranks[rank].match_prefix(tokens) == expected
+        assert engine.ranks[rank].get_tensor(tokens, out) == expected
+        assert out[:expected].equal(shard[:expected])
+        assert (out[expected:] == 7.0).all()
+
+
+def test_a_growing_sequence_is_put_and_read_from_any_block_on(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    assert rank.put_tensor(tokens[:40], cache[:2]) == 2 * 4
+    assert rank.put_tensor(tokens, cache[1:], first_block=1) == (BLOCKS - 2) * 4
+    assert rank.match_prefix(tokens) == BLOCKS
+    assert rank.match_prefix(tokens[:15]) == 0
+    out = torch.zeros_like(cache[3:])
+    assert rank.get_tensor(torch.tensor(tokens), out, first_block=3) == 2
+    assert out.equal(cache[3:])
+    assert rank.get_tensor([9] + tokens[1:], out, first_block=3) == 0
+    assert rank.put_tensor(tokens, cache[:0]) == rank.get_tensor(tokens, cache[:0]) == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.tensors.staging.STAGING_BYTES", 3 * SPEC.block_bytes)
+    tokens, cache, namespace = fresh(blocks=6)
+    pool: Any = torch.randn(9, *cache.shape[1:]).to(torch.bfloat16).view(torch.uint16).numpy()
+    pool, wanted = (torch.from_numpy(pool).view(torch.bfloat16), cache) if kind == "torch" else (pool, cache.view(torch.uint16).numpy())
+    places = [7, 2, 3, 4, 0, 8]
+    pool[places] = wanted
+    rank = TensorCache(client, SPEC, namespace)
+    assert rank.put_tensor(tokens, pool, blocks=places) == 6 * 4
+    before, places = torch.as_tensor(pool).clone(), [1, 2, 6, 0, 3]
+    assert rank.get_tensor(tokens, pool, blocks=np.array(places), first_block=1) == 5
+    assert bool((pool[places] == wanted[1:]).all())
+    assert bool((torch.as_tensor(pool) == before)[[4, 5, 7, 8]].all())
+    assert rank.put_tensor(tokens, pool, blocks=[]) == rank.get_tensor(tokens, pool, blocks=[]) == 0
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_tensors_made_in_inference_mode_or_with_gradients_serve_as_well(client: Client, scheme: str) -> None:
+    spec = replace(SPEC, dtype="float32", scheme=CacheScheme.parse(scheme))
+    tokens, cache, namespace = fresh(spec)
+    rank = TensorCache(client, spec, namespace)
+    assert rank.put_tensor(tokens, cache.clone().requires_grad_()) == BLOCKS * 4
+    with torch.inference_mode():
+        out = torch.zeros_like(cache)
+    for chosen in (out, torch.zeros_like(cache).requires_grad_()):
+        for blocks in (None, list(range(BLOCKS))[::-1]):
+            assert rank.get_tensor(tokens, chosen, blocks=blocks) == BLOCKS
+            got = chosen.detach() if blocks is None else chosen.detach().flip(0)
+            assert whole_error(spec, got, cache) < 0.006
+
+
+def test_more_than_the_staging_memory_holds_goes_in_batches(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, cache, namespace = fresh(blocks=7)
+    monkeypatch.setattr("kvstore.client.tensors.staging.STAGING_BYTES", 3 * SPEC.block_bytes)
+    rank = TensorCache(client, SPEC, namespace)
+    before = client.stats().requests
+    assert rank.put_tensor(tokens, cache) == 7 * 4
+    assert client.stats().requests == before + 4, "two blocks a batch: the headers take room too"
+    out = torch.zeros_like(cache)
+    assert rank.get_tensor(tokens, out) == 7
+    assert out.equal(cache)
+    client.remove([keys_of(namespace, tokens, SPEC)[3 * 4]])
+    before = client.stats().requests
+    assert rank.get_tensor(tokens, out) == 3
+    assert client.stats().requests == before + 2, "nothing is asked for behind a miss"
+
+
+def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_their_ends(address: str) -> None:
+    class Noting(Client):
+        def put_batch(self, keys: Sequence[bytes], values: Sequence[Any], **others: Any) -> list[bool]:
+            noted.update(zip(keys, others["parents"], strict=True))
+            assert others["namespace"] == namespace
+            return super().put_batch(keys, values, **others)
+
+    noted: dict[bytes, bytes | None] = {}
+    tokens, cache, namespace = fresh()
+    with Noting(address) as other:
+        TensorCache(other, SPEC, namespace).put_tensor(tokens, cache)
+    keys = keys_of(namespace, tokens, SPEC)
+    assert noted == dict(zip(keys, [*[None] * 4, *keys[:-4]], strict=True))
+
+
+# --- misuse ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda cache: cache.tolist(), "a torch tensor or a numpy array, not list"),
+        (lambda cache: cache[0], r"\[any, 4, 2, 4, 16, 16\], not \[4, 2, 4, 16, 16\]"),
+        (lambda cache: cache[:, :2], r"not \[5, 2, 2, 4, 16, 16\]"),
+        (lambda cache: cache.float(), "elements are torch.float32, and those of the cache bfloat16"),
+        (lambda cache: cache.float().numpy(), "elements are float32, and those"),
+        (lambda cache: cache.view(torch.uint16).numpy().astype(">u2"), "elements are >u2"),
+        (lambda cache: torch.cat([cache, cache]), "end with token 160, and token_ids has 5 full blocks"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_before_anything_is_sent(client: Client, change: Any, message: str) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    for call in (rank.put_tensor, rank.get_tensor):
+        with pytest.raises(InvalidArgument, match=message):
+            call(tokens, change(cache))
+    assert rank.match_prefix(tokens) == 0
+
+
+def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    for call in (rank.put_tensor, rank.get_tensor):
+        for first_block in (-1, 0.5):
+            with pytest.raises(InvalidArgument, match="first_block is 0 or more"):
+                call(tokens, cache, first_block=first_block)  # type: ignore[arg-type]
+        for blocks in ([BLOCKS], [-1], [0.5], [[0]], "0"):
+            with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 4"):
+                call(tokens, cache, blocks=blocks)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="deadline_s is a number"):
+            call(tokens, cache, deadline_s=0)
+        with pytest.raises(InvalidArgument, match="token ids"):
+            call("text", cache)
+    read_only = np.zeros(cache.shape, np.uint16)
+    read_only.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="read-only"):
+        rank.get_tensor(tokens, read_only)
+    int8 = TensorCache(client, replace(SPEC, scheme=CacheScheme.parse("int8")), namespace)
+    with pytest.raises(InvalidArgument, match="cannot be encoded as int8: give a torch tensor"):
+        int8.put_tensor(tokens, np.zeros(cache.shape, np.uint16))
+    with pytest.raises(InvalidArgument, match="rank 4 is outside"):
+        TensorCache(client, SPEC, namespace, parallel=TP2_PP2, rank=4)
+
+
+def test_the_deadline_is_one_for_the_whole_call(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    for call in (rank.put_tensor, rank.get_tensor):
+        with pytest.raises(DeadlineExceeded):
+            call(tokens, cache, deadline_s=1e-9)
+    assert rank.put_tensor(tokens, cache, deadline_s=10.0) == BLOCKS * 4
+    assert rank.get_tensor(tokens, cache, deadline_s=10.0) == BLOCKS
+
+
+def test_what_others_put_under_these_keys_is_never_taken_for_blocks(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    rank.put_tensor(tokens, cache)
+    keys = keys_of(namespace, tokens, SPEC)
+    right = client.get(keys[0])
+    assert right is not None
+    elsewhere = TensorCache(client, replace(SPEC, layers=2), namespace)
+    elsewhere.put_tensor(tokens, cache[:, :2])
+    fewer_layers = client.get(keys_of(namespace, tokens, replace(SPEC, layers=2))[0])
+    for wrong in (b"x", b"x" * len(right), right[:-1], fewer_layers):
+        client.remove(keys[:1])
+        client.put(keys[0], wrong)
+        with pytest.raises(ProtocolError):
+            rank.get_tensor(tokens, torch.empty_like(cache))

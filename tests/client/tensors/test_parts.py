@@ -1,0 +1,100 @@
+"""Promises of parts.py."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
+from kvstore.kvcache.namespace import Namespace
+from kvstore.kvcache.schemes import CacheScheme
+from kvstore.kvcache.spec import CacheSpec
+from kvstore.protocol.errors import InvalidArgument
+
+SPEC = CacheSpec(layers=6, kv_heads=4, head_dim=8, dtype="float32")
+BASE = Namespace(model="m", dtype="float32", block_tokens=16)
+
+
+def parts_of(layers: range, heads: range, *, spec: CacheSpec = SPEC, each: tuple[int, int] = (1, 0)) -> tuple[ValuePart, ...]:
+    return value_parts(spec, BASE, layers=layers, heads=heads, heads_per_value=each[0], layers_per_value=each[1])
+
+
+@given(st.data())
+def test_parts_cover_the_shard_once_and_say_where_in_the_model_they_are(data: st.DataObject) -> None:
+    model_layers, model_heads = data.draw(st.integers(1, 7)), data.draw(st.sampled_from([1, 2, 4, 6, 12]))
+    heads_each = data.draw(st.sampled_from([each for each in range(1, model_heads + 1) if model_heads % each == 0]))
+    layers_each = data.draw(st.integers(0, model_layers))
+    spec = replace(SPEC, layers=model_layers, kv_heads=model_heads, heads=model_heads)
+    start, stop = sorted(data.draw(st.lists(st.integers(0, model_layers), min_size=2, max_size=2, unique=True)))
+    first, end = sorted(data.draw(st.lists(st.integers(0, model_heads), min_size=2, max_size=2, unique=True)))
+    model = np.arange(model_layers * model_heads).reshape(model_layers, model_heads)
+    shard = np.full((stop - start, end - first), -1)
+    for part in parts_of(range(start, stop), range(first, end), spec=spec, each=(heads_each, layers_each)):
+        of_layers, of_heads = part.namespace.layers, part.namespace.heads
+        assert of_layers is not None
+        assert of_heads is not None
+        assert of_heads[1] == model_heads // heads_each
+        value = model[of_layers[0] : of_layers[1], of_heads[0] * heads_each : (of_heads[0] + 1) * heads_each]
+        assert value.shape == (part.layer_count, part.head_count)
+        common = value[part.value_layers, part.value_heads]
+        assert part.is_whole == (common.size == value.size)
+        assert (shard[part.own_layers, part.own_heads] == -1).all()
+        shard[part.own_layers, part.own_heads] = common
+    assert (shard == model[start:stop, first:end]).all()
+
+
+def test_whole_values_do_not_depend_on_the_sharding_that_made_them() -> None:
+    """The namespaces of TP 2 x PP 3 together are those of one rank."""
+    sharded = {
+        part.namespace
+        for stage, shard in itertools.product(range(3), range(2))
+        for part in parts_of(range(2 * stage, 2 * stage + 2), range(2 * shard, 2 * shard + 2), each=(2, 2))
+    }
+    assert sharded == {part.namespace for part in parts_of(range(6), range(4), each=(2, 2))}
+    assert len(sharded) == 6
+
+
+def test_the_last_group_of_layers_may_be_shorter() -> None:
+    parts = parts_of(range(6), range(4), each=(4, 4))
+    assert [part.namespace.layers for part in parts] == [(0, 4), (4, 6)]
+    assert all(part.is_whole for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("each", "message"),
+    [
+        ((1, -1), "layers_per_value is 1 to 6"),
+        ((1, 7), "layers_per_value"),
+        ((0, 0), "divides the 4 KV heads"),
+        ((8, 0), "8 does not"),
+        ((3, 0), "3 d"),
+    ],
+)
+def test_groups_that_the_model_cannot_be_cut_into_are_refused(each: tuple[int, int], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parts_of(range(6), range(4), each=each)
+
+
+def test_the_scheme_is_in_the_namespace_so_that_only_compatible_blocks_are_shared() -> None:
+    assert namespace_of(SPEC, BASE) == BASE
+    schemes = ["int8", "int4/16", "k=int4/16,v=int8", "fp8-head"]
+    found = [namespace_of(replace(SPEC, head_dim=16, scheme=CacheScheme.parse(name)), BASE) for name in schemes]
+    assert [namespace.dtype for namespace in found] == [f"float32+{name}" for name in schemes]
+    assert all(replace(namespace, dtype="float32") == BASE for namespace in found)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (replace(BASE, layers=(0, 6)), "names layers or heads"),
+        (replace(BASE, heads=(0, 1)), "names layers or heads"),
+        (replace(BASE, dtype="bfloat16"), "dtype is 'bfloat16' and the cache's 'float32'"),
+        (replace(BASE, block_tokens=32), "blocks of 32 tokens in the namespace and 16 in the spec"),
+    ],
+)
+def test_a_namespace_that_contradicts_the_spec_is_refused(base: Namespace, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        namespace_of(SPEC, base)

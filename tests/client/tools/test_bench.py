@@ -1,0 +1,83 @@
+"""Promises of bench.py and cli/bench.py: every figure is there, and what was put for it is gone afterwards. Speed is no promise here."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client import Client
+from kvstore.client.cli.main import bench as cli_bench
+from kvstore.client.cli.main import kvstore
+from kvstore.client.tools import bench
+from kvstore.client.tools.bench import alternate, measure, microseconds
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+
+FIGURES = [
+    "memcpy, one thread",
+    "put_batch 32 x 1 MiB, used memory",
+    "put_batch 32 x 1 MiB, fresh memory",
+    "get_batch_into 32 x 1 MiB",
+    "put_batch (used) / memcpy",
+    "put_batch (fresh) / memcpy",
+    "put_batch fresh / used",
+    "get_batch_into / memcpy",
+    "view of 4 MiB, p50",
+    "view of 64 KiB, p50",
+    "view of 4 MiB / of 64 KiB",
+    "put of 4 KiB, p50",
+    "get of 4 KiB, p50",
+    "exists of 1 key, p50",
+    "exists of 1,024 keys, p50",
+    "exists of 1,024 keys",
+]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same calls, fewer and on less memory."""
+    for name, value in (("ROUNDS", 2), ("BLOCKS", 4), ("BLOCK_BYTES", 128 << 10), ("CALLS", 5)):
+        monkeypatch.setattr(bench, name, value)
+
+
+@pytest.fixture
+def running() -> Iterator[Cluster]:
+    with Cluster(ClusterPlan(dram="16MiB", is_private=True), on_log=lambda name, line: None) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, running: Cluster) -> None:
+    with Client(running.address) as client:
+        rows = list(measure(client))
+    assert [row.name for row in rows] == FIGURES
+    assert all(row.value > 0 for row in rows)
+    with running.control() as control:
+        assert control.status().blocks == 0
+
+
+def test_the_command_measures_a_cluster_that_is_named(small: None, running: Cluster) -> None:
+    result = CliRunner().invoke(kvstore, ["bench", "--json", "--master", running.address])
+    assert result.exit_code == 0, result.output
+    assert [row["name"] for row in json.loads(result.stdout)] == FIGURES
+
+
+def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_bench, "NEEDED_DRAM_BYTES", 16 << 20)
+    result = CliRunner().invoke(kvstore, ["bench", "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)) == len(FIGURES)
+
+
+def test_without_json_it_is_a_table(small: None, running: Cluster) -> None:
+    result = CliRunner().invoke(kvstore, ["bench", "--master", running.address])
+    assert result.exit_code == 0, result.output
+    assert "get_batch_into / memcpy" in result.stdout
+
+
+def test_a_median_is_of_all_calls() -> None:
+    calls: list[int] = []
+    assert microseconds(lambda: calls.append(1), calls=7) >= 0
+    first, second = alternate(lambda: calls.append(2), lambda: calls.append(3), calls=2)
+    assert min(first, second) >= 0
+    assert calls == [1] * 7 + [2, 3, 2, 3]

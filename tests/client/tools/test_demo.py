@@ -1,0 +1,39 @@
+"""Promises of demo.py."""
+
+from rich.console import Console
+
+from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.client.tools.demo import Demo, Recovery, best_prefix_hits
+from kvstore.kvcache.traces import TraceRequest
+
+
+def shown(demo: Demo, console: Console) -> str:
+    with console.capture() as capture:
+        demo.run(on_log=lambda name, line: None)
+    return capture.get()
+
+
+def test_everything_it_claims_holds() -> None:
+    console = Console(width=120)
+    demo = Demo(console, requests=150, plan=ClusterPlan(dram="4MiB", nvme="64MiB", is_private=True))
+    text = shown(demo, console)
+    assert demo.is_right, text
+    assert "kill -9 of the node" in text
+    assert "served again" in text
+    assert "NOT SO" not in text
+
+
+def test_a_claim_that_does_not_hold_is_said_and_remembered() -> None:
+    console = Console(width=120)
+    demo = Demo(console, requests=6, plan=ClusterPlan(dram="4MiB", nvme="64MiB", is_private=True))
+    with console.capture() as capture:
+        demo.judge(Recovery(on_nvme={1, 2}, elsewhere={3}, found={1, 3}, wrong_bytes=1))
+    assert capture.get().count("NOT SO") == 3
+    assert not demo.is_right
+
+
+def test_the_best_possible_hits_are_those_of_a_store_that_forgets_nothing() -> None:
+    requests = [TraceRequest(0, 0, 0, ids) for ids in ((1, 2), (1, 2, 3), (9, 1), (1, 3))]
+    known = {9}
+    assert best_prefix_hits(requests, known) == 0 + 2 + 2 + 2
+    assert known == {1, 2, 3, 9}

@@ -1,0 +1,126 @@
+"""Promises of planning.py. The worked figures of capacity are capacity.py's tests, the laws of strategies pressure.py's."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.client.tools.planning import (
+    PREFIX_TOKENS,
+    capacity_of,
+    levels,
+    make_plan,
+    outcomes_of,
+    reuse_of,
+    sequence_curve,
+    users_in_hbm,
+    why_no_times,
+)
+from kvstore.kvcache.models import MODELS, find_model
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.scheduler.analytic import AnalyticModel
+from kvstore.scheduler.gpus import find_gpu
+from kvstore.scheduler.pressure_load import Load
+from kvstore.scheduler.pressure_strategies import STRATEGIES
+from tests.client.cli.planned import GB, setup
+
+
+def test_a_plan_has_every_part() -> None:
+    plan = make_plan(setup(weight_bytes=140 * GB))
+    assert (plan.hbm.kv_bytes, plan.hbm.tokens) == (8 * GB, 48_828)
+    assert [tier.name for tier in plan.tiers] == ["HBM", "DRAM", "NVMe"]
+    assert plan.tiers[1].factor == 11
+    assert [row.prefix_tokens for row in plan.reuse] == sorted((*PREFIX_TOKENS, 5000))
+    assert [outcome.strategy for outcome in plan.outcomes] == [strategy.name for strategy in STRATEGIES]
+    assert {outcome.users for outcome in plan.outcomes} == {12}
+    assert plan.no_times == ""
+    assert users_in_hbm(plan) == 9
+    assert users_in_hbm(replace(plan, setup=setup(load=Load(users=3, context_tokens=5000, output_tokens=1)))) == 3
+
+
+def test_mooncakes_inequality_comes_out_as_in_docs_scheduling() -> None:
+    """Llama 3 70B, 8,192 tokens: 6 GB/s to 8 A800, 19 GB/s to 8 H800."""
+    for gpu, gb_per_s in (("A800", 5.86), ("H800", 18.58)):
+        found = reuse_of(setup(gpu=gpu, tp=8), 8192).compute
+        assert found is not None
+        assert found.inequality_bytes_per_s / 1e9 == pytest.approx(gb_per_s, abs=0.01)
+
+
+def test_the_layer_model_gives_the_bandwidth_at_which_fetching_takes_as_long() -> None:
+    row = reuse_of(setup(), 8192)
+    assert row.size_bytes == 8192 * 327_680
+    assert row.compute is not None
+    assert row.compute.seconds == AnalyticModel(find_model("llama3-70b"), find_gpu("H100"), gpus=2).prefill_s(8192, 0)
+    assert row.compute.needed_bytes_per_s * row.compute.seconds == pytest.approx(row.size_bytes)
+    assert row.fetch_s == {"DRAM": row.size_bytes / 50e9, "NVMe": row.size_bytes / 1e9, "NIC": row.size_bytes / 100e9}
+    assert [row.pays(source) for source in row.fetch_s] == [True, False, True]
+
+
+def test_a_quantised_cache_needs_as_much_less_bandwidth() -> None:
+    plain, small = (reuse_of(setup(scheme=scheme), 8192) for scheme in ("none", "int4/64"))
+    assert plain.size_bytes / small.size_bytes == pytest.approx(16 / 4.5)
+    assert plain.compute is not None
+    assert small.compute is not None
+    assert plain.compute.seconds == small.compute.seconds
+    assert plain.compute.needed_bytes_per_s / small.compute.needed_bytes_per_s == pytest.approx(16 / 4.5)
+    assert plain.compute.inequality_bytes_per_s / small.compute.inequality_bytes_per_s == pytest.approx(16 / 4.5)
+    assert small.pays("NVMe") is True
+
+
+def test_a_quantised_cache_serves_more_users() -> None:
+    plain, small = (outcomes_of(setup(scheme=scheme), 30) for scheme in ("none", "int4/64"))
+    queue = [each.name for each in STRATEGIES].index("queue")
+    assert small[queue].wait.mean_s < plain[queue].wait.mean_s / 2
+    assert small[queue].goodput_tokens_per_s > plain[queue].goodput_tokens_per_s
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("mixtral-8x7b", "mixture of experts"), ("deepseek-v3", "mixture of experts"), ("mistral-7b-v0.1", "sliding window")],
+)
+def test_models_that_the_layer_model_does_not_describe_get_sizes_and_the_reason(model: str, reason: str) -> None:
+    plan = make_plan(setup(model, gpu="H200", tp=8))
+    assert reason in plan.no_times
+    assert plan.hbm.tokens > 1000
+    assert plan.outcomes == []
+    assert all(row.compute is None and row.size_bytes > 0 for row in plan.reuse)
+    assert plan.reuse[0].pays("DRAM") is None
+
+
+def test_latent_attention_without_experts_is_a_reason_too() -> None:
+    assert "latent attention" in why_no_times(replace(find_model("deepseek-v3"), experts=None))
+
+
+def test_every_dense_model_has_times() -> None:
+    dense = [model for model in MODELS.values() if not (model.experts or model.latent or model.window)]
+    assert len(dense) >= 11
+    for model in dense:
+        assert why_no_times(model) == ""
+        assert reuse_of(setup(model.name, gpu="H200", tp=1, reserve_bytes=0, weight_bytes=1), 512).compute is not None
+
+
+def test_times_are_there_where_the_reserve_says_that_it_fits() -> None:
+    """Weights of 141 GB in 142.1: the layer model by itself would leave a tenth of the memory free, and refuse."""
+    tight = setup(gpu="A100", reserve_bytes=9 * GB)
+    with pytest.raises(ConfigError):
+        AnalyticModel(tight.model, replace(tight.gpu, hbm_bytes=71 * GB), gpus=2)
+    assert outcomes_of(tight, 2)[0].requests > 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 2 such GPUs"):
+        make_plan(setup(tp=1))
+    with pytest.raises(InvalidArgument, match="nic_bytes_per_s is 0: it must be above 0"):
+        setup(nic_bytes_per_s=0)
+
+
+def test_levels_lie_around_the_users_of_the_plan() -> None:
+    assert levels(20) == [5, 10, 15, 20, 30, 40]
+    assert levels(1) == [1, 2]
+
+
+def test_sequences_fall_with_the_context() -> None:
+    found = sequence_curve(setup(), [1000, 2000, 100_000])
+    hbm = capacity_of(setup())
+    assert found["HBM"] == [hbm.sequences(1000), hbm.sequences(2000), 0]
+    assert list(found) == ["HBM", "DRAM", "NVMe"]
+    assert found["NVMe"] > found["DRAM"] > found["HBM"]

@@ -1,0 +1,140 @@
+"""Promises of status_tables.py."""
+
+import pytest
+from rich.console import Console, RenderableType
+
+from kvstore.client.tools.status_tables import bar, duration, effective_bits, nodes_table, percent, rate, status_lines, tiers_table
+from kvstore.protocol import control_pb2 as pb
+
+DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")
+STATUS = pb.StatusReply(
+    version="1.2.3",
+    epoch=5,
+    uptime_s=61,
+    catalog="memory:",
+    catalog_health="ok",
+    blocks=1500,
+    reserved=2,
+    pinned=3,
+    rss_bytes=64 << 20,
+    counters={"lookup_misses": 50},
+    nodes=[
+        pb.NodeStatus(
+            node_id=2,
+            name="b",
+            state="dead",
+            tcp="10.0.0.2:7",
+            tiers=[pb.TierStatus(name="nvme", capacity_bytes=0, health="no space left")],
+        ),
+        pb.NodeStatus(
+            node_id=1,
+            name="a",
+            state="alive",
+            unix="/run/a.sock",
+            blocks=1500,
+            heartbeat_age_s=0.25,
+            counters={"misses": 10},
+            tiers=[DRAM],
+        ),
+    ],
+)
+
+
+def text(renderable: RenderableType) -> str:
+    console = Console(width=120, no_color=True)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0.0, "········"), (1.0, "████████"), (0.5, "████····"), (0.52, "████▏···"), (-1.0, "········"), (7.0, "████████")]
+)
+def test_a_bar_shows_its_share_to_an_eighth_of_a_column(share: float, drawn: str) -> None:
+    assert bar(share, 8).plain == drawn
+
+
+def test_a_bar_turns_red_where_eviction_begins() -> None:
+    assert [bar(share, 8).spans[0].style for share in (0.5, 0.8, 0.96)] == ["green", "yellow", "red"]
+
+
+def test_no_whole_has_no_percentage() -> None:
+    assert (percent(1, 0), percent(1, 8)) == ("-", "12.5 %")
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(42.9, "42 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (273_600, "3 d 4 h")])
+def test_durations_have_two_units_at_most(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_a_rate_is_a_size_a_second() -> None:
+    assert rate(1.5 * (1 << 30)) == "1.5 GiB/s"
+
+
+def test_status_names_what_an_operator_looks_for_first() -> None:
+    shown = text(status_lines(STATUS))
+    for fact in ("version 1.2.3, epoch 5, up 1 min 1 s", "memory: ok", "64 MiB", "1,500 published", "3 pinned", "1 of 2 alive"):
+        assert fact in shown
+
+
+def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
+    rows = text(nodes_table(STATUS)).splitlines()[1:]
+    assert [row.split()[:4] for row in rows] == [["a", "1", "alive", "/run/a.sock"], ["b", "2", "dead", "10.0.0.2:7"]]
+    assert "dram 8 MiB" in rows[0]
+
+
+def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
+    row = text(tiers_table(STATUS)).splitlines()[1]
+    assert "████████████····" in row
+    assert row.split()[-7:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234"]
+
+
+def test_a_failing_tier_a_dead_node_and_absent_hbm_are_said() -> None:
+    shown = text(tiers_table(STATUS))
+    assert "nvme: no space left" in shown
+    assert "b is dead" in shown
+    assert "a has no HBM tier" in shown
+
+
+KIB = 1 << 10
+QUANTISED = pb.TierStatus(
+    name="nvme",
+    capacity_bytes=8 << 20,
+    used_bytes=500 * KIB,
+    health="ok",
+    codec="int4/64",
+    logical_bytes=1100 * KIB,
+    payload_bytes=160 * KIB,
+    metadata_bytes=40 * KIB,
+    elements=320 * KIB,
+)
+
+
+def with_tier(tier: pb.TierStatus) -> pb.StatusReply:
+    found = pb.StatusReply()
+    found.CopyFrom(STATUS)
+    found.nodes[1].tiers.append(tier)
+    return found
+
+
+def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metadata() -> None:
+    shown = text(tiers_table(with_tier(QUANTISED)))
+    row = next(line for line in shown.splitlines() if "int4/64" in line)
+    assert row.split() == ["a", "nvme", "int4/64", "1.1", "MiB", "200", "KiB", "160", "KiB", "40", "KiB", "5.00"]
+    assert "int4/64: 200 KiB for 800 KiB of values, 5.00 bits an element" in text(status_lines(with_tier(QUANTISED)))
+
+
+def test_values_that_a_former_codec_left_are_shown_and_an_empty_tier_has_no_bits() -> None:
+    former = pb.TierStatus()
+    former.CopyFrom(QUANTISED)
+    former.codec = ""
+    assert "none any more: 200 KiB" in text(status_lines(with_tier(former)))
+    assert " -  " in text(tiers_table(with_tier(former)))
+    fresh = pb.TierStatus(name="nvme", capacity_bytes=1, health="ok", codec="int8")
+    assert text(tiers_table(with_tier(fresh))).splitlines()[6].split()[-1] == "-"
+    assert effective_bits(0, 0) is None
+
+
+def test_without_a_codec_nothing_is_said_of_one() -> None:
+    assert "quantised" not in text(status_lines(STATUS))
+    assert "codec" not in text(tiers_table(STATUS))
