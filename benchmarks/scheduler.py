@@ -25,13 +25,13 @@ from kvstore.kvcache.traces import TraceRequest, read_trace
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.decision import Decision
 from kvstore.scheduler.dispatcher import Estimators
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Request, Slo
-from kvstore.scheduler.sim_plan import BLOCK_TOKENS, Mode, Plan
-from kvstore.scheduler.sim_report import Report
-from kvstore.scheduler.sim_scenario import Scenario
-from kvstore.scheduler.transfer_time import BandwidthTransfer
+from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Mode, Plan
+from kvstore.scheduler.simulator.report import Report
+from kvstore.scheduler.simulator.scenario import Scenario
 
 OUT: Final = Path(__file__).parent / "out" / "scheduler.json"
 TRACE: Final = Path(__file__).parents[2] / "shared" / "data" / "traces" / "conversation_trace.jsonl"

@@ -6,11 +6,11 @@ One fit for all instances of a role: they are taken to be of one kind, as Algori
 from typing import Final, TypeVar
 
 from kvstore.master.reports import MAX_SAMPLES, Samples
-from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.dispatcher import Estimators
-from kvstore.scheduler.least_squares import FitReport
-from kvstore.scheduler.online import REFIT_SAMPLES, OnlineDecode, OnlinePrefill
-from kvstore.scheduler.transfer_time import BandwidthTransfer
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.least_squares import FitReport
+from kvstore.scheduler.estimators.online import REFIT_SAMPLES, OnlineDecode, OnlinePrefill
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
 
 GUESSED_PREFILL_TOKENS_PER_S: Final = 10_000.0
 """About what eight A800 compute of a prompt of Llama 2 70B."""

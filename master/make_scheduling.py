@@ -8,9 +8,9 @@ from kvstore.master.live_estimators import LiveEstimators
 from kvstore.master.scheduling import Replicate, Scheduling
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.admission import make_admission
-from kvstore.scheduler.analytic import AnalyticModel
 from kvstore.scheduler.baselines import make_dispatcher
-from kvstore.scheduler.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.gpus import find_gpu
 
 NS_PER_US = 1000
 

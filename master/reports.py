@@ -4,14 +4,14 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 
 MAX_NAME_BYTES: Final = 255
 MAX_ADDRESS_BYTES: Final = 2048
 MAX_SEEN: Final = 65_536
 """Requests named in one report."""
 MAX_SAMPLES: Final = 256
-"""Of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop's time (scheduler/online.py)."""
+"""Of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop's time (scheduler/estimators/online.py)."""
 MAX_SECONDS: Final = 1e6
 """No queue and no duration is as long as eleven days: the figure is wrong."""
 MIN_SAMPLE_S: Final = 1e-6

@@ -27,8 +27,8 @@ from kvstore.router.standin_config import PREFILL, SECTION, StandinSettings
 from kvstore.router.standin_decode import DecodeEngine
 from kvstore.router.standin_prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, say
-from kvstore.scheduler.analytic import AnalyticModel
-from kvstore.scheduler.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.gpus import find_gpu
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.router.standin_tokens import continuation
-from kvstore.scheduler.estimators import DecodeTime
+from kvstore.scheduler.estimators.interface import DecodeTime
 
 OnStep = Callable[[int, int, float], None]
 """Called with batch, context tokens and seconds of each step."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt, KVStoreError
 from kvstore.router.standin_blocks import BlockStore
-from kvstore.scheduler.estimators import PrefillTime
+from kvstore.scheduler.estimators.interface import PrefillTime
 from kvstore.scheduler.request import Request
 
 log = logging.getLogger("kvstore.router")

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.estimators import DecodeTime
+from kvstore.scheduler.estimators.interface import DecodeTime
 from kvstore.scheduler.request import Slo
 
 

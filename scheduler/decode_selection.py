@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.estimators import DecodeTime
+from kvstore.scheduler.estimators.interface import DecodeTime
 from kvstore.scheduler.instances import DecodeInstance
 from kvstore.scheduler.request import Request, Slo
 

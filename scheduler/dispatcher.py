@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvstore.scheduler.decision import Decision, Rejection
-from kvstore.scheduler.estimators import DecodeTime, PrefillTime, TransferTime
+from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime, TransferTime
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
 

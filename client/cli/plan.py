@@ -21,11 +21,11 @@ from kvstore.kvcache.schemes import CacheScheme
 from kvstore.kvcache.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
-from kvstore.scheduler.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU
-from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.pressure_load import Load
-from kvstore.scheduler.pressure_strategies import LowerTier
-from kvstore.scheduler.sim_scenario import LOAD_BYTES_PER_S
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU
+from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.pressure.load import Load
+from kvstore.scheduler.pressure.strategies import LowerTier
+from kvstore.scheduler.simulator.scenario import LOAD_BYTES_PER_S
 
 MIN_COLUMNS: Final = 100
 

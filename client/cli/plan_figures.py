@@ -8,7 +8,7 @@ from kvstore.client.tools.plan_trace import TraceHits
 from kvstore.client.tools.planning import Plan, sequence_curve
 from kvstore.lab.plots import Series, Weight, line_chart, save, stacked_bars
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.pressure import Outcome
+from kvstore.scheduler.pressure.model import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from kvstore.client.tools.plan_trace import TraceHits
 from kvstore.client.tools.planning import Plan, Reuse, users_in_hbm
 from kvstore.client.tools.status_tables import percent
 from kvstore.protocol.settings import format_size
-from kvstore.scheduler.pressure import Outcome, Spread
+from kvstore.scheduler.pressure.model import Outcome, Spread
 
 
 def plan_table(plan: Plan, hits: Sequence[TraceHits] = ()) -> RenderableType:

@@ -17,9 +17,9 @@ from kvstore.kvcache.traces import TraceRequest, read_trace
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.request import Slo
-from kvstore.scheduler.sim_plan import Mode, Plan
-from kvstore.scheduler.sim_report import Report
-from kvstore.scheduler.sim_scenario import Scenario
+from kvstore.scheduler.simulator.plan import Mode, Plan
+from kvstore.scheduler.simulator.report import Report
+from kvstore.scheduler.simulator.scenario import Scenario
 
 
 @click.command(short_help="Simulate a serving cluster on a trace.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.lab.plots import Series, line_chart, save, stacked_bars
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.request import Slo
-from kvstore.scheduler.sim_report import STAGES, Report
+from kvstore.scheduler.simulator.report import STAGES, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from kvstore.client.tools.status_tables import duration, percent
 from kvstore.protocol.settings import format_size
-from kvstore.scheduler.sim_plan import Mode
-from kvstore.scheduler.sim_report import Report, Spread
+from kvstore.scheduler.simulator.plan import Mode
+from kvstore.scheduler.simulator.report import Report, Spread
 
 MODE_TITLES: Final = {
     Mode.PREFILL_FIRST: "prefill prioritized",

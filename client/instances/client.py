@@ -19,7 +19,7 @@ from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, Unavailable
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
 
 NO_SLO: Final = Slo()

@@ -14,7 +14,7 @@ from typing import Final
 from kvstore.client.instances.client import InstanceReport, SchedulerClient
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 
 RETRY_INTERVAL_S: Final = 1.0
 """Between reports that do not come through."""

@@ -1,6 +1,6 @@
 """What a model, its GPUs and its users make of one another: capacity, when reuse pays, what strategies do. It measures nothing.
 
-Sizes are of any model that kvcache/spec.py knows; times only of those that the dense layer model of scheduler/analytic.py describes.
+Sizes are of any model that kvcache/spec.py knows; times only of those that the dense layer model of scheduler/estimators/analytic.py describes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from kvstore.kvcache.model_facts import ModelFacts
 from kvstore.kvcache.schemes import NONE
 from kvstore.kvcache.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
-from kvstore.scheduler.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
-from kvstore.scheduler.gpus import GpuFacts
-from kvstore.scheduler.pressure import Outcome, relieve
-from kvstore.scheduler.pressure_load import Load
-from kvstore.scheduler.pressure_strategies import STRATEGIES, LowerTier, Server
-from kvstore.scheduler.pressure_times import QuantisedTimes
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
+from kvstore.scheduler.estimators.gpus import GpuFacts
+from kvstore.scheduler.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
+from kvstore.scheduler.pressure.load import Load
+from kvstore.scheduler.pressure.model import Outcome, relieve
+from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server
+from kvstore.scheduler.pressure.times import QuantisedTimes
 from kvstore.scheduler.reuse import break_even
 
 PREFIX_TOKENS: Final = (512, 2048, 8192, 32768, 131072)

@@ -5,10 +5,10 @@ import pytest
 from kvstore.kvcache.models import find_model
 from kvstore.master.live_estimators import LinearGuess, LiveEstimators
 from kvstore.master.reports import MAX_SAMPLES, Samples
-from kvstore.scheduler.analytic import AnalyticModel
-from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.online import REFIT_SAMPLES, WINDOW_SAMPLES
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.online import REFIT_SAMPLES, WINDOW_SAMPLES
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from tests.master.blocks import S
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvstore.master.reports import MAX_SAMPLES, MAX_SEEN, check_report, samples_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from tests.master.reports import decode, prefill
 
 

@@ -12,7 +12,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.admission import ADMISSIONS, Admission, PoolLoad, expected_decoding, make_admission, uniformly_decoding
 from kvstore.scheduler.decision import Reason, Rejection
 from kvstore.scheduler.request import Slo
-from tests.scheduler.two_stages import Course, OneSecondEach, run
+from tests.scheduler.simulator.two_stages import Course, OneSecondEach, run
 
 SLO = Slo(ttft_s=4, tbt_s=3)
 

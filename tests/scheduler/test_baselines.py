@@ -6,9 +6,9 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.baselines import DISPATCHERS, make_dispatcher
 from kvstore.scheduler.decision import Decision, Reason, Rejection
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request, Slo
-from kvstore.scheduler.transfer_time import BandwidthTransfer
 
 BASELINES = [name for name in DISPATCHERS if name != "kvcache_centric"]
 DECODE = [DecodeInstance("d0")]

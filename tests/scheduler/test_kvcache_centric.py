@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.decision import Decision, Reason, Rejection
 from kvstore.scheduler.dispatcher import Estimators
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.kvcache_centric import KVCacheCentric
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Request, Slo
-from kvstore.scheduler.transfer_time import BandwidthTransfer
 from tests.scheduler.naive_algorithm import algorithm_1, prefix_match
 
 BLOCK_TOKENS = 10

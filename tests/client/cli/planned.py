@@ -6,9 +6,9 @@ from kvstore.client.tools.planning import Setup
 from kvstore.kvcache.models import find_model
 from kvstore.kvcache.schemes import CacheScheme
 from kvstore.kvcache.spec import CacheSpec
-from kvstore.scheduler.gpus import find_gpu
-from kvstore.scheduler.pressure_load import Load
-from kvstore.scheduler.pressure_strategies import LowerTier
+from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.pressure.load import Load
+from kvstore.scheduler.pressure.strategies import LowerTier
 
 GB = 10**9
 

@@ -8,7 +8,7 @@ from kvstore.client.cli.plan_figures import draw
 from kvstore.client.tools.plan_trace import TraceHits
 from kvstore.client.tools.planning import make_plan, outcomes_of
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.pressure_load import Load
+from kvstore.scheduler.pressure.load import Load
 from tests.client.cli.planned import setup
 
 LOAD = Load(users=4, context_tokens=20_000, output_tokens=20, duration_s=30)

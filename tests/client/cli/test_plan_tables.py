@@ -5,7 +5,7 @@ from rich.console import Console
 from kvstore.client.cli.plan_tables import plan_table
 from kvstore.client.tools.plan_trace import TraceHits
 from kvstore.client.tools.planning import Plan, make_plan
-from kvstore.scheduler.pressure_load import Load
+from kvstore.scheduler.pressure.load import Load
 from tests.client.cli.planned import GB, setup
 
 

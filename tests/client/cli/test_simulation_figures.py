@@ -7,10 +7,10 @@ import pytest
 from kvstore.client.cli.simulation_figures import CURVE_POINTS, draw, thinned
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.request import Slo
-from kvstore.scheduler.sim_plan import Plan
-from kvstore.scheduler.sim_report import Report
-from kvstore.scheduler.sim_scenario import Scenario
-from tests.scheduler.sim_parts import asked
+from kvstore.scheduler.simulator.plan import Plan
+from kvstore.scheduler.simulator.report import Report
+from kvstore.scheduler.simulator.scenario import Scenario
+from tests.scheduler.simulator.parts import asked
 
 
 def simulate(*, ttft_s: float = 30.0, output: int = 20) -> Report:

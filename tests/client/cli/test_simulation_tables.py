@@ -5,10 +5,10 @@ from rich.console import Console, RenderableType
 
 from kvstore.client.cli.simulation_tables import modes_table, report_table, seconds
 from kvstore.scheduler.request import Slo
-from kvstore.scheduler.sim_plan import Mode, Plan
-from kvstore.scheduler.sim_report import Report
-from kvstore.scheduler.sim_scenario import Scenario
-from tests.scheduler.sim_parts import asked
+from kvstore.scheduler.simulator.plan import Mode, Plan
+from kvstore.scheduler.simulator.report import Report
+from kvstore.scheduler.simulator.scenario import Scenario
+from tests.scheduler.simulator.parts import asked
 
 TRACE = [asked(100 * number, [0, number + 1], output=20) for number in range(10)]
 

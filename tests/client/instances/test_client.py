@@ -19,7 +19,7 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgum
 from kvstore.rpc.address import host_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
 from tests.client.embedded import embedded
 from tests.etcd_server import free_ports

@@ -14,7 +14,7 @@ from kvstore.client.instances.reporter import Reporter
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.scheduler.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from tests.etcd_server import free_ports
 from tests.master.running import Places, master_in_thread
 

@@ -10,8 +10,8 @@ from kvstore.kvcache.conversations import generate
 from kvstore.kvcache.traces import TraceRequest, read_trace
 from kvstore.lab.jobs import Job
 from kvstore.lab.replay import Replay
-from kvstore.scheduler.pressure_load import Load
-from kvstore.scheduler.pressure_strategies import LowerTier
+from kvstore.scheduler.pressure.load import Load
+from kvstore.scheduler.pressure.strategies import LowerTier
 from tests.client.cli.planned import GB, setup
 
 TRACE = Path(__file__).parents[3].parent / "shared/data/traces/conversation_trace.jsonl"

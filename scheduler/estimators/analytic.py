@@ -1,0 +1,181 @@
+"""How long a step takes, from the shapes of the model and the limits of the GPU, operation by operation. It has measured nothing.
+
+Each operation takes the longer of its computing and its loading from HBM; they follow one another. The four of a layer and their counts
+are those of the published layer model (docs/scheduling.md has the table), generalised: grouped-query attention, a gated feed-forward
+network, a prefix that is in the cache, causal attention (which computes half of the pairs), and the logits, once a step. There an
+operation is a multiply-accumulate; here it is two. Models with experts, latent attention or sliding windows it does not describe.
+
+Source: the layer model presented with Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. That an operation is
+bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2009).
+"""
+
+from typing import Final, NamedTuple
+
+from kvstore.kvcache.model_facts import ModelFacts
+from kvstore.protocol.errors import ConfigError
+from kvstore.scheduler.estimators.gpus import GpuFacts
+
+DEFAULT_MFU: Final = 0.5
+"""Of the peak, what large matrix products reach with tensor parallelism over NVLink, its all-reduces included. To be fitted."""
+DEFAULT_HBM_EFFICIENCY: Final = 0.8
+"""Of the bandwidth, what loads of weights and cache reach. The A40 tables of the layer model give 0.75 to 0.8."""
+USED_HBM: Final = 0.9
+"""Of the memory, what weights and cache may take; the rest is for activations and the runtime. The default of vLLM, too."""
+
+OPERATIONS: Final = ("qkv", "prefill_attention", "decode_attention", "output", "ffn", "logits")
+
+
+class Operation(NamedTuple):
+    """One operation of a step, of all layers together."""
+
+    name: str
+    flops: float
+    """Two a multiply-accumulate."""
+    load_bytes: float
+    """Read from HBM."""
+    seconds: float
+
+
+class AnalyticModel:
+    """PrefillTime and DecodeTime (interface.py) of `gpus` GPUs that hold one copy of the model together (tensor parallel).
+
+    A step computes new tokens of one prompt and one token of each of `batch` sequences at once: with batch = 0 it is a prefill, with
+    new_tokens = 0 a decode step, with both a step of chunked prefill, which loads the weights once for both.
+    """
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        gpu: GpuFacts,
+        *,
+        gpus: int = 1,
+        mfu: float = DEFAULT_MFU,
+        hbm_efficiency: float = DEFAULT_HBM_EFFICIENCY,
+    ) -> None:
+        """`mfu`: reached of the peak by an operation that computing bounds; `hbm_efficiency`: of the bandwidth by one that loading bounds.
+
+        Raises:
+            ConfigError: one of them is not within (0, 1], the model does not fit on the GPUs, or is not what this describes.
+        """
+        if model.specials:
+            raise ConfigError(
+                f"{model.name} has {' and '.join(model.specials)}, which the layer model does not describe: take a dense model that keeps "
+                "all keys and values, or times learnt from an engine"
+            )
+        for name, value in (("mfu", mfu), ("hbm_efficiency", hbm_efficiency)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"{name} is {value:g}: it must be above 0 and at most 1")
+        if gpus < 1:
+            raise ConfigError(f"gpus is {gpus}: it must be at least 1")
+        self.model, self.gpu, self.gpus = model, gpu, gpus
+        room_bytes = int(gpus * gpu.hbm_bytes * USED_HBM) - model.weight_bytes
+        if room_bytes < model.kv_bytes_per_token:
+            fitting = -int(-(model.weight_bytes + model.kv_bytes_per_token) // (gpu.hbm_bytes * USED_HBM))
+            raise ConfigError(f"{model.name} does not fit on {gpus} x {gpu.name}: it needs at least {fitting} of them")
+        self.cache_tokens = room_bytes // model.kv_bytes_per_token
+        """Tokens of KV cache that fit in HBM beside the weights."""
+        self.peak_flops_per_s = gpus * gpu.flops_per_s
+        """The MFU of a step is its flops / (its seconds x this)."""
+        self._flops_per_s = self.peak_flops_per_s * mfu
+        self._load_bytes_per_s = gpus * gpu.hbm_bytes_per_s * hbm_efficiency
+        self._query_bytes = model.layers * model.heads * model.head_dim * model.dtype_bytes
+        self._pair_flops = 4 * model.layers * model.heads * model.head_dim
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        layer_bits, logit_bits = model.weight_bits or 8 * model.dtype_bytes, 8 * model.dtype_bytes
+        self._qkv = self._product(model.hidden, queries + 2 * keys, times=model.layers, bits=layer_bits)
+        self._output = self._product(queries, model.hidden, times=model.layers, bits=layer_bits)
+        self._ffn = self._product(model.hidden, model.ffn_matrices * model.ffn, times=model.layers, bits=layer_bits)
+        self._logits = self._product(model.hidden, model.vocab, times=1, bits=logit_bits)
+        self._layer_products = tuple(product.seconds for product in (self._qkv, self._output, self._ffn))
+
+    def _product(self, rows: int, columns: int, *, times: int, bits: int) -> "_Product":
+        """`bits`: of a weight. Vectors and the products are of the model's dtype: quantised weights are decoded on the way."""
+        elements = rows * columns * times
+        flops, matrix_bytes, vector_bytes = 2 * elements, elements * bits // 8, rows * self.model.dtype_bytes * times
+        rate = self._load_bytes_per_s
+        return _Product(flops, matrix_bytes, vector_bytes, (flops / self._flops_per_s, matrix_bytes / rate, vector_bytes / rate))
+
+    def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
+        """Seconds to compute a prompt alone, all of it in one step."""
+        return self.step_s(new_tokens=input_tokens - prefix_tokens, prefix_tokens=prefix_tokens, batch=0, context_tokens=0)
+
+    def tbt_s(self, batch: int, context_tokens: int) -> float:
+        """Seconds for one token of each of `batch` sequences with `context_tokens` of cache together."""
+        return self.step_s(new_tokens=0, prefix_tokens=0, batch=batch, context_tokens=context_tokens)
+
+    def step_s(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> float:
+        """Seconds of a step that computes the tokens [prefix_tokens, prefix_tokens + new_tokens) of a prompt and decodes `batch` sequences,
+        which have `context_tokens` of cache together. 0 if it does neither.
+        """
+        # The sum of operations(), without making them: a decision over 256 instances asks 512 times within its 2 ms.
+        tokens = new_tokens + batch
+        if not tokens:
+            return 0.0
+        sequences = batch
+        seconds = 0.0
+        for compute_s, matrix_s, vector_s in self._layer_products:
+            computing_s, loading_s = compute_s * tokens, matrix_s + vector_s * tokens
+            seconds += computing_s if computing_s > loading_s else loading_s
+        if new_tokens:
+            sequences += 1
+            seconds += self._bound_s(*self._prefill_attention(new_tokens, prefix_tokens))
+        if batch:
+            seconds += self._bound_s(*self._decode_attention(batch, context_tokens))
+        compute_s, matrix_s, vector_s = self._logits.seconds
+        return seconds + max(compute_s * sequences, matrix_s + vector_s * sequences)
+
+    def operations(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> tuple[Operation, ...]:
+        """The parts of step_s, in the order of OPERATIONS; none if there is nothing to do."""
+        tokens, sequences = new_tokens + batch, batch + (new_tokens > 0)
+        if not tokens:
+            return ()
+        counts = (
+            self._qkv.counts(tokens),
+            self._prefill_attention(new_tokens, prefix_tokens),
+            self._decode_attention(batch, context_tokens),
+            self._output.counts(tokens),
+            self._ffn.counts(tokens),
+            self._logits.counts(sequences),
+        )
+        return tuple(
+            Operation(name, flops, load_bytes, self._bound_s(flops, load_bytes))
+            for name, (flops, load_bytes) in zip(OPERATIONS, counts, strict=True)
+        )
+
+    def prefill_flops(self, input_tokens: int, prefix_tokens: int) -> float:
+        """Floating point operations of a prefill."""
+        step = self.operations(new_tokens=input_tokens - prefix_tokens, prefix_tokens=prefix_tokens, batch=0, context_tokens=0)
+        return sum(operation.flops for operation in step)
+
+    def decode_flops(self, batch: int, context_tokens: int) -> float:
+        """Floating point operations of a decode step."""
+        step = self.operations(new_tokens=0, prefix_tokens=0, batch=batch, context_tokens=context_tokens)
+        return sum(operation.flops for operation in step)
+
+    def _prefill_attention(self, new: int, prefix: int) -> tuple[int, int]:
+        """Flops, and bytes of queries, keys and values. A token attends to all before it and to itself."""
+        if not new:
+            return 0, 0
+        pairs = new * prefix + new * (new + 1) // 2
+        return self._pair_flops * pairs, self._query_bytes * new + self.model.kv_bytes_per_token * (prefix + new)
+
+    def _decode_attention(self, batch: int, context: int) -> tuple[int, int]:
+        return self._pair_flops * context, self._query_bytes * batch + self.model.kv_bytes_per_token * context
+
+    def _bound_s(self, flops: float, load_bytes: float) -> float:
+        return max(flops / self._flops_per_s, load_bytes / self._load_bytes_per_s)
+
+
+class _Product(NamedTuple):
+    """Vectors times a matrix, in all layers."""
+
+    flops: int
+    """A vector."""
+    matrix_bytes: int
+    vector_bytes: int
+    seconds: tuple[float, float, float]
+    """Each of these three takes."""
+
+    def counts(self, vectors: int) -> tuple[int, int]:
+        """Flops, and bytes loaded."""
+        return self.flops * vectors, self.matrix_bytes + self.vector_bytes * vectors

@@ -1,0 +1,86 @@
+"""What a server may do when its KV cache is full and a request comes in, as two choices each; and what they need to know of the server.
+
+Source: the five strategies are those of the chapter "The KV cache", section 22.9 (reject, queue, evict, recompute, offload). That vLLM lets
+new requests wait, and recomputes those in its batch that find no room to grow: Kwon et al., "Efficient Memory Management for Large Language
+Model Serving with PagedAttention", SOSP 2023, section 4.5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
+
+
+class Newcomers(Enum):
+    """What becomes of a request for which there is no room."""
+
+    REJECTED = "rejected"
+    WAIT = "wait"
+    DISPLACE = "displace"
+    """It takes the room of those that came last before it."""
+
+
+class Displaced(Enum):
+    """What becomes of a request that loses its room in the middle of its answer."""
+
+    NOBODY = "nobody"
+    """There is none: room for the whole answer is set aside before a request starts."""
+    EVICTED = "evicted"
+    RECOMPUTED = "recomputed"
+    OFFLOADED = "offloaded"
+    """Or recomputed, if no tier below has room for its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    name: str
+    newcomers: Newcomers
+    displaced: Displaced
+
+
+STRATEGIES: Final = (
+    Strategy("reject", Newcomers.REJECTED, Displaced.NOBODY),
+    Strategy("queue", Newcomers.WAIT, Displaced.NOBODY),
+    Strategy("evict", Newcomers.DISPLACE, Displaced.EVICTED),
+    Strategy("recompute", Newcomers.DISPLACE, Displaced.RECOMPUTED),
+    Strategy("offload", Newcomers.DISPLACE, Displaced.OFFLOADED),
+    Strategy("queue+recompute", Newcomers.WAIT, Displaced.RECOMPUTED),
+)
+"""The last is a combination: what vLLM does unless told otherwise."""
+
+
+class Times(PrefillTime, DecodeTime, Protocol):
+    """Of the model on the server's GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerTier:
+    """Where caches are offloaded to. Raises InvalidArgument for a figure that cannot be."""
+
+    name: str
+    capacity_bytes: int
+    bytes_per_s: float
+    """In either direction, over all GPUs of the server."""
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < 0 or not self.bytes_per_s > 0:
+            raise InvalidArgument(f"the tier {self.name} must have a capacity of 0 or more and a bandwidth above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What serves the users. Raises InvalidArgument for a figure that cannot be."""
+
+    times: Times
+    cache_tokens: int
+    """Tokens of KV cache that its GPUs have room for."""
+    kv_bytes_per_token: float
+    lower_tiers: Sequence[LowerTier] = ()
+    """In the order in which they are filled."""
+
+    def __post_init__(self) -> None:
+        if self.cache_tokens < 1 or not self.kv_bytes_per_token > 0:
+            raise InvalidArgument("a server must have room for a token of KV cache, and a token must have bytes")

@@ -1,0 +1,129 @@
+"""What the analytic model says is fitted back from samples of it, with noise too, and survives a file."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.kvcache.models import find_model
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.regression import DecodeRegression, DecodeSample, PrefillRegression, PrefillSample
+
+ANALYTIC = AnalyticModel(find_model("llama2-70b"), find_gpu("A800-80G"), gpus=8)
+PROMPTS = [(500, 0), (2000, 1000), (8000, 0), (8000, 6000), (30_000, 0), (30_000, 20_000), (100_000, 0), (100_000, 60_000)]
+BATCHES = [(1, 1000), (4, 60_000), (16, 100_000), (64, 400_000)]
+
+
+def prefills(*, noise: float = 0.0, count: int = 300) -> list[PrefillSample]:
+    rng, samples = random.Random(1), []
+    for _ in range(count):
+        tokens = round(200 * 600 ** rng.random())  # 200 to 120,000, as many in each octave
+        prefix = rng.choice((0, rng.randrange(tokens // 2 + 1)))
+        samples.append(PrefillSample(tokens, prefix, ANALYTIC.prefill_s(tokens, prefix) * rng.uniform(1 - noise, 1 + noise)))
+    return samples
+
+
+def steps(*, noise: float = 0.0, count: int = 300) -> list[DecodeSample]:
+    rng, samples = random.Random(2), []
+    for _ in range(count):
+        batch = rng.randrange(1, 65)
+        context = sum(rng.randrange(100, 16_000) for _ in range(batch))
+        samples.append(DecodeSample(batch, context, ANALYTIC.tbt_s(batch, context) * rng.uniform(1 - noise, 1 + noise)))
+    return samples
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 0.03), (0.1, 0.06)])
+def test_prefill_times_are_fitted_back(noise: float, within: float) -> None:
+    fitted = PrefillRegression.fitted(prefills(noise=noise))
+    for prompt in PROMPTS:
+        assert fitted.prefill_s(*prompt) == pytest.approx(ANALYTIC.prefill_s(*prompt), rel=within), prompt
+    assert fitted.report.r_squared > 0.98
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 0.02), (0.1, 0.04)])
+def test_times_between_tokens_are_fitted_back(noise: float, within: float) -> None:
+    fitted = DecodeRegression.fitted(steps(noise=noise))
+    for batch in BATCHES:
+        assert fitted.tbt_s(*batch) == pytest.approx(ANALYTIC.tbt_s(*batch), rel=within), batch
+
+
+def test_outliers_move_the_fit_by_some_percent_only() -> None:
+    wrong = [
+        PrefillSample(s.input_tokens, s.prefix_tokens, s.duration_s * (10 if i % 10 == 0 else 1))
+        for i, s in enumerate(prefills(noise=0.05))
+    ]
+    fitted = PrefillRegression.fitted(wrong)
+    for prompt in PROMPTS:
+        assert fitted.prefill_s(*prompt) == pytest.approx(ANALYTIC.prefill_s(*prompt), rel=0.12), prompt
+
+
+def test_too_few_or_equal_samples_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="too few"):
+        PrefillRegression.fitted(prefills(count=5))
+    with pytest.raises(InvalidArgument, match="too much alike"):
+        PrefillRegression.fitted([PrefillSample(1000, 0, 0.1)] * 50)
+    with pytest.raises(InvalidArgument, match="too much alike"):
+        DecodeRegression.fitted(DecodeSample(n, 1000 * n, 0.1) for n in range(1, 50))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prefix", "duration_s"), [(10, 10, 1), (10, -1, 1), (10, 0, 0), (10, 0, float("inf")), (10, 0, float("nan"))]
+)
+def test_a_prefill_that_cannot_have_been_is_no_sample(tokens: int, prefix: int, duration_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="cannot have"):
+        PrefillSample(tokens, prefix, duration_s)
+
+
+@pytest.mark.parametrize(("batch", "context", "duration_s"), [(0, 10, 1), (11, 10, 1), (1, 10, -1)])
+def test_a_step_that_cannot_have_been_is_no_sample(batch: int, context: int, duration_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="cannot have"):
+        DecodeSample(batch, context, duration_s)
+
+
+def test_a_regression_survives_a_file(tmp_path: Path) -> None:
+    prefill, decode = PrefillRegression.fitted(prefills()), DecodeRegression.fitted(steps())
+    prefill.save(tmp_path / "prefill.json")
+    decode.save(tmp_path / "decode.json")
+    assert PrefillRegression.load(tmp_path / "prefill.json") == prefill
+    assert DecodeRegression.load(tmp_path / "decode.json") == decode
+    with pytest.raises(ConfigError, match="a regression of 'decode', not of 'prefill'"):
+        PrefillRegression.load(tmp_path / "decode.json")
+
+
+SAVED: dict[str, Any] = {
+    "kind": "prefill",
+    "coefficients": [0.0, 1.0, 2.0],
+    "report": {"samples": 12, "r_squared": 1.0, "median_relative_error": 0.0, "max_relative_error": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"coefficients": [1, 2]}, {"coefficients": [1, 2, "x"]}, {"report": {}}, {"coefficients": None}],
+)
+def test_a_file_that_is_no_regression_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(SAVED | changed))
+    with pytest.raises(ConfigError, match="is no saved regression"):
+        PrefillRegression.load(path)
+
+
+@pytest.mark.parametrize("coefficient", ["-1", "Infinity", "NaN"])
+def test_coefficients_that_would_foresee_nonsense_are_refused(coefficient: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(SAVED).replace("1.0, 2.0]", f"1.0, {coefficient}]"))
+    with pytest.raises(ConfigError, match="finite and not negative"):
+        PrefillRegression.load(path)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_a_file_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match="is no saved regression"):
+        DecodeRegression.load(path)

@@ -1,0 +1,39 @@
+"""A transfer takes its bytes and those before it over what the sender's rails deliver."""
+
+import pytest
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer, PathCounters, Sending, from_counters
+
+
+def test_bytes_wait_for_those_before_them() -> None:
+    assert BandwidthTransfer().transfer_s(200, backlog_bytes=300, bytes_per_s=100) == 5
+    assert BandwidthTransfer(latency_s=0.5).transfer_s(200, backlog_bytes=300, bytes_per_s=100) == 5.5
+
+
+def test_nothing_is_sent_at_once_whatever_waits() -> None:
+    assert BandwidthTransfer(latency_s=0.5).transfer_s(0, backlog_bytes=300, bytes_per_s=0) == 0
+
+
+def test_a_sender_that_sends_nothing_never_arrives() -> None:
+    assert BandwidthTransfer().transfer_s(1, backlog_bytes=0, bytes_per_s=0) == float("inf")
+
+
+@pytest.mark.parametrize("latency_s", [-1e-9, float("nan")])
+def test_a_negative_latency_is_misuse(latency_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="latency_s"):
+        BandwidthTransfer(latency_s=latency_s)
+
+
+def test_rails_add_up_and_paths_of_one_rail_do_not() -> None:
+    paths = [PathCounters("mlx5_0", 10e9, 5), PathCounters("mlx5_0", 20e9, 7), PathCounters("mlx5_1", 25e9, 0)]
+    assert from_counters(paths) == Sending(45e9, 12)
+
+
+def test_a_path_that_rests_delivers_nothing_but_what_is_on_it_still_waits() -> None:
+    paths = [PathCounters("mlx5_0", 10e9, 5, is_usable=False), PathCounters("mlx5_1", 25e9, 1)]
+    assert from_counters(paths, queued_bytes=100) == Sending(25e9, 106)
+
+
+def test_without_paths_nothing_is_delivered() -> None:
+    assert from_counters([]) == Sending(0, 0)

@@ -1,0 +1,122 @@
+"""Promises of batch.py: many steps at once come to what they come to one by one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.scheduler.simulator.batch import Batch, Stretch
+
+
+@dataclass(frozen=True)
+class Times:
+    """A step's time as any function of batch and context."""
+
+    of: Callable[[int, int], float]
+
+    def tbt_s(self, batch: int, context_tokens: int) -> float:
+        return self.of(batch, context_tokens)
+
+
+AFFINE = Times(lambda batch, context: 0.01 + 0.002 * batch + 3e-6 * context)
+CURVED = Times(lambda batch, context: 0.01 + 0.002 * batch + 1e-10 * context**2)
+KINKED = Times(lambda batch, context: max(0.01, 1e-5 * context))
+FLAT = Times(lambda batch, context: 0.02)
+
+Sequences = list[tuple[int, int]]
+"""(context, steps) of each."""
+
+sequences = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 300)), min_size=1, max_size=8)
+
+
+def naive(times: Times, found: Sequences) -> dict[int, float]:
+    """When each sequence ends, a token at a time."""
+    now_s, ends = 0.0, {}
+    left = {number: [context, steps] for number, (context, steps) in enumerate(found)}
+    while left:
+        now_s += times.tbt_s(len(left), sum(context for context, _ in left.values()))
+        for number, sequence in list(left.items()):
+            sequence[0] += 1
+            sequence[1] -= 1
+            if not sequence[1]:
+                ends[number] = now_s
+                del left[number]
+    return ends
+
+
+def closed(times: Times, found: Sequences) -> tuple[dict[int, float], int]:
+    """The same by stretches, and how many of them it took."""
+    batch: Batch[int] = Batch(times)
+    for number, (context, steps) in enumerate(found):
+        batch.join(number, context_tokens=context, steps=steps)
+    now_s, ends, stretches = 0.0, {}, 0
+    while len(batch):
+        stretch = batch.stretch()
+        now_s += stretch.duration_s(stretch.steps)
+        stretches += 1
+        ends.update(dict.fromkeys(batch.advance(stretch.steps), now_s))
+    assert batch.context_tokens == 0
+    return ends, stretches
+
+
+@given(sequences)
+def test_affine_times_are_exact_in_one_stretch_an_end(found: Sequences) -> None:
+    ends, stretches = closed(AFFINE, found)
+    assert ends == pytest.approx(naive(AFFINE, found), rel=1e-9)
+    assert stretches <= len(found)
+
+
+@pytest.mark.parametrize("times", [CURVED, KINKED], ids=["curved", "kinked"])
+@given(found=sequences)
+def test_other_times_are_taken_in_short_stretches(times: Times, found: Sequences) -> None:
+    """What a stretch of at most 8 steps can miss where the curve bends within it: less than a step in a thousand."""
+    ends, _ = closed(times, found)
+    assert ends == pytest.approx(naive(times, found), rel=1e-3)
+
+
+def test_a_curve_costs_bounded_stretches() -> None:
+    _, stretches = closed(CURVED, [(1000, 256)])
+    assert 256 / 8 <= stretches <= 256 / 4
+
+
+@given(st.floats(1e-4, 1), st.floats(0, 1e-2), st.integers(1, 1000), st.floats(0, 1))
+def test_a_moment_belongs_to_the_step_that_runs(first_s: float, growth_s: float, steps: int, share: float) -> None:
+    stretch = Stretch(steps, first_s, growth_s)
+    elapsed_s = stretch.duration_s(steps) * share
+    found = stretch.steps_after(elapsed_s)
+    assert 1 <= found <= steps
+    assert stretch.duration_s(found) >= elapsed_s or found == steps
+    assert found == 1 or stretch.duration_s(found - 1) < elapsed_s
+
+
+@pytest.mark.parametrize(("elapsed_s", "steps"), [(0.0, 1), (0.5, 1), (1.0, 1), (1.25, 2), (3.0, 2), (3.5, 3), (6.0, 3), (99.0, 3)])
+def test_the_end_of_a_step_belongs_to_it(elapsed_s: float, steps: int) -> None:
+    assert Stretch(3, 1.0, 1.0).steps_after(elapsed_s) == steps
+
+
+def test_a_rounded_root_is_put_right() -> None:
+    # 0.1 * 3 is above 0.3 in binary: the quotient says 3 steps where the sum says so too, and one more where it does not.
+    stretch = Stretch(10, 0.1, 0.0)
+    for steps in range(1, 11):
+        assert stretch.steps_after(stretch.duration_s(steps)) == steps
+
+
+def test_the_batch_counts_its_tokens_and_who_is_left_longest() -> None:
+    batch: Batch[str] = Batch(FLAT)
+    assert (len(batch), batch.context_tokens, batch.longest_steps) == (0, 0, 0)
+    batch.join("a", context_tokens=100, steps=2)
+    batch.join("b", context_tokens=50, steps=5)
+    assert batch.stretch() == Stretch(2, 0.02, 0.0)
+    assert batch.advance(1) == []
+    assert (batch.context_tokens, batch.longest_steps) == (152, 4)
+    batch.join("c", context_tokens=10, steps=1)
+    assert batch.stretch() == Stretch(1, 0.02, 0.0)
+    assert batch.advance(1) == ["a", "c"]
+    assert (len(batch), batch.context_tokens, batch.longest_steps) == (1, 52, 3)
+
+
+def test_nobody_joins_for_nothing() -> None:
+    with pytest.raises(AssertionError):
+        Batch[str](FLAT).join("a", context_tokens=1, steps=0)
