@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from kvstore.client.tools.bench_report import Row, at_least
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.transceiver import CacheTransceiver
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.namespaces import TwoHosts, why_not

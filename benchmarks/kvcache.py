@@ -15,12 +15,12 @@ from rich.console import Console
 
 from benchmarks.handover import overlap_rows
 from kvstore.client.tools.bench_report import Row, at_most, table, write
-from kvstore.kvcache.codec import decode, encode
-from kvstore.kvcache.formatter import remap
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.schemes import Scheme
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.codecs.codec import decode, encode
+from kvstore.kvcache.codecs.schemes import Scheme
+from kvstore.kvcache.layouts.formatter import remap
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 
 OUT: Final = Path(__file__).parent / "out" / "kvcache.json"
 SCHEMES: Final = ("fp8-tensor", "fp8-head", "int8", "int8a", "int4/32", "int4/64", "int4/128", "int2/32")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
-from kvstore.kvcache.copies import Copies
-from kvstore.kvcache.formatter import remap
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.copies import Copies
+from kvstore.kvcache.layouts.formatter import remap
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.lab.plot_theme import FONT, adapt, colour, series_colour
 
 SPEC: Final = CacheSpec(layers=4, kv_heads=4, head_dim=128, block_tokens=16)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from workers import Workers
 
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 
 Logits = NDArray[Any]
 """[tokens, vocabulary]."""

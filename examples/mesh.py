@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from llama import Tensor
 
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 
 TIMEOUT: Final = timedelta(seconds=30)
 """For a peer to take part: one that has died must not hold the others."""

@@ -10,8 +10,8 @@ import math
 import torch
 from llama import Tensor
 
-from kvstore.kvcache.codec import decode, encode
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.codecs.codec import decode, encode
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.transfer.memory.region import Region
 
 NAMES = ("block", "layer", "kv", "head", "token")

@@ -7,7 +7,7 @@ from measures import Distance
 from stage import PREFILL, Stage, bits, continued, name_of, new_table
 from story import stories
 
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 
 SHARED_TOKENS: Final = 160
 DECODE: Final = Parallel(tp=4)

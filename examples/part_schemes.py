@@ -13,9 +13,9 @@ from measures import Damage, Logits
 from stage import PREFILL, SPEC, Stage, bits, name_of, new_table
 from story import half_told
 
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 
 CONTEXT_TOKENS: Final = 256
 BLOCK_TOKENS: Final = 32

@@ -11,7 +11,7 @@ from measures import Distance, Logits
 from stage import PREFILL, SPEC, Stage, bits, continued, name_of, new_table
 from story import stories
 
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 
 PROMPT_TOKENS: Final = 500
 """Not a multiple of the blocks: the last one is handed over in part."""

@@ -23,8 +23,8 @@ from rich.table import Table
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.spec import CacheSpec
 from kvstore.lab.plots import Series, Weight, line_chart, save
 from kvstore.protocol.settings import format_size
 

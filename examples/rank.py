@@ -20,7 +20,7 @@ from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending
 from kvstore.handover.prefix import PrefixStore
 from kvstore.handover.transceiver import CacheTransceiver
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.settings import Size
 from kvstore.transfer.engine import TransferEngine

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from workers import Workers
 
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 
 SPEC: Final = CacheSpec(layers=4, heads=8, kv_heads=2, head_dim=32, dtype="float32", block_tokens=16, model="small-llama")
 """Of llama.configuration: 2 KiB a token."""

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.handover_messages import MAX_REQUEST_ID_BYTES
 from kvstore.transfer.memory.region import Region

@@ -12,8 +12,8 @@ from kvstore.handover.parts import Chunk, PartPlan, plan_parts, unit_tokens
 from kvstore.handover.staging import Staging
 from kvstore.handover.streams import StreamListener
 from kvstore.handover.windows import Window
-from kvstore.kvcache.formatter import Remapping, remap
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.formatter import Remapping, remap
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
 from kvstore.rpc.reactor import Reactor

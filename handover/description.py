@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.wire import Reader, Writer
 from kvstore.rpc.address import Address, host_id, parse_address

@@ -12,7 +12,7 @@ from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
 from kvstore.handover.links import Links
 from kvstore.handover.roll_call import GRACE_NS, Outcome, RollCall
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
 from kvstore.protocol.handover_messages import Report, Verdict
 from kvstore.rpc.reactor import Reactor

@@ -12,7 +12,7 @@ from kvstore.handover.parts import PartId, PartPlan
 from kvstore.handover.sending import Offer
 from kvstore.handover.streams import Stream
 from kvstore.handover.windows import Window
-from kvstore.kvcache.formatter import Remapping
+from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline

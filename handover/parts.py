@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple, TypedDict
 
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 
 
 class PartId(NamedTuple):

@@ -20,7 +20,7 @@ from kvstore.handover.sending import State
 from kvstore.handover.taking import Taking
 from kvstore.handover.ways import choose_way
 from kvstore.handover.windows import Window
-from kvstore.kvcache.formatter import Remapping
+from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
 

@@ -6,7 +6,7 @@ Sans-I/O; time is passed in. A request that fails on one rank, or whose rank is 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unreachable
 
 GRACE_NS = 1_000_000_000

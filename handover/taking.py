@@ -13,7 +13,7 @@ from kvstore.handover.parts import PartId, PartPlan
 from kvstore.handover.streams import Stream
 from kvstore.handover.ways import Way
 from kvstore.handover.windows import Window
-from kvstore.kvcache.formatter import Remapping
+from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline

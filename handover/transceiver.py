@@ -25,7 +25,7 @@ from kvstore.handover.roll_call import Outcome
 from kvstore.handover.sender_side import SenderSide
 from kvstore.handover.staging import Staging
 from kvstore.handover.streams import StreamListener
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from kvstore.handover.core import Core
 from kvstore.handover.description import RankInfo, is_same_host
-from kvstore.kvcache.formatter import Remapping
+from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ConfigError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.transfer.paths.peer import Peer

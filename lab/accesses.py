@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 
 Indices = NDArray[np.int64]
 

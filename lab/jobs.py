@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import Replay
 from kvstore.lab.tiers import TwoTiers

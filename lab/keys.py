@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 
 STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 

@@ -15,7 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Final
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import HitCounts, Replay
 from kvstore.protocol.errors import InvalidArgument
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, Row
 from kvstore.lab.keys import spread
 from kvstore.protocol.errors import Broken, InvalidArgument, KVStoreError

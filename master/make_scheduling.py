@@ -1,6 +1,6 @@
 """The scheduling that the settings ask for. It only puts parts together."""
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory import Directory
 from kvstore.master.instances import Instances

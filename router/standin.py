@@ -17,7 +17,7 @@ import click
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options

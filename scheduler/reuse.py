@@ -5,7 +5,7 @@ Source: Qin et al., Mooncake, FAST 2025, section 2 (flops(n) and the inequality)
 
 from typing import Final
 
-from kvstore.kvcache.model_facts import ModelFacts
+from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.protocol.errors import ConfigError
 
 ATTENTION_FLOPS: Final = 4

@@ -1,6 +1,6 @@
 """Tensor values on their way to a tier that keeps them quantised, and back. It stores nothing and owns no slot.
 
-Only values that say of themselves that they are raw tensors (kvcache/tensor_value.py) are encoded, and only where that makes them smaller;
+Only values that say of themselves that they are raw tensors (kvcache/codecs/tensor_value.py) are encoded, and only where that makes them smaller;
 every other value is none of its business. A value that comes back has the size and the header that it had, and other elements.
 Where nothing is encoded, torch is not imported.
 """
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from kvstore.kvcache.schemes import NONE, CacheScheme
-from kvstore.kvcache.tensor_value import HEADER_BYTES, MAGIC, TensorHeader, decode_value, transcode
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, MAGIC, TensorHeader, decode_value, transcode
 from kvstore.protocol.errors import ConfigError, Corrupt, InvalidArgument, ProtocolError
 from kvstore.tiers.tier import Buffer
 

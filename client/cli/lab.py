@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvstore.client.cli.options import echo_json, json_option
-from kvstore.kvcache.conversations import generate
-from kvstore.kvcache.kv_events import read_prompts
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.conversations import generate
+from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.accesses import Accesses, flatten
 from kvstore.lab.figures import hit_ratio, pool_gain, tier_hits, trace_figures
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow

@@ -15,10 +15,10 @@ from kvstore.client.cli.plan_figures import draw
 from kvstore.client.cli.plan_tables import plan_table
 from kvstore.client.tools.plan_trace import TraceHits, blocks_of, trace_hits
 from kvstore.client.tools.planning import Plan, Setup, levels, make_plan, outcomes_of, users_in_hbm
-from kvstore.kvcache.kv_events import read_prompts
-from kvstore.kvcache.models import find_model
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.models.named import find_model
+from kvstore.kvcache.models.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
+from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU

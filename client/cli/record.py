@@ -13,7 +13,7 @@ import click
 from kvstore.client.cli.options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.recorder import Recorder
-from kvstore.kvcache.event_file import EventWriter
+from kvstore.kvcache.traces.event_file import EventWriter
 
 POLL_INTERVAL_S: Final = 0.1
 """A node keeps 131,072 events for a recorder: it may have more than a million a second before any are lost."""

@@ -14,7 +14,7 @@ from kvstore.client.cli.options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay_run import run
-from kvstore.kvcache.traces import count_requests, read_trace
+from kvstore.kvcache.traces.mooncake import count_requests, read_trace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.settings import parse_size
 from kvstore.tiers.policies import POLICY_NAMES

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvstore.client.cli.options import echo_json, json_option
 from kvstore.client.cli.simulation_figures import draw
 from kvstore.client.cli.simulation_tables import MODE_TITLES, modes_table, report_table
-from kvstore.kvcache.traces import TraceRequest, read_trace
+from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.request import Slo

@@ -1,7 +1,7 @@
 """Blocks of KV cache shared as tensors: a rank puts its shard, and ranks of another sharding read back theirs.
 
 Values of the store hold one block for a group of layers and a group of KV heads of the model (`client/tensors/parts.py`), encoded by the
-spec's scheme (`kvcache/tensor_value.py`). Everything goes through a Client: this file adds no protocol and no policy.
+spec's scheme (`kvcache/codecs/tensor_value.py`). Everything goes through a Client: this file adds no protocol and no policy.
 """
 
 import math
@@ -16,13 +16,13 @@ from kvstore.client.operations import check_deadline
 from kvstore.client.sync import Client
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
 from kvstore.client.tensors.staging import Rows, Staging, are_values, as_index, is_tensor, put_back, read_values, write_values
-from kvstore.kvcache.dtypes import dtype_bytes
+from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.hashing import TokenIds, as_int32
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.dtypes import dtype_bytes
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.spec import CacheSpec
-from kvstore.kvcache.tensor_value import TensorHeader
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.rpc.deadline import Deadline
 

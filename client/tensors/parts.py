@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
 

@@ -1,6 +1,6 @@
 """Memory between a caller's tensor and the values of the store, and what moves between the two: copies and codecs, no requests.
 
-Values are put together in the form of `kvcache/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`. Raw
+Values are put together in the form of `kvcache/codecs/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`. Raw
 elements are copied once, whatever the strides of the tensor; other schemes are encoded and decoded on the tensor's own device.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.kvcache.tensor_value import HEADER_BYTES, TensorHeader
+from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader
 from kvstore.protocol.errors import InvalidArgument
 
 Rows: TypeAlias = NDArray[np.uint8]
@@ -93,7 +93,7 @@ def write_values(rows: Rows, header: TensorHeader, values: Any) -> None:
     if header.scheme.is_raw:
         body.view(values.dtype).unflatten(-1, header.shape).copy_(values)
     else:
-        from kvstore.kvcache.codec import encode
+        from kvstore.kvcache.codecs.codec import encode
 
         for kv in range(header.kv_factor):
             encode(values[:, :, kv], header.scheme.of(kv == 0), is_key=kv == 0, out=_records(body, header, kv))
@@ -121,7 +121,7 @@ def _read_tensor(rows: Rows, header: TensorHeader, layers: slice, heads: slice, 
     if header.scheme.is_raw:
         out.copy_(body.view(out.dtype).unflatten(-1, header.shape)[:, layers, :, heads])
         return
-    from kvstore.kvcache.codec import decode
+    from kvstore.kvcache.codecs.codec import decode
 
     for kv in range(header.kv_factor):
         records = _records(body, header, kv)[:, layers, heads]
@@ -155,7 +155,7 @@ def _records(body: Any, header: TensorHeader, kv: int) -> Any:
 
 def _has_lost(rows: Any, header: TensorHeader) -> bool:
     """Whether the codecs made NaN of something."""
-    from kvstore.kvcache.codec import has_lost
+    from kvstore.kvcache.codecs.codec import has_lost
 
     body, shape = rows[:, HEADER_BYTES:], {"tokens": header.tokens, "head_dim": header.head_dim}
     return any(has_lost(_records(body, header, kv), header.scheme.of(kv == 0), is_key=kv == 0, **shape) for kv in range(header.kv_factor))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvstore.client.tools.planning import Plan
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.runs import run_jobs
 from kvstore.tiers.policies import DEFAULT_POLICY

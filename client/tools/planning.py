@@ -1,6 +1,6 @@
 """What a model, its GPUs and its users make of one another: capacity, when reuse pays, what strategies do. It measures nothing.
 
-Sizes are of any model that kvcache/spec.py knows; times only of those that the dense layer model of scheduler/estimators/analytic.py describes.
+Sizes are of any model that kvcache/models/spec.py knows; times only of those that the dense layer model of scheduler/estimators/analytic.py describes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from kvstore.kvcache.model_facts import ModelFacts
-from kvstore.kvcache.schemes import NONE
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.codecs.schemes import NONE
+from kvstore.kvcache.models.facts import ModelFacts
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
 from kvstore.scheduler.estimators.gpus import GpuFacts

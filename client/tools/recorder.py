@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Final
 
 from kvstore.client.config import ClientSettings
-from kvstore.kvcache.event_file import READ, REMOVED, STORED, BlockEvent, Gap
+from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, Gap
 from kvstore.protocol import event_messages
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, EventBatch, Events

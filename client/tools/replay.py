@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvstore.client.tools.block_bytes import BlockArena, block_key
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 
 NAMESPACE: Final = "replay"
 ARENA_BYTES: Final = 64 << 20

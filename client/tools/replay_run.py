@@ -14,7 +14,7 @@ from kvstore.client.control import Control
 from kvstore.client.tools.cluster import Cluster
 from kvstore.client.tools.replay import Replay, ReplayCounts
 from kvstore.client.tools.replay_report import ReplayReport, settled_status
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import Retry
 
 DEATH_NOTICE_S: Final = 1.0

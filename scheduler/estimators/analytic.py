@@ -11,7 +11,7 @@ bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2
 
 from typing import Final, NamedTuple
 
-from kvstore.kvcache.model_facts import ModelFacts
+from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.estimators.gpus import GpuFacts
 

@@ -9,7 +9,7 @@ NVLink. RTX4090: NVIDIA, "Ada GPU Architecture" white paper, appendix A (FP16 wi
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.kvcache.facts import check_above_zero, find_facts
+from kvstore.kvcache.models.table import check_above_zero, find_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 DEFAULT_RESERVE_BYTES: Final = 2 * 10**9

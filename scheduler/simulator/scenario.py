@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvstore.kvcache.models import find_model
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.models.named import find_model
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.admission import ADMISSIONS, make_admission
 from kvstore.scheduler.baselines import make_dispatcher

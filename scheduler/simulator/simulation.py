@@ -11,7 +11,7 @@ preemption, and any difference between predicted and true times but that of what
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import TraceError
 from kvstore.scheduler.admission import Admission
 from kvstore.scheduler.decision import Decision, Reason, Rejection

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from kvstore.kvcache.formatter import remap
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.formatter import remap
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

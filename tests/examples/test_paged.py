@@ -8,11 +8,11 @@ pytest.importorskip("transformers")
 from llama import Tensor  # noqa: E402
 from paged import PagedCache, Pool, new_cache  # noqa: E402
 
-from kvstore.kvcache.codec import decode, encode  # noqa: E402
-from kvstore.kvcache.layout import CacheLayout  # noqa: E402
-from kvstore.kvcache.parallel import Parallel  # noqa: E402
-from kvstore.kvcache.schemes import CacheScheme  # noqa: E402
-from kvstore.kvcache.spec import CacheSpec  # noqa: E402
+from kvstore.kvcache.codecs.codec import decode, encode  # noqa: E402
+from kvstore.kvcache.codecs.schemes import CacheScheme  # noqa: E402
+from kvstore.kvcache.layouts.layout import CacheLayout  # noqa: E402
+from kvstore.kvcache.layouts.parallel import Parallel  # noqa: E402
+from kvstore.kvcache.models.spec import CacheSpec  # noqa: E402
 from kvstore.transfer.memory.mapping import allocate  # noqa: E402
 
 TOKENS = 40

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover, Sending
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import KVStoreError
 from tests.handover.scene import Rank
 

@@ -12,9 +12,9 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending
 from kvstore.handover.transceiver import CacheTransceiver
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings

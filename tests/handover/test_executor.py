@@ -10,7 +10,7 @@ from kvstore.handover.description import RankInfo
 from kvstore.handover.executor import Executor
 from kvstore.handover.handles import Sending
 from kvstore.handover.roll_call import GRACE_NS, Outcome
-from kvstore.kvcache.parallel import Parallel
+from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict
 from kvstore.protocol.message import Message

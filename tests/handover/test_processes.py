@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.transfer.testing.waiting import within
 from tests.handover.scene import Rank, layout_of

@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.transceiver import CacheTransceiver
-from kvstore.kvcache.layout import CacheLayout
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import Attention, CacheSpec
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, ProtocolError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.memory.region import Region

@@ -11,7 +11,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.core import Core
 from kvstore.handover.description import RankInfo
 from kvstore.handover.ways import choose_way
-from kvstore.kvcache.formatter import remap
+from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.protocol.settings import Size

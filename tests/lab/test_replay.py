@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import replay as module
 from kvstore.lab.replay import HitCounts, Replay
 from kvstore.protocol.errors import ConfigError, InvalidArgument

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.runs import run_jobs, work
 from kvstore.protocol.errors import Broken, ConfigError, InvalidArgument

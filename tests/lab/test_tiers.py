@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import tiers as module
 from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.master.live_estimators import LinearGuess, LiveEstimators
 from kvstore.master.reports import MAX_SAMPLES, Samples
 from kvstore.scheduler.estimators.analytic import AnalyticModel

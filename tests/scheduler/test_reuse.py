@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.estimators.gpus import find_gpu
 from kvstore.scheduler.reuse import break_even, flops, reuse_pays

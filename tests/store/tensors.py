@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.kvcache.schemes import NONE, CacheScheme
-from kvstore.kvcache.tensor_value import TensorHeader, decode_value, encode_value
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.tiers.value_codec import ValueCodec, decode_into
 
 SHAPE = (2, 2, 2, 16, 32)

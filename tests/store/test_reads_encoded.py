@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.kvcache.schemes import NONE
-from kvstore.kvcache.tensor_value import encode_value
+from kvstore.kvcache.codecs.schemes import NONE
+from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello

@@ -8,8 +8,8 @@ import pytest
 import torch
 import xxhash
 
-from kvstore.kvcache.schemes import NONE
-from kvstore.kvcache.tensor_value import encode_value
+from kvstore.kvcache.codecs.schemes import NONE
+from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.store.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.opening import readable_blocks
 from kvstore.tiers.value_codec import make_codec

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.kvcache.schemes import NONE, CacheScheme
-from kvstore.kvcache.tensor_value import encode_value
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.conformance import MACHINE_SETTINGS, DurableTierConformance, TierMachine, get, put, read, record, value
 from kvstore.tiers.nvme import NUMPY_COPY_BYTES, NvmeTier

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.kvcache.conversations import generate
-from kvstore.kvcache.traces import read_trace
+from kvstore.kvcache.traces.conversations import generate
+from kvstore.kvcache.traces.mooncake import read_trace
 from kvstore.tiers.policies import make_policy
 from kvstore.tiers.policy import EvictionPolicy
 from kvstore.tiers.s3fifo import S3FIFO, SMALL_SHARE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.kvcache.conversations import generate
+from kvstore.kvcache.traces.conversations import generate
 from kvstore.tiers import prefix
 from kvstore.tiers.conformance import MACHINE_SETTINGS
 from kvstore.tiers.lru import LRU

@@ -9,8 +9,8 @@ import pytest
 import torch
 import xxhash
 
-from kvstore.kvcache.schemes import NONE, CacheScheme
-from kvstore.kvcache.tensor_value import HEADER_BYTES, TensorHeader, decode_value, encode_value
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import ConfigError, Corrupt
 from kvstore.tiers.value_codec import Encoding, ValueCodec, decode_into, is_raw_tensor, make_codec, require_torch
 

@@ -13,11 +13,11 @@ import torch
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tools.cluster import ClusterPlan
-from kvstore.kvcache.layout import CacheLayout
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.parallel import Parallel
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import Attention, CacheSpec
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
 from tests.client.embedded import embedded
 from tests.client.processes import cluster

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
 SPEC = CacheSpec(layers=6, kv_heads=4, head_dim=8, dtype="float32")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvstore.client.tensors.staging import STAGING_BYTES, Staging, are_values, as_index, is_tensor, put_back, read_values, write_values
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.tensor_value import TensorHeader, decode_value, encode_value
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument
 
 BLOCKS = 3

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.client.tools.demo import Demo, Recovery, best_prefix_hits
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 
 
 def shown(demo: Demo, console: Console) -> str:

@@ -15,7 +15,7 @@ from kvstore.client.tools.planning import (
     users_in_hbm,
     why_no_times,
 )
-from kvstore.kvcache.models import MODELS, find_model
+from kvstore.kvcache.models.named import MODELS, find_model
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu

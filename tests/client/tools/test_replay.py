@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.client.tools import replay
 from kvstore.client.tools.block_bytes import block_key
 from kvstore.client.tools.replay import Replay, ReplayCounts
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 
 
 class DictStore:

@@ -9,7 +9,7 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster
 from kvstore.client.tools.replay_run import run
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import Broken, Unavailable
 from tests.client.embedded import embedded
 

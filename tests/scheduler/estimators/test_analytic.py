@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.model_facts import ModelFacts
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.facts import ModelFacts
+from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.estimators.analytic import OPERATIONS, AnalyticModel, Operation
 from kvstore.scheduler.estimators.gpus import find_gpu

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime, TransferTime

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu

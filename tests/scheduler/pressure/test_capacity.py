@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvstore.kvcache.models import MODELS, find_model
-from kvstore.kvcache.schemes import CacheScheme
-from kvstore.kvcache.spec import CacheSpec
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.models.named import MODELS, find_model
+from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.pressure.capacity import DEFAULT_RESERVE_BYTES, hbm_capacity, sequences_in, tier_capacities, tokens_in
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.kvcache.models import find_model
+from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import GPUS, find_gpu

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.kvcache.traces import TraceRequest
+from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Request
 from kvstore.scheduler.simulator.cache import LocalCache

@@ -1,0 +1,185 @@
+"""Tensors of K or V to records and back, for every scheme, on any device. What a record is: `kvcache/codecs/schemes.py`.
+
+A piece of the tensor at a time goes through float32 scratch that stays in the CPU's cache, by torch operations, which release the
+interpreter's lock; on CUDA it is one fused kernel where Triton is (`triton_kernels.py`). Nothing here is a value with a header:
+that is `tensor_value.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kvstore.kvcache.codecs import affine as codec_affine
+from kvstore.kvcache.codecs import fp8 as codec_fp8
+from kvstore.kvcache.codecs import int8 as codec_int8
+from kvstore.kvcache.codecs.scales import load
+from kvstore.kvcache.codecs.schemes import Scheme
+from kvstore.kvcache.codecs.torch_library import torch
+from kvstore.protocol.errors import InvalidArgument
+
+__all__ = ["decode", "encode", "has_lost", "torch"]
+
+_PIECE_ELEMENTS: Final = 1 << 18
+"""Of one pass, for each of torch's threads: 1 MiB of float32, in 2 MiB of second-level cache. With two threads a half of that encodes int8
+at 0.9 of the speed, a quarter at 0.6 to 0.8: sharing an operation out costs microseconds."""
+_LARGEST_OF_CODES: Final = 2.0**24
+"""No magnitude that int8, int8a, int4 or int2 decode to is larger: a float16 minimum and 255 float16 steps."""
+
+
+def encode(values: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Records [..., record_bytes] (uint8) of `values` [..., tokens, head_dim], a tensor of floats of any strides.
+
+    With fp8-tensor axis -3 is the heads that share a scale. `out` takes the records, on the device of `values`; its last axis is
+    contiguous, the others of any strides. Non-finite values never come back as finite ones: fp8 makes NaN of each,
+    the other schemes of its whole group; a group that float16 scales cannot hold becomes NaN too (see the codecs). 0 is kept.
+
+    Raises InvalidArgument: not floats, too few axes, `out` of another shape, groups that do not divide their axis, or raw records that
+    are not aligned as their elements.
+    """
+    least = 3 if scheme.kind == "fp8-tensor" else 2
+    if not values.is_floating_point() or values.element_size() > 4 or values.dim() < least:
+        raise InvalidArgument(
+            f"{scheme.name} encodes floats of up to 32 bits and {least} axes or more, not {values.dtype} of {values.dim()}"
+        )
+    tokens, head_dim = values.shape[-2:]
+    size = scheme.record_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=values.element_size())
+    records = _checked(out, (*values.shape[:-2], size), torch.uint8, values.device)
+    if scheme.kind == "none":
+        _elements(records, values.dtype).unflatten(-1, (tokens, head_dim)).copy_(values)
+    elif fused := _fused(values, records, scheme, is_key):
+        fused.encode(values, scheme, is_key=is_key, out=records)
+    else:
+        scratch = torch.empty(_scratch_elements(values.shape, least), dtype=torch.float32, device=values.device)
+        for piece, made in _pieces(values, records, least):
+            _encode_piece(scratch[: piece.numel()].view(piece.shape).copy_(piece), made, scheme, is_key)
+    return records
+
+
+def decode(
+    records: torch.Tensor,
+    scheme: Scheme,
+    *,
+    is_key: bool,
+    tokens: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Values [..., tokens, head_dim] of `records` [..., record_bytes] (uint8), as `dtype`, that of the tensor that was encoded.
+
+    `out` takes the values: `dtype`, on the records' device, of any strides. A finite value never becomes infinite: what a step would
+    bring beyond the largest number of `dtype` is that.
+
+    Raises InvalidArgument: records or `out` of another shape or type, groups that do not divide their axis, or raw records that are not
+    aligned as their elements.
+    """
+    size = scheme.record_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=dtype.itemsize)
+    records = _checked(records, (*records.shape[:-1], size), torch.uint8, records.device)
+    values = _checked(out, (*records.shape[:-1], tokens, head_dim), dtype, records.device, any_strides=True)
+    if scheme.kind == "none":
+        values.copy_(_elements(records, dtype).unflatten(-1, (tokens, head_dim)))
+    elif fused := _fused(values, records, scheme, is_key):
+        fused.decode(records, scheme, is_key=is_key, out=values)
+    else:
+        scratch = torch.empty(_scratch_elements(values.shape, 2), dtype=torch.float32, device=values.device)
+        limit = torch.finfo(dtype).max
+        for piece, made in _pieces(values, records, 2):
+            floats = scratch[: piece.numel()].view(piece.shape)
+            _decode_piece(made, floats, scheme, is_key, limit)
+            piece.copy_(floats)
+    return values
+
+
+def has_lost(records: torch.Tensor, scheme: Scheme, *, is_key: bool, tokens: int, head_dim: int) -> bool:
+    """Whether a NaN, an infinity or a number beyond its scale's range was among what was encoded; by the scales. False of raw records."""
+    payload_bytes = scheme.payload_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=0)
+    match scheme.kind:
+        case "none":
+            return False
+        case "fp8-tensor" | "fp8-head":
+            return bool((load(records, payload_bytes, 1, torch.float32) < 0).any())
+        case _:
+            count = tokens * head_dim // scheme.group if scheme.is_grouped else tokens
+            return bool(load(records, payload_bytes, count, torch.float16).isnan().any())
+
+
+def _encode_piece(floats: torch.Tensor, records: torch.Tensor, scheme: Scheme, is_key: bool) -> None:
+    match scheme.kind:
+        case "fp8-tensor" | "fp8-head":
+            codec_fp8.encode(floats, records, per_tensor=scheme.kind == "fp8-tensor")
+        case "int8":
+            codec_int8.encode(floats, records)
+        case "int8a":
+            codec_affine.encode(floats, records, bits=8, group=floats.shape[-1], along_tokens=False)
+        case _:
+            codec_affine.encode(floats, records, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
+
+
+def _decode_piece(records: torch.Tensor, floats: torch.Tensor, scheme: Scheme, is_key: bool, limit: float) -> None:
+    match scheme.kind:
+        case "fp8-tensor" | "fp8-head":
+            codec_fp8.decode(records, floats, limit=limit)
+            return
+        case "int8":
+            codec_int8.decode(records, floats)
+        case "int8a":
+            codec_affine.decode(records, floats, bits=8, group=floats.shape[-1], along_tokens=False)
+        case _:
+            codec_affine.decode(records, floats, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
+    if limit < _LARGEST_OF_CODES:
+        floats.clamp_(-limit, limit)
+
+
+def _pieces(values: torch.Tensor, records: torch.Tensor, kept: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`values` and their records in pieces of at most _piece_elements(), unless the last `kept` axes, which stay whole, have more."""
+    most = _piece_elements()
+    if values.dim() == kept or values.numel() <= most:
+        yield values, records
+        return
+    row_elements = values[0].numel()
+    if row_elements > most:
+        for row, row_records in zip(values, records, strict=True):
+            yield from _pieces(row, row_records, kept)
+        return
+    rows = most // row_elements
+    yield from zip(values.split(rows), records.split(rows), strict=True)
+
+
+def _piece_elements() -> int:
+    return _PIECE_ELEMENTS * int(torch.get_num_threads())
+
+
+def _scratch_elements(shape: torch.Size, kept: int) -> int:
+    """Elements of the largest piece of a tensor."""
+    return int(min(shape.numel(), max(_piece_elements(), shape[-kept:].numel())))
+
+
+def _checked(
+    given: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, any_strides: bool = False
+) -> torch.Tensor:
+    """`given`, or a new tensor. Raises InvalidArgument unless it is as said, and its last axis contiguous where it must be."""
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if tuple(given.shape) != shape or given.dtype != dtype or given.device != device:
+        is_given = f"{given.dtype} {list(given.shape)} on {given.device}"
+        raise InvalidArgument(f"a tensor of {dtype} {list(shape)} on {device} is needed here, not of {is_given}")
+    if not any_strides and given.stride(-1) != 1:
+        raise InvalidArgument("the bytes of a record must be contiguous")
+    return given
+
+
+def _elements(records: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A view of raw records as their elements."""
+    if any(number % dtype.itemsize for number in (records.storage_offset(), *records.stride()[:-1])):
+        raise InvalidArgument(f"raw records of {dtype} must begin at multiples of {dtype.itemsize} bytes")
+    return records.view(dtype)
+
+
+def _fused(values: torch.Tensor, records: torch.Tensor, scheme: Scheme, is_key: bool) -> Any:
+    """The module of fused kernels where these tensors are on CUDA and it can make or read the records, else None."""
+    if not values.is_cuda:
+        return None
+    try:
+        import kvstore.kvcache.codecs.triton_kernels as codec_triton
+    except ImportError:
+        return None
+    return codec_triton if codec_triton.serves(values, records, scheme, is_key=is_key) else None

@@ -1,0 +1,215 @@
+"""What must be copied where when a sequence's KV cache moves from one executor to another that lays it out differently.
+
+`remap` compares two layouts once; the `Remapping` it gives then makes, for the blocks of a sequence and a pair of ranks, the copies as
+arrays, or gathers and scatters the pair's bytes through one buffer where runs are too short to be sent one by one. It sends nothing.
+
+Any two layouts of one model can be mapped, provided one of their block sizes divides the other; records of quantised blocks are opaque
+here, so that their block sizes must be equal. Tensor-parallel sizes need not divide one another, as long as each divides the heads.
+
+Source: what TensorRT-LLM's cache formatter does (its `docs/source/developer-guide/kv-transfer.md`); it refuses differing block sizes.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import lcm
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kvstore.kvcache.layouts.copies import Bytes, Copies, as_bytes
+from kvstore.kvcache.layouts.counterparts import Pair, find_pairs, intersect
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.remap_checks import check_blocks, check_layouts, check_tokens
+from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
+from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
+from kvstore.protocol.errors import InvalidArgument
+
+
+class _Share(NamedTuple):
+    """What one call is about: a part of what a pair exchanges."""
+
+    pair: Pair
+    layers: range
+    first_token: int
+    end_token: int
+    units: tuple[Units, ...]
+
+
+class Remapping:
+    """From one layout to another, between one attention-DP group of either. Immutable; made by `remap`.
+
+    Methods take a pair of ranks from `pairs`, and block lists in the order of the sequence: the n-th is the index of the sequence's n-th
+    block in the pool of the rank that has it (with context parallelism rank n % cp). Lists may be longer than the tokens need.
+    Tokens [first_token, tokens) of the sequence are moved, in those layers of the pair that are in `layers` (of the model's; None: all).
+    Quantised records are moved whole, the last one too.
+    """
+
+    def __init__(self, source: CacheLayout, destination: CacheLayout, pairs: tuple[Pair, ...]) -> None:
+        self.source = source
+        self.destination = destination
+        self.pairs = pairs
+        """By rising destination, then source rank."""
+        self._by_ranks = {(pair.source_rank, pair.destination_rank): pair for pair in pairs}
+
+    @property
+    def block_ratio(self) -> Fraction:
+        """Blocks of the source for one of the destination."""
+        return Fraction(self.destination.spec.block_tokens, self.source.spec.block_tokens)
+
+    @property
+    def aligned_tokens(self) -> int:
+        """Tokens after which both sides begin a new block."""
+        return lcm(self.destination.spec.block_tokens, self.source.spec.block_tokens)
+
+    def receivers_of(self, source_rank: int) -> tuple[int, ...]:
+        """Ranks that `source_rank` sends to, rising; none if another holder of the same heads does that for it."""
+        return tuple(pair.destination_rank for pair in self.pairs if pair.source_rank == source_rank)
+
+    def senders_of(self, destination_rank: int) -> tuple[int, ...]:
+        """Ranks that `destination_rank` receives from, rising; none if it is outside of the attention-DP group."""
+        return tuple(pair.source_rank for pair in self.pairs if pair.destination_rank == destination_rank)
+
+    def pair(self, source_rank: int, destination_rank: int) -> Pair:
+        """What one sends to the other. Raises InvalidArgument if that is nothing, or there are no such ranks."""
+        if found := self._by_ranks.get((source_rank, destination_rank)):
+            return found
+        self.source.parallel.coordinates(source_rank)
+        self.destination.parallel.coordinates(destination_rank)
+        receivers = self.receivers_of(source_rank) or "nobody"
+        raise InvalidArgument(f"rank {source_rank} sends nothing to rank {destination_rank}: it sends to {receivers}")
+
+    def copies(
+        self,
+        source_rank: int,
+        destination_rank: int,
+        source_blocks: ArrayLike,
+        destination_blocks: ArrayLike,
+        *,
+        tokens: int | None = None,
+        first_token: int = 0,
+        layers: range | None = None,
+    ) -> Copies:
+        """The copies between the pools of the two ranks. `tokens` None: as many as the source's blocks hold.
+
+        Raises:
+            InvalidArgument: the ranks are no pair, a block list is too short or names a block outside of the pool, a destination block is
+                named twice, or the tokens or layers are no range.
+        """
+        tokens = np.size(source_blocks) * self.source.spec.block_tokens if tokens is None else tokens
+        share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
+        first, end = share.first_token, share.end_token
+        ours = check_blocks(self.source, source_rank, source_blocks, first_token=first, end_token=end, is_written=False)
+        theirs = check_blocks(self.destination, destination_rank, destination_blocks, first_token=first, end_token=end, is_written=True)
+        parts = []
+        for units in share.units:
+            template = template_of(self.source, self.destination, share.pair, layers=share.layers, tokens=units.tokens)
+            parts.append((template, ours.place(units), theirs.place(units)))
+        return copies_of(parts)
+
+    def run_bytes(self, source_rank: int, destination_rank: int) -> int:
+        """The shortest run that `copies` makes of whole units between these ranks; where it is short, `gather` and `scatter` do better.
+
+        Raises:
+            InvalidArgument: the ranks are no pair.
+        """
+        pair = self.pair(source_rank, destination_rank)
+        unit_tokens = min(self.source.spec.block_tokens, self.destination.spec.block_tokens)
+        return min(grid.length for grid in template_of(self.source, self.destination, pair, layers=pair.layers, tokens=unit_tokens))
+
+    def staged_bytes(
+        self, source_rank: int, destination_rank: int, *, tokens: int, first_token: int = 0, layers: range | None = None
+    ) -> int:
+        """Bytes that `gather` makes and `scatter` takes, the sum of the copies' lengths. Raises InvalidArgument as `copies` does."""
+        return self._staged_bytes(self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers))
+
+    def gather(
+        self,
+        source_rank: int,
+        destination_rank: int,
+        source_regions: Sequence[Any],
+        source_blocks: ArrayLike,
+        *,
+        tokens: int,
+        first_token: int = 0,
+        layers: range | None = None,
+        out: Any = None,
+    ) -> Bytes:
+        """The pair's bytes out of the regions of the source rank's pool, contiguous, in an order that both ends compute alone.
+
+        `out`: a writable buffer of exactly `staged_bytes` to put them in; None: new memory. The result is an array over it.
+
+        Raises:
+            InvalidArgument: as `copies`, or `out` is of another size or read-only, or a region is too small. `out` may then hold a part.
+        """
+        share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
+        staged = as_bytes(np.empty(self._staged_bytes(share), np.uint8) if out is None else out)
+        if not staged.flags.writeable:
+            raise InvalidArgument("the buffer to gather into is read-only")
+        self._move(share, source_regions, source_blocks, staged, to_pool=False)
+        return staged
+
+    def scatter(
+        self,
+        source_rank: int,
+        destination_rank: int,
+        destination_regions: Sequence[Any],
+        destination_blocks: ArrayLike,
+        staged: Any,
+        *,
+        tokens: int,
+        first_token: int = 0,
+        layers: range | None = None,
+    ) -> None:
+        """The reverse of `gather`, on the other end, with the same tokens and layers; `staged` is a contiguous buffer.
+
+        Raises:
+            InvalidArgument: as `copies`, or `staged` is of another size, or a region is too small or read-only. Some of the regions may
+                then have been written.
+        """
+        share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
+        self._move(share, destination_regions, destination_blocks, as_bytes(staged), to_pool=True)
+
+    def _share(self, source_rank: int, destination_rank: int, *, tokens: int, first_token: int, layers: range | None) -> _Share:
+        pair = self.pair(source_rank, destination_rank)
+        first, end = check_tokens(self.source, first_token=first_token, tokens=tokens)
+        if layers is not None and layers.step != 1:
+            raise InvalidArgument(f"layers is {layers}: it must be a range of step 1")
+        shared = pair.layers if layers is None else intersect(pair.layers, layers)
+        units = units_of(self.source, self.destination, pair, first_token=first, end_token=end) if shared else ()
+        return _Share(pair, shared, first, end, units)
+
+    def _staged_bytes(self, share: _Share) -> int:
+        return sum(
+            len(units.starts) * unit_bytes(self.source, Shape(share.layers, share.pair.heads, units.tokens)) for units in share.units
+        )
+
+    def _move(self, share: _Share, regions: Sequence[Any], blocks: ArrayLike, staged: Bytes, *, to_pool: bool) -> None:
+        layout, rank = (self.destination, share.pair.destination_rank) if to_pool else (self.source, share.pair.source_rank)
+        own = check_blocks(layout, rank, blocks, first_token=share.first_token, end_token=share.end_token, is_written=to_pool)
+        if staged.size != (size_bytes := self._staged_bytes(share)):
+            raise InvalidArgument(f"a buffer of {staged.size} bytes for {size_bytes}: both ends must name the same tokens and layers")
+        at = 0
+        for units in share.units:
+            shape = Shape(share.layers, share.pair.heads, units.tokens)
+            end = at + len(units.starts) * unit_bytes(layout, shape)
+            move(layout, rank, regions, own.place(units), shape, staged[at:end], to_pool=to_pool)
+            at = end
+
+
+@lru_cache(maxsize=256)
+def remap(source: CacheLayout, destination: CacheLayout, *, source_dp: int = 0, destination_dp: int = 0) -> Remapping:
+    """How the cache of a sequence in attention-DP group `source_dp` becomes one in group `destination_dp` of the other executor.
+
+    Kept by layouts: the second call with equal ones costs a look-up.
+
+    Raises:
+        InvalidArgument: the layouts are not of the same model and scheme, blocks of one size cannot become blocks of the other, or there is
+            no such group.
+    """
+    check_layouts(source, destination)
+    for name, group, groups in (("source_dp", source_dp, source.parallel.dp), ("destination_dp", destination_dp, destination.parallel.dp)):
+        if not 0 <= group < groups:
+            raise InvalidArgument(f"{name} is {group}: there are {groups} attention-DP groups")
+    return Remapping(source, destination, find_pairs(source, destination, source_dp=source_dp, destination_dp=destination_dp))

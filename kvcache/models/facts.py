@@ -1,0 +1,210 @@
+"""The shape of a language model: what decides how much it computes, loads and caches. The models that have names are models.py's.
+
+It comes from a table, from a JSON file with the fields of ModelFacts, or from a Hugging Face config.json (hf_config.py reads those).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvstore.kvcache.models.dtypes import DTYPE_BYTES
+from kvstore.kvcache.models.hf_config import is_config, model_fields
+from kvstore.kvcache.models.table import check_above_zero, facts_of, read_object
+from kvstore.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values computed from one latent vector a token, which alone is cached (MLA).
+
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's query and key have head_dim elements, the last `rope_dim` of which are
+    rotary; the key's rotary part is shared by all heads and cached beside the latent vector.
+    """
+
+    kv_rank: int
+    """Elements of the latent vector: d_c, kv_lora_rank."""
+    rope_dim: int
+    """Elements of the rotary part: d_h^R, qk_rope_head_dim."""
+    value_dim: int
+    """Elements of a head's value."""
+    query_rank: int = 0
+    """Of the compressed query; 0: queries are not compressed."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, may_be_zero=frozenset({"query_rank"}))
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements that a layer caches of a token."""
+        return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Layers that attend to the last tokens only: sliding-window attention."""
+
+    tokens: int
+    """That a token attends to, itself included."""
+    layers: int
+    """How many layers do so."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward networks of which a router picks a few for each token (mixture of experts), instead of one for all."""
+
+    count: int
+    active: int
+    """Of them, for a token."""
+    ffn: int
+    """Width inside one."""
+    shared_ffn: int = 0
+    """Width inside those that every token takes, together."""
+    dense_layers: int = 0
+    """Layers that have an ordinary feed-forward network all the same."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, may_be_zero=frozenset({"shared_ffn", "dense_layers"}))
+        if self.active > self.count:
+            raise ConfigError(f"active is {self.active}: there are only {self.count} experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The shape of one model. Its parameters are those of matrices: biases, norms and learnt positions, left out, are 1 % of the smallest
+    model and far less of others.
+
+    Raises:
+        ConfigError: a figure is not above 0, or two of them contradict one another.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Heads that keys and values have: `heads` without grouped-query attention. Of no meaning with latent attention."""
+    head_dim: int
+    ffn: int
+    """Width inside the feed-forward network; with experts, inside that of their dense layers."""
+    vocab: int
+    is_gated: bool = True
+    """The feed-forward network has three matrices (SwiGLU), not two."""
+    is_tied: bool = False
+    """Logits come from the embedding's matrix, there is no other."""
+    dtype: str = "bfloat16"
+    """Of an element of the cache and, unless weight_bits says otherwise, of a weight."""
+    weight_bits: int = 0
+    """Of a weight of the layers, where they are quantised (embedding and logits are not); 0: those of `dtype`."""
+    latent: LatentAttention | None = None
+    window: Window | None = None
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        check_above_zero(self, may_be_zero=frozenset({"weight_bits"}))
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype is {self.dtype!r}: take one of {', '.join(DTYPE_BYTES)}")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"heads is {self.heads}: it must be a multiple of kv_heads, {self.kv_heads}")
+        for name, layers in (
+            ("window.layers", self.window and self.window.layers),
+            ("dense_layers", self.experts and self.experts.dense_layers),
+        ):
+            if layers and layers > self.layers:
+                raise ConfigError(f"{name} is {layers}: there are only {self.layers} layers")
+        if self.latent and self.latent.rope_dim >= self.head_dim:
+            raise ConfigError(f"rope_dim is {self.latent.rope_dim}: it is a part of head_dim, {self.head_dim}")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, name: str = "") -> "ModelFacts":
+        """The model that a Hugging Face configuration describes; `name`: its name, unless the configuration knows one.
+
+        Raises:
+            ConfigError: it lacks a field that is needed, or says something that is not known here.
+        """
+        fields = model_fields(config, name=name)
+        return facts_of(fields, cls, what=f"the configuration of {fields['name']}")
+
+    @classmethod
+    def from_file(cls, path: Path) -> "ModelFacts":
+        """The model in a JSON file: a Hugging Face config.json, or an object with the fields of ModelFacts.
+
+        Raises:
+            ConfigError: the file cannot be read, or is neither.
+        """
+        found = read_object(path, noun="model")
+        if is_config(found):
+            # Files of this name lie in a directory named after the model.
+            return cls.from_config(found, name=path.absolute().parent.name if path.stem == "config" else path.stem)
+        return facts_of(found, cls, what=f"the model in {path}")
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """What sets it apart from a dense model that keeps a key and a value of every token for each KV head; empty of most."""
+        parts = {"latent attention": self.latent, "a sliding window": self.window, "a mixture of experts": self.experts}
+        return tuple(name for name, part in parts.items() if part)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Of an element of the cache."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV cache of one token in all layers: a key and a value for each KV head, or one latent vector."""
+        elements = self.latent.cached_dim if self.latent else 2 * self.kv_heads * self.head_dim
+        return self.layers * elements * self.dtype_bytes
+
+    @property
+    def ffn_matrices(self) -> int:
+        """Matrices of the feed-forward network of a layer."""
+        return 3 if self.is_gated else 2
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of the projections of one layer."""
+        if self.latent is None:
+            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        mla, head_dim = self.latent, self.head_dim
+        queries = mla.query_rank * (self.hidden + self.heads * head_dim) if mla.query_rank else self.hidden * self.heads * head_dim
+        keys_and_values = self.hidden * mla.cached_dim + mla.kv_rank * self.heads * (head_dim - mla.rope_dim + mla.value_dim)
+        return queries + keys_and_values + self.heads * mla.value_dim * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of all layers."""
+        return self._layer_parameters(self.experts.count if self.experts else 0)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the embedding and the logits."""
+        return (1 if self.is_tied else 2) * self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Of all matrices."""
+        return self.layer_parameters + self.embedding_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Of the matrices that one token is multiplied by: of experts those that it is sent to, of the embedding, a look-up, none."""
+        return self._layer_parameters(self.experts.active if self.experts else 0) + self.vocab * self.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices: of the layers, the embedding and the logits."""
+        layer_bits = self.weight_bits or 8 * self.dtype_bytes
+        return self.layer_parameters * layer_bits // 8 + self.embedding_parameters * self.dtype_bytes
+
+    def _layer_parameters(self, experts: int) -> int:
+        """Of all layers, counting so many of the experts of each."""
+        width = self.ffn_matrices * self.hidden
+        dense_layers, sparse_layer = self.layers, 0
+        if self.experts:
+            router = self.hidden * self.experts.count
+            dense_layers, sparse_layer = self.experts.dense_layers, router + width * (experts * self.experts.ffn + self.experts.shared_ffn)
+        return self.layers * self.attention_parameters + dense_layers * width * self.ffn + (self.layers - dense_layers) * sparse_layer

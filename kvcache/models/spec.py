@@ -1,0 +1,271 @@
+"""The shape of a model's KV cache, and every size that follows from it. Numbers only; where the bytes lie is layout.py's.
+
+A cache keeps, for each of `layers` layers and each token, a key and a value of `head_dim` elements for each of `kv_heads` heads; with
+latent attention (MLA) one vector instead of both, which all query heads share. It is cut into blocks of `block_tokens` tokens.
+
+Source of the formulas: a token 2 L hkv d s, a sequence of T tokens that times T, a batch the sum over its sequences: Pope et al.,
+"Efficiently Scaling Transformer Inference", arXiv:2211.05102, section 2.1. A rolling window of W tokens: Jiang et al., "Mistral 7B",
+arXiv:2310.06825, section 2. MLA's d_c + d_h^R elements: DeepSeek-V2, arXiv:2405.04434, table 1.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.models.dtypes import dtype_bytes
+from kvstore.kvcache.models.facts import ModelFacts
+from kvstore.kvcache.models.named import find_model
+from kvstore.kvcache.models.savings import PrefixSavings
+from kvstore.protocol.errors import InvalidArgument
+
+DEFAULT_BLOCK_TOKENS: Final = 16
+MAX_COUNT: Final = 1 << 20
+"""No layer, head or token of a block is counted higher: a mistake, or a peer's nonsense, that would overflow 64-bit offsets."""
+
+
+class Attention(StrEnum):
+    """How query heads share keys and values."""
+
+    MHA = "mha"
+    """Each has its own."""
+    GQA = "gqa"
+    """Groups of them share."""
+    MQA = "mqa"
+    """All share one key and one value."""
+    MLA = "mla"
+    """All share one latent vector, from which keys and values are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """The shape of a KV cache. Two engines whose specs differ in nothing but `model` store the same bytes for the same values.
+
+    Raises:
+        InvalidArgument: a field is outside the range given here, or `scheme` cannot cut blocks of this shape.
+    """
+
+    layers: int
+    kv_heads: int
+    """1 with MLA."""
+    head_dim: int
+    """Elements of one key, and of one value; with MLA of the latent and the rotary part together (kv_lora_rank + qk_rope_head_dim)."""
+    heads: int = 0
+    """Query heads, a multiple of kv_heads; 0: as many as kv_heads."""
+    dtype: str = "bfloat16"
+    """Of an element before quantisation: one of dtypes.DTYPE_BYTES."""
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    attention: Attention | None = None
+    """None: what heads and kv_heads make it (never MLA, which must be said)."""
+    scheme: CacheScheme = NONE
+    window_tokens: int = 0
+    """A windowed layer needs the last so many tokens only; 0: there is no such layer."""
+    windowed_layers: int = 0
+    model: str = ""
+    """A name, for people and for the errors of peers that disagree. It changes no size."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type is int:
+                self._check_count(field.name, lowest=int(field.name in ("layers", "kv_heads", "head_dim", "block_tokens")))
+        dtype_bytes(self.dtype)
+        if self.heads == 0:
+            object.__setattr__(self, "heads", self.kv_heads)
+        if self.heads % self.kv_heads:
+            raise InvalidArgument(f"heads is {self.heads}: it must be a multiple of kv_heads, {self.kv_heads}")
+        self._settle_attention()
+        if (self.window_tokens > 0) != (self.windowed_layers > 0) or self.windowed_layers > self.layers:
+            raise InvalidArgument(
+                f"window_tokens is {self.window_tokens} and windowed_layers {self.windowed_layers}: "
+                f"both must be 0 or both above 0, and there are {self.layers} layers"
+            )
+        for is_key in self.kinds:
+            self.scheme.of(is_key).check(is_key, tokens=self.block_tokens, head_dim=self.head_dim)
+
+    def _check_count(self, name: str, *, lowest: int) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or not lowest <= value <= MAX_COUNT:
+            raise InvalidArgument(f"{name} is {value!r}: it must be a whole number from {lowest} to {MAX_COUNT}")
+
+    def _settle_attention(self) -> None:
+        if self.attention is Attention.MLA:
+            if self.kv_heads != 1:
+                raise InvalidArgument(f"kv_heads is {self.kv_heads}: with latent attention (mla) it is 1, a vector that all heads share")
+            return
+        derived = Attention.MHA if self.heads == self.kv_heads else Attention.MQA if self.kv_heads == 1 else Attention.GQA
+        if self.attention not in (None, derived):
+            raise InvalidArgument(
+                f"attention is {self.attention!s}, but {self.heads} heads with {self.kv_heads} KV heads are {derived}: leave it out"
+            )
+        object.__setattr__(self, "attention", derived)
+
+    @classmethod
+    def named(cls, name: str, *, block_tokens: int = DEFAULT_BLOCK_TOKENS, dtype: str = "", scheme: CacheScheme = NONE) -> "CacheSpec":
+        """The cache of the model `name` of named.py, or of the file `name` if it ends in .json (see find_model).
+
+        `dtype`: of the elements; "": that of the model.
+
+        Raises:
+            ConfigError: there is no such model, or its file cannot be used.
+            InvalidArgument: an argument is outside its range.
+        """
+        return cls.of_model(find_model(name), block_tokens=block_tokens, dtype=dtype, scheme=scheme)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path | Mapping[str, Any],
+        *,
+        block_tokens: int = DEFAULT_BLOCK_TOKENS,
+        dtype: str = "",
+        scheme: CacheScheme = NONE,
+    ) -> "CacheSpec":
+        """The cache of a Hugging Face model by its configuration: the path of a config.json, or what that file says.
+
+        Raises:
+            ConfigError: the file cannot be read, or says too little or something that is not known here.
+            InvalidArgument: an argument is outside its range.
+        """
+        facts = ModelFacts.from_config(config) if isinstance(config, Mapping) else ModelFacts.from_file(Path(config))
+        return cls.of_model(facts, block_tokens=block_tokens, dtype=dtype, scheme=scheme)
+
+    @classmethod
+    def of_model(
+        cls, facts: ModelFacts, *, block_tokens: int = DEFAULT_BLOCK_TOKENS, dtype: str = "", scheme: CacheScheme = NONE
+    ) -> "CacheSpec":
+        """The cache of a model. Raises InvalidArgument if an argument is outside its range."""
+        latent, window = facts.latent, facts.window
+        return cls(
+            layers=facts.layers,
+            heads=facts.heads,
+            kv_heads=1 if latent else facts.kv_heads,
+            head_dim=latent.cached_dim if latent else facts.head_dim,
+            attention=Attention.MLA if latent else None,
+            dtype=dtype or facts.dtype,
+            block_tokens=block_tokens,
+            scheme=scheme,
+            window_tokens=window.tokens if window else 0,
+            windowed_layers=window.layers if window else 0,
+            model=facts.name,
+        )
+
+    @property
+    def kv_factor(self) -> int:
+        """Tensors a layer keeps: 2, keys and values; with MLA 1."""
+        return 1 if self.attention is Attention.MLA else 2
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """`is_key` of each of them: keys first. The latent of MLA counts as a key."""
+        return (True, False)[: self.kv_factor]
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Of an element before quantisation."""
+        return dtype_bytes(self.dtype)
+
+    def record_bytes(self, is_key: bool) -> int:
+        """Bytes of what is stored for one block of one head of one layer: K or V, payload and metadata."""
+        return self.scheme.of(is_key).record_bytes(is_key, tokens=self.block_tokens, head_dim=self.head_dim, dtype_bytes=self.dtype_bytes)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements of one block, in all layers."""
+        return self._all_records(sum(self._payload_bytes(is_key) for is_key in self.kinds))
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes of the scales, minimums and zero points of one block, in all layers."""
+        return self.block_bytes - self.payload_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of block_tokens tokens in all layers, payload and metadata: the sum of its records."""
+        return self._all_records(sum(map(self.record_bytes, self.kinds)))
+
+    @property
+    def effective_bits(self) -> float:
+        """Bits an element, the metadata's share included."""
+        return 8 * self.block_bytes / self._all_records(self.kv_factor * self.block_tokens * self.head_dim)
+
+    @property
+    def compression(self) -> float:
+        """Times smaller than the same cache without quantisation, metadata counted."""
+        return replace(self, scheme=NONE).block_bytes / self.block_bytes
+
+    @property
+    def payload_compression(self) -> float:
+        """Times smaller than the same cache without quantisation, metadata left out: 2 for 8 bits, 4 for 4 bits of 16."""
+        return replace(self, scheme=NONE).block_bytes / self.payload_bytes
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token in all layers; its share of the metadata need not be whole. Windows make no difference to a token at hand."""
+        return self.block_bytes / self.block_tokens
+
+    def append_bytes(self, context_tokens: int = 0) -> float:
+        """Bytes by which one more token lets a sequence of `context_tokens` grow: less once windowed layers only replace."""
+        _check_tokens(context_tokens)
+        growing_layers = self.layers - self.windowed_layers * (context_tokens >= self.window_tokens)
+        return self.block_bytes * growing_layers / (self.layers * self.block_tokens)
+
+    def sequence_bytes(self, tokens: int) -> float:
+        """Bytes that a sequence of `tokens` tokens must keep: of windowed layers the last window_tokens only.
+
+        A last block that is not full counts as its share; whole blocks are sequence_blocks_bytes. Raises InvalidArgument for a negative
+        number.
+        """
+        _check_tokens(tokens)
+        full_layers = self.layers - self.windowed_layers
+        kept = full_layers * tokens + self.windowed_layers * min(tokens, self.window_tokens)
+        return self.block_bytes * kept / (self.layers * self.block_tokens)
+
+    def sequence_blocks_bytes(self, tokens: int) -> int:
+        """As sequence_bytes, in the whole blocks that a paged cache gives out: a block is kept while any of its tokens is needed."""
+        _check_tokens(tokens)
+        blocks = -(-tokens // self.block_tokens)
+        passed = max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed_layers else 0
+        return self.block_bytes // self.layers * (self.layers * blocks - self.windowed_layers * passed)
+
+    def batch_bytes(self, lengths: Iterable[int]) -> float:
+        """Bytes that sequences of these many tokens must keep together; nothing is shared between them."""
+        return sum(map(self.sequence_bytes, lengths))
+
+    def decode_read_bytes(self, lengths: Iterable[int]) -> float:
+        """The least bytes a decode step of these sequences (tokens of each, the new one included) reads from the cache.
+
+        Each element that a sequence keeps is read once and serves all its query heads. What a kernel really reads depends on its tiling
+        and the layout, and prefixes that sequences share may be read once for all.
+        """
+        return self.batch_bytes(lengths)
+
+    def prefix_savings(self, prefix_tokens: int, suffix_tokens: int, *, sequences: int = 1) -> PrefixSavings:
+        """What a cached prefix saves `sequences` prompts of prefix + suffix tokens each, if all layers attend to all tokens; with MLA
+        counted in the latent space. Raises InvalidArgument for a negative number.
+        """
+        width = self.layers * self.heads * self.head_dim
+        return PrefixSavings(prefix_tokens=prefix_tokens, suffix_tokens=suffix_tokens, sequences=sequences, attention_width=width)
+
+    def shard(self, tp: int) -> "CacheSpec":
+        """The part of the cache that one of `tp` tensor-parallel ranks keeps. With more ranks than KV heads each keeps a copy of one.
+
+        Raises:
+            InvalidArgument: the heads cannot be divided so.
+        """
+        if tp < 1 or self.heads % tp or (self.kv_heads % tp and tp % self.kv_heads):
+            raise InvalidArgument(f"tp is {tp}: {self.heads} heads and {self.kv_heads} KV heads cannot be divided among so many ranks")
+        attention = self.attention if self.attention is Attention.MLA else None
+        return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp), attention=attention)
+
+    def _payload_bytes(self, is_key: bool) -> int:
+        return self.scheme.of(is_key).payload_bytes(is_key, tokens=self.block_tokens, head_dim=self.head_dim, dtype_bytes=self.dtype_bytes)
+
+    def _all_records(self, of_one_head: int) -> int:
+        return self.layers * self.kv_heads * of_one_head
+
+
+def _check_tokens(tokens: int) -> None:
+    if tokens < 0:
+        raise InvalidArgument(f"tokens is {tokens}: a sequence has 0 or more")

@@ -1,0 +1,125 @@
+"""Which rank sends what to which: every element once, load spread over those that hold copies."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.kvcache.layouts.counterparts import Pair, find_pairs, intersect
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from tests.kvcache.layouts.pools import layout_of, spec_of
+
+
+def ranks(source: CacheLayout, destination: CacheLayout, *, source_dp: int = 0, destination_dp: int = 0) -> list[tuple[int, int]]:
+    return [pair[:2] for pair in find_pairs(source, destination, source_dp=source_dp, destination_dp=destination_dp)]
+
+
+def test_four_heads_of_two_ranks_go_to_eight_that_hold_each_twice() -> None:
+    spec = spec_of(kv_heads=4)
+    pairs = find_pairs(layout_of(spec, tp=2), layout_of(spec, tp=8), source_dp=0, destination_dp=0)
+    assert [(pair.source_rank, pair.destination_rank, pair.heads.start) for pair in pairs] == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (0, 2, 1),
+        (0, 3, 1),
+        (1, 4, 2),
+        (1, 5, 2),
+        (1, 6, 3),
+        (1, 7, 3),
+    ]
+
+
+def test_of_holders_of_one_head_each_sends_where_there_are_enough_receivers() -> None:
+    latent = spec_of(mla=True)
+    assert ranks(layout_of(latent, tp=2), layout_of(latent, tp=4)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert ranks(layout_of(latent, tp=4), layout_of(latent, tp=2)) == [(0, 0), (1, 1)]
+    assert ranks(layout_of(spec_of(kv_heads=2), tp=4), layout_of(spec_of(kv_heads=2))) == [(0, 0), (2, 0)]
+
+
+def test_receivers_in_other_pipeline_stages_count_too() -> None:
+    latent = spec_of(mla=True, layers=4)
+    assert ranks(layout_of(latent, tp=2), layout_of(latent, pp=2)) == [(0, 0), (1, 1)]
+
+
+def test_sizes_that_do_not_divide_one_another_meet_in_intervals() -> None:
+    spec = spec_of(kv_heads=6)
+    pairs = find_pairs(layout_of(spec, tp=3), layout_of(spec, tp=2), source_dp=0, destination_dp=0)
+    assert [(*pair[:2], pair.heads) for pair in pairs] == [(0, 0, range(2)), (1, 0, range(2, 3)), (1, 1, range(3, 4)), (2, 1, range(4, 6))]
+
+
+def test_stages_share_the_layers_that_both_have() -> None:
+    spec = spec_of(layers=6)
+    source = CacheLayout(spec=spec, parallel=Parallel(pp=3, layer_split=(1, 3, 2)), pool_blocks=1)
+    pairs = find_pairs(source, layout_of(spec, pp=2), source_dp=0, destination_dp=0)
+    assert [(*pair[:2], pair.layers) for pair in pairs] == [(0, 0, range(1)), (1, 0, range(1, 3)), (1, 1, range(3, 4)), (2, 1, range(4, 6))]
+
+
+def test_context_parallel_ranks_meet_where_they_have_the_same_blocks() -> None:
+    spec = spec_of()
+    assert ranks(layout_of(spec, cp=2), layout_of(spec, cp=4)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert ranks(layout_of(spec, cp=2), layout_of(spec, cp=3)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    large = spec_of(block_tokens=4)
+    assert ranks(layout_of(spec, cp=2), layout_of(large, cp=2)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert ranks(layout_of(spec, cp=4), layout_of(large, cp=2)) == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
+def test_only_the_ranks_of_the_attention_dp_groups_take_part() -> None:
+    spec = spec_of()
+    source, destination = layout_of(spec, tp=4, dp=2), layout_of(spec, tp=4, dp=4)
+    assert ranks(source, destination, source_dp=1, destination_dp=2) == [(2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (range(4), range(2, 6), range(2, 4)),
+        (range(2), range(2, 6), range(2, 2)),
+        (range(5, 9), range(3), range(5, 5)),
+        (range(9), range(3, 5), range(3, 5)),
+    ],
+)
+def test_intervals_intersect(one: range, other: range, both: range) -> None:
+    assert intersect(one, other) == both
+
+
+@st.composite
+def layouts(draw: st.DrawFn, *, kv_heads: int, layers: int) -> CacheLayout:
+    shards = draw(st.sampled_from([size for size in range(1, 17) if kv_heads % size == 0 or size % kv_heads == 0]))
+    dp, pp, cp = draw(st.integers(1, 2)), draw(st.integers(1, layers)), draw(st.integers(1, 3))
+    spec = spec_of(layers=layers, kv_heads=kv_heads, block_tokens=draw(st.sampled_from([2, 4])))
+    return layout_of(spec, tp=shards * dp, dp=dp, pp=pp, cp=cp)
+
+
+@given(data=st.data(), kv_heads=st.sampled_from([1, 2, 4, 6]), layers=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_each_receiver_gets_each_of_its_elements_once_from_one_that_has_it(data: st.DataObject, kv_heads: int, layers: int) -> None:
+    source, destination = (data.draw(layouts(kv_heads=kv_heads, layers=layers)) for _ in range(2))
+    groups = {"source_dp": source.parallel.dp - 1, "destination_dp": destination.parallel.dp - 1}
+    pairs = find_pairs(source, destination, **groups)
+    assert list(pairs) == sorted(pairs, key=lambda pair: (pair.destination_rank, pair.source_rank))
+    assert len({pair[:2] for pair in pairs}) == len(pairs)
+    for token in range(0, 48, 2):
+        got = Counter(element for pair in pairs for element in exchanged(source, destination, pair, token))
+        wanted = {
+            (rank, layer, head)
+            for rank in range(destination.parallel.ranks)
+            if destination.parallel.group_of(rank) == groups["destination_dp"] and has(destination, rank, token)
+            for layer in destination.rank_layers(rank)
+            for head in destination.rank_heads(rank)
+        }
+        assert set(got) == wanted
+        assert set(got.values()) == {1}
+
+
+def has(layout: CacheLayout, rank: int, token: int) -> bool:
+    return layout.parallel.coordinates(rank).cp == token // layout.spec.block_tokens % layout.parallel.cp
+
+
+def exchanged(source: CacheLayout, destination: CacheLayout, pair: Pair, token: int) -> list[tuple[int, int, int]]:
+    assert set(pair.layers) <= set(source.rank_layers(pair.source_rank))
+    assert set(pair.heads) <= set(source.rank_heads(pair.source_rank))
+    if not has(source, pair.source_rank, token) or not has(destination, pair.destination_rank, token):
+        return []
+    return [(pair.destination_rank, layer, head) for layer in pair.layers for head in pair.heads]

@@ -1,0 +1,294 @@
+"""A cache that goes from any layout to any other is the same cache, to the bit."""
+
+import itertools
+import re
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
+from kvstore.kvcache.layouts.formatter import Remapping, remap
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.orders import ORDERS
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import CacheSpec
+from kvstore.protocol.errors import InvalidArgument
+from tests.kvcache.layouts.pools import Pools, assert_equal, blocks_for, cells_of, layout_of, noisy_pools, random_cache, scatter, spec_of
+
+QUANTISED = CacheScheme.parse("k=int8,v=int4/16")
+
+
+def move(
+    source: CacheLayout,
+    destination: CacheLayout,
+    tokens: int,
+    *,
+    first_token: int = 0,
+    source_dp: int = 0,
+    destination_dp: int = 0,
+    seed: int = 1,
+    layers: list[range | None] | None = None,
+    staged: bool = False,
+) -> None:
+    """Scatters a random cache by one layout, moves it by the plan, and compares with the same cache scattered by the other."""
+    cache = random_cache(source, tokens, seed=seed)
+    ours, theirs = blocks_for(source, tokens, seed=seed), blocks_for(destination, tokens, seed=2 * seed)
+    sources = scatter(cells_of(source, ours, tokens, dp=source_dp), cache, noisy_pools(source, seed=seed + 1))
+    before = noisy_pools(destination, seed=seed + 2)
+    expected = scatter(cells_of(destination, theirs, tokens, dp=destination_dp, first_token=first_token), cache, before)
+    remapping = remap(source, destination, source_dp=source_dp, destination_dp=destination_dp)
+    for part in layers or [None]:
+        for pair in remapping.pairs:
+            sizes: dict[str, Any] = {"tokens": tokens, "first_token": first_token, "layers": part}
+            if staged:
+                _stage(remapping, pair.source_rank, pair.destination_rank, sources, before, ours, theirs, sizes)
+            else:
+                copies = remapping.copies(pair.source_rank, pair.destination_rank, ours, theirs, **sizes)
+                copies.apply(sources[pair.source_rank], before[pair.destination_rank])
+                assert copies.total_bytes == remapping.staged_bytes(pair.source_rank, pair.destination_rank, **sizes)
+    assert_equal(before, expected)
+
+
+def _stage(
+    remapping: Remapping,
+    source_rank: int,
+    destination_rank: int,
+    sources: Pools,
+    destinations: Pools,
+    ours: tuple[int, ...],
+    theirs: tuple[int, ...],
+    sizes: dict[str, Any],
+) -> None:
+    staged = remapping.gather(source_rank, destination_rank, sources[source_rank], ours, **sizes)
+    assert len(staged) == remapping.staged_bytes(source_rank, destination_rank, **sizes)
+    remapping.scatter(source_rank, destination_rank, destinations[destination_rank], theirs, staged, **sizes)
+
+
+SIZES = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8)))
+"""TP and PP."""
+ORDER_PAIRS = (("HND", "NHD"), ("NHD", "HND"), ("HND", "HND"), ("NHD", "NHD"))
+
+
+@pytest.mark.parametrize(("tp", "pp"), SIZES)
+def test_any_tp_and_pp_becomes_any_other(tp: int, pp: int) -> None:
+    """Heads are held up to four times on either side, and every other layout has uneven stages."""
+    spec = spec_of(layers=8, kv_heads=4)
+    split = {2: (5, 3), 4: (1, 4, 1, 2)}
+    for at, (other_tp, other_pp) in enumerate(SIZES):
+        ours, theirs = ORDER_PAIRS[(at + tp + pp) % 4]
+        source = CacheLayout(spec=spec, parallel=Parallel(tp=tp, pp=pp), pool_blocks=2, order=ours)
+        uneven = split.get(other_pp, ()) if at % 2 else ()
+        destination = CacheLayout(spec=spec, parallel=Parallel(tp=other_tp, pp=other_pp, layer_split=uneven), pool_blocks=2, order=theirs)
+        move(source, destination, 2, staged=at % 11 == 0)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(order, "vllm-flash") for order in ORDERS] + [("trtllm", order) for order in ORDERS])
+def test_any_order_becomes_any_other(ours: str, theirs: str) -> None:
+    spec = spec_of(layers=3, kv_heads=4)
+    for staged in (False, True):
+        move(layout_of(spec, order=ours, tp=2), layout_of(spec, order=theirs, tp=4, pp=2), 5, staged=staged)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 8), (8, 2), (2, 6), (6, 6), (8, 4)])
+@pytest.mark.parametrize("first_token", [0, 5])
+def test_blocks_of_another_size_are_packed_anew(ours: int, theirs: int, first_token: int) -> None:
+    for order, staged in itertools.product(("HND", "NHD", "vllm-flash"), (False, True)):
+        source = layout_of(spec_of(block_tokens=ours), order=order, tp=2)
+        destination = layout_of(spec_of(block_tokens=theirs), order="sglang", tp=4)
+        move(source, destination, 15, first_token=first_token, staged=staged)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 3), (2, 2), (2, 3), (4, 2), (3, 1)])
+def test_context_parallel_ranks_become_any_other(ours: int, theirs: int) -> None:
+    for small, large in ((2, 2), (2, 4), (4, 2)):
+        source = layout_of(spec_of(block_tokens=small), cp=ours, tp=2, pool_blocks=12)
+        destination = layout_of(spec_of(block_tokens=large), cp=theirs, pp=2, order="NHD", pool_blocks=12)
+        move(source, destination, 23, first_token=3)
+        move(source, destination, 23, staged=True)
+
+
+def test_the_latent_of_mla_goes_to_every_rank() -> None:
+    spec = spec_of(mla=True, layers=4)
+    for tp, other in itertools.product((1, 2, 3, 8), repeat=2):
+        move(layout_of(spec, tp=tp, order="vllm-mla"), layout_of(spec, tp=other, pp=2), 5)
+
+
+def test_tensor_parallel_sizes_need_not_divide_one_another() -> None:
+    spec = spec_of(kv_heads=12)
+    for tp, other in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=2):
+        move(layout_of(spec, tp=tp), layout_of(spec, tp=other, order="NHD"), 3)
+
+
+def test_attention_dp_groups_send_to_groups() -> None:
+    spec = spec_of(kv_heads=2)
+    source, destination = layout_of(spec, tp=4, dp=4), layout_of(spec, tp=8, dp=2, order="NHD")
+    for ours, theirs in itertools.product(range(4), range(2)):
+        move(source, destination, 5, source_dp=ours, destination_dp=theirs)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_records_are_moved_whole(staged: bool) -> None:
+    spec = CacheSpec(layers=3, kv_heads=4, head_dim=16, block_tokens=4, scheme=QUANTISED)
+    source, destination = layout_of(spec, tp=2, cp=2), layout_of(spec, tp=4, pp=2, order="vllm-flash-hnd")
+    move(source, destination, 10, staged=staged)
+    move(source, destination, 10, first_token=4, staged=staged)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_layer_at_a_time_is_all_of_them(staged: bool) -> None:
+    spec = spec_of(layers=5)
+    parts: list[range | None] = [range(layer, layer + 1) for layer in range(5)]
+    move(layout_of(spec, pp=2), layout_of(spec, pp=3, order="vllm-flash"), 7, layers=parts, staged=staged)
+    move(layout_of(spec, pp=2), layout_of(spec, pp=3), 7, layers=[range(2), range(2, 99)], staged=staged)
+
+
+@st.composite
+def two_layouts(draw: st.DrawFn) -> tuple[CacheLayout, CacheLayout]:
+    kv_heads, layers, mla = draw(st.sampled_from([1, 2, 4, 6])), draw(st.integers(1, 5)), draw(st.booleans())
+    scheme = draw(st.sampled_from([NONE, NONE, CacheScheme.parse("k=int8,v=fp8-head")]))
+    block_tokens = draw(st.sampled_from([2, 4]))
+    orders = [order for order in ORDERS.values() if scheme == NONE or order.endswith("token")]
+    heads = 1 if mla else kv_heads
+
+    def layout() -> CacheLayout:
+        ratio = draw(st.integers(1, 3)) if scheme == NONE else 1
+        shards = draw(st.sampled_from([size for size in range(1, 9) if heads % size == 0 or size % heads == 0]))
+        dp, pp, cp = draw(st.integers(1, 2)), draw(st.integers(1, min(3, layers))), draw(st.integers(1, 3))
+        cuts = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=pp - 1, max_size=pp - 1))) if pp > 1 else []
+        split = tuple(np.diff([0, *cuts, layers]).tolist()) if draw(st.booleans()) else ()
+        return CacheLayout(
+            spec=spec_of(layers=layers, kv_heads=heads, mla=mla, scheme=scheme, block_tokens=block_tokens * ratio),
+            parallel=Parallel(tp=shards * dp, pp=pp, cp=cp, dp=dp, layer_split=split),
+            pool_blocks=10,
+            order=draw(st.sampled_from(orders)),
+        )
+
+    return layout(), layout()
+
+
+@given(both=two_layouts(), tokens=st.integers(1, 18), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, CacheLayout], tokens: int, data: st.DataObject) -> None:
+    source, destination = both
+    small, large = sorted((source.spec.block_tokens, destination.spec.block_tokens))
+    if large % small:
+        with pytest.raises(InvalidArgument, match="one must be a multiple of the other"):
+            remap(source, destination)
+        return
+    first_token = data.draw(st.integers(0, tokens))
+    move(
+        source,
+        destination,
+        tokens,
+        first_token=first_token // source.spec.block_tokens * source.spec.block_tokens if source.is_quantised else first_token,
+        source_dp=source.parallel.dp - 1,
+        destination_dp=destination.parallel.dp - 1,
+        seed=data.draw(st.integers(0, 3)),
+        staged=data.draw(st.booleans()),
+    )
+
+
+def test_a_remapping_tells_who_speaks_with_whom_and_is_kept() -> None:
+    source, destination = layout_of(spec_of(block_tokens=2), tp=2), layout_of(spec_of(block_tokens=6), tp=8)
+    remapping = remap(source, destination)
+    assert remapping is remap(replace(source), replace(destination))
+    assert remapping.receivers_of(0) == (0, 1, 2, 3)
+    assert remapping.senders_of(7) == (1,)
+    assert remapping.block_ratio == Fraction(3)
+    assert remapping.aligned_tokens == 6
+    assert remap(destination, source).senders_of(0) == (0, 2)
+    assert remap(destination, source).receivers_of(1) == ()
+    assert remap(destination, source).block_ratio == Fraction(1, 3)
+
+
+def test_the_shortest_run_tells_whether_to_stage() -> None:
+    spec = CacheSpec.named("llama3-70b")
+    for order, run_bytes in (("HND", 16 * 256), ("NHD", 256)):
+        source, destination = (CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=9, order=order) for tp in (8, 4))
+        assert remap(source, destination).run_bytes(0, 0) == run_bytes
+        assert remap(source, source).run_bytes(7, 7) == spec.block_bytes // 8
+
+
+def test_without_tokens_all_of_the_source_is_copied() -> None:
+    layout = layout_of(spec_of(block_tokens=2))
+    copies = remap(layout, layout).copies(0, 0, [0, 1, 2], [5, 6, 7, 1])
+    assert copies.total_bytes == 3 * layout.spec.block_bytes == int(copies.length[0])
+
+
+LAYOUT = layout_of(spec_of(layers=4), tp=4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "reason"),
+    [
+        ((0, 1), {}, "rank 0 sends nothing to rank 1: it sends to (0,)"),
+        ((4, 0), {}, "rank 4 is outside [0, 4)"),
+        ((0, -1), {}, "rank -1 is outside [0, 4)"),
+        ((0, 0), {"tokens": -1}, "tokens [0, -1) are not a range"),
+        ((0, 0), {"tokens": 9}, "4 blocks of 2 tokens are too few for 9 tokens"),
+        ((0, 0), {"layers": range(3, 1, -1)}, "layers is range(3, 1, -1): it must be a range of step 1"),
+    ],
+)
+def test_what_no_pair_can_do_is_refused(ranks: tuple[int, int], arguments: dict[str, Any], reason: str) -> None:
+    remapping, blocks = remap(LAYOUT, LAYOUT), [0, 1, 2, 3]
+    pool = noisy_pools(LAYOUT, seed=0)[0]
+    for call in (
+        lambda: remapping.copies(*ranks, blocks, blocks, **arguments),
+        lambda: remapping.gather(*ranks, pool, blocks, **{"tokens": 8} | arguments),
+        lambda: remapping.scatter(*ranks, pool, blocks, b"", **{"tokens": 8} | arguments),
+    ):
+        with pytest.raises(InvalidArgument, match=re.escape(reason)):
+            call()
+
+
+def test_a_rank_whose_copy_nobody_needs_sends_to_nobody() -> None:
+    remapping = remap(layout_of(spec_of(kv_heads=1), tp=2), layout_of(spec_of(kv_heads=1)))
+    with pytest.raises(InvalidArgument, match="rank 1 sends nothing to rank 0: it sends to nobody"):
+        remapping.pair(1, 0)
+
+
+def test_destination_blocks_are_written_once() -> None:
+    with pytest.raises(InvalidArgument, match="written to twice"):
+        remap(LAYOUT, LAYOUT).copies(0, 0, [0, 1], [3, 3])
+    assert remap(LAYOUT, LAYOUT).copies(0, 0, [3, 3], [0, 1]).total_bytes == 2 * LAYOUT.spec.block_bytes // 4
+
+
+def test_groups_that_do_not_exist_are_refused() -> None:
+    for groups in ({"source_dp": 1}, {"destination_dp": -1}):
+        with pytest.raises(InvalidArgument, match="there are 1 attention-DP groups"):
+            remap(LAYOUT, LAYOUT, **groups)
+
+
+def test_layouts_of_different_caches_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="layers 4 and 5"):
+        remap(LAYOUT, layout_of(spec_of(layers=5)))
+
+
+def test_a_buffer_to_gather_into_is_used_and_must_fit() -> None:
+    remapping, pool = remap(LAYOUT, LAYOUT), noisy_pools(LAYOUT, seed=0)[0]
+    size_bytes = remapping.staged_bytes(0, 0, tokens=3)
+    out = bytearray(size_bytes)
+    assert (
+        remapping.gather(0, 0, pool, [0, 1], tokens=3, out=out).tobytes()
+        == bytes(out)
+        == remapping.gather(0, 0, pool, [0, 1], tokens=3).tobytes()
+    )
+    with pytest.raises(InvalidArgument, match=f"a buffer of 5 bytes for {size_bytes}: both ends must name the same tokens and layers"):
+        remapping.gather(0, 0, pool, [0, 1], tokens=3, out=bytearray(5))
+    with pytest.raises(InvalidArgument, match="read-only"):
+        remapping.gather(0, 0, pool, [0, 1], tokens=3, out=bytes(size_bytes))
+    with pytest.raises(InvalidArgument, match="a buffer of 5 bytes"):
+        remapping.scatter(0, 0, pool, [0, 1], bytes(5), tokens=3)
+
+
+def test_layers_that_a_pair_does_not_have_are_nothing() -> None:
+    source = layout_of(spec_of(layers=4), pp=2)
+    remapping, pool = remap(source, source), noisy_pools(source, seed=0)[0]
+    assert remapping.copies(0, 0, [0], [0], layers=range(2, 4)).total_bytes == 0
+    assert remapping.gather(0, 0, pool, [0], tokens=2, layers=range(2, 4)).size == 0
+    remapping.scatter(0, 0, pool, [0], b"", tokens=2, layers=range(2, 4))

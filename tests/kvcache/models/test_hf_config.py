@@ -1,0 +1,384 @@
+"""Configurations as published (the fields that matter) give the shapes that are known of their models."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.kvcache.models.facts import ModelFacts
+from kvstore.kvcache.models.hf_config import NESTED, OTHER_CACHES, is_config, model_fields
+from kvstore.kvcache.models.named import find_model
+from kvstore.protocol.errors import ConfigError
+
+Config = dict[str, Any]
+
+LLAMA3_8B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MISTRAL: Config = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+GEMMA_2_9B: Config = {
+    "model_type": "gemma2",
+    "head_dim": 256,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 256000,
+}
+GEMMA_3_27B: Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "sliding_window": 1024,
+        "torch_dtype": None,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27, "model_type": "siglip_vision_model"},
+}
+MIXTRAL: Config = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+QWEN25_7B: Config = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN3_30B: Config = {
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V3: Config = {
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+DEEPSEEK_V2_LITE: Config = DEEPSEEK_V3 | {
+    "model_type": "deepseek_v2",
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "quantization_config": None,
+    "vocab_size": 102400,
+}
+FALCON_7B: Config = {
+    "model_type": "falcon",
+    "hidden_size": 4544,
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "num_kv_heads": 71,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65024,
+}
+OPT: Config = {
+    "model_type": "opt",
+    "ffn_dim": 16384,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 4096,
+}
+GPT2: Config = {"model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("llama3-8b", LLAMA3_8B),
+        ("mistral-7b-v0.1", MISTRAL),
+        ("mistral-7b", MISTRAL | {"sliding_window": None, "vocab_size": 32768}),
+        ("gemma-2-9b", GEMMA_2_9B),
+        ("gemma-3-27b", GEMMA_3_27B),
+        ("mixtral-8x7b", MIXTRAL),
+        ("qwen2.5-7b", QWEN25_7B),
+        ("qwen3-30b-a3b", QWEN3_30B),
+        ("deepseek-v3", DEEPSEEK_V3),
+        ("deepseek-v2-lite", DEEPSEEK_V2_LITE),
+        ("falcon-7b", FALCON_7B),
+        ("opt-6.7b", OPT),
+        ("gpt-2", GPT2),
+    ],
+)
+def test_a_published_configuration_gives_the_facts_of_the_list(name: str, config: Config) -> None:
+    assert ModelFacts.from_config(config, name=name) == find_model(name)
+
+
+def fields(**changes: Any) -> Config:
+    """Of Llama 3 8B with some fields of its configuration changed; None takes one away."""
+    return model_fields({name: value for name, value in (LLAMA3_8B | changes).items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads"),
+    [
+        ({"num_key_value_heads": None}, 32),
+        ({"num_key_value_heads": None, "multi_query": True}, 1),
+        ({"num_key_value_heads": None, "num_kv_heads": 4, "multi_query": True, "new_decoder_architecture": True}, 4),
+        ({"num_key_value_heads": None, "multi_query": False, "n_head_kv": 16}, 16),
+        ({"num_key_value_heads": None, "multi_query_attention": True, "multi_query_group_num": 2}, 2),
+        ({"num_key_value_heads": None, "attn_config": {"kv_n_heads": 8, "model_type": ""}}, 8),
+    ],
+)
+def test_kv_heads_go_by_many_names(changes: Config, kv_heads: int) -> None:
+    assert fields(**changes)["kv_heads"] == kv_heads
+
+
+def test_a_familys_own_defaults_hold_where_the_file_says_nothing() -> None:
+    """The 4B of Gemma 3 leaves out its heads; StarCoder is multi-query unless told otherwise; Mistral's class has v0.1's window."""
+    gemma = model_fields(
+        {
+            "model_type": "gemma3",
+            "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+        }
+    )
+    assert (gemma["heads"], gemma["kv_heads"], gemma["head_dim"], gemma["vocab"], gemma["is_tied"]) == (8, 4, 256, 262_208, True)
+    assert gemma["window"] == {"tokens": 4096, "layers": 29}
+    assert fields(model_type="gpt_bigcode", num_key_value_heads=None)["kv_heads"] == 1
+    assert fields(model_type="mistral")["window"] == {"tokens": 4096, "layers": 32}
+    assert fields(model_type="bloom", intermediate_size=None)["ffn"] == 4 * 4096
+
+
+def test_a_family_that_is_not_known_is_taken_for_what_its_fields_say() -> None:
+    assert fields(model_type="brand_new") == fields() | {"name": "brand_new"}
+    assert not fields(model_type="gpt_neox")["is_gated"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, 0),
+        ({"sliding_window": 128}, 32),
+        ({"sliding_window": 0}, 0),
+        ({"sliding_window": 128, "use_sliding_window": False}, 0),
+        ({"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 28}, 4),
+        ({"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 40}, 0),
+        ({"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 0}, 32),
+        ({"sliding_window": 128, "sliding_window_pattern": 6}, 27),
+        ({"sliding_window": 128, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 29}, 3),
+        ({"layer_types": ["full_attention"] * 32}, 0),
+        ({"model_type": "qwen2", "sliding_window": 128}, 0),
+        ({"model_type": "gpt_oss"}, 16),
+    ],
+)
+def test_which_layers_are_windowed_is_said_in_several_ways(changes: Config, windowed: int) -> None:
+    assert fields(**changes)["window"] == ({"tokens": 128, "layers": windowed} if windowed else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts"),
+    [
+        ({"num_experts": 1}, None),
+        (
+            {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+            {"count": 60, "active": 4, "ffn": 1408, "shared_ffn": 5632, "dense_layers": 0},
+        ),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2, "mlp_only_layers": [1, 2]},
+            {"count": 8, "active": 2, "ffn": 14336, "shared_ffn": 0, "dense_layers": 17},
+        ),
+        (
+            {"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 3, "moe_layer_freq": 2},
+            {"count": 8, "active": 2, "ffn": 14336, "shared_ffn": 0, "dense_layers": 18},
+        ),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["dense"] * 4 + ["sparse"] * 28},
+            {"count": 8, "active": 2, "ffn": 14336, "shared_ffn": 0, "dense_layers": 4},
+        ),
+        (
+            {"ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}, "intermediate_size": None},
+            {"count": 16, "active": 4, "ffn": 10752, "shared_ffn": 0, "dense_layers": 0},
+        ),
+    ],
+)
+def test_experts_are_counted_layer_by_layer(changes: Config, experts: Config | None) -> None:
+    assert fields(**changes)["experts"] == experts
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"torch_dtype": None, "dtype": "torch.float32"}, "float32"),
+        ({"torch_dtype": "auto"}, "bfloat16"),
+        ({"torch_dtype": None}, "bfloat16"),
+    ],
+)
+def test_the_dtype_is_the_one_said_or_bfloat16(changes: Config, dtype: str) -> None:
+    assert fields(**changes)["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "gptq", "bits": 3}, 3),
+        ({"quant_method": "something"}, 0),
+        ("something", 0),
+    ],
+)
+def test_quantised_weights_are_known_by_their_bits(quantisation: Any, bits: int) -> None:
+    assert fields(quantization_config=quantisation)["weight_bits"] == bits
+
+
+def test_a_model_is_called_what_it_is_asked_to_be_or_calls_itself() -> None:
+    assert model_fields(LLAMA3_8B, name="mine")["name"] == "mine"
+    assert fields(_name_or_path="meta-llama/Meta-Llama-3-8B")["name"] == "meta-llama/Meta-Llama-3-8B"
+    assert fields(_name_or_path="")["name"] == "llama"
+    assert fields(model_type=None)["name"] == "unnamed"
+
+
+@pytest.mark.parametrize("field", OTHER_CACHES)
+def test_a_cache_of_another_kind_is_refused_with_the_field_that_says_so(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the configuration of llama: {field} is 2, so .*: a cache of this kind is not known here"):
+        fields(**{field: 2})
+    assert fields(**{field: False}) == fields()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None, "vocab_size": None}, "it lacks hidden_size or n_embd or d_model; vocab_size or padded_vocab_size$"),
+        ({"intermediate_size": None}, "it lacks intermediate_size or ffn_dim or n_inner or ffn_hidden_size$"),
+        ({"num_local_experts": 8}, "it lacks num_experts_per_tok or experts_per_token or moe_top_k$"),
+        ({"kv_lora_rank": 512, "v_head_dim": 128}, "it lacks qk_rope_head_dim; qk_nope_head_dim$"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers is '32': it must be a whole number from 1 to 1048576"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0: it must be a whole number from 1 to 1048576"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"vocab_size": 1.5}, "vocab_size is 1.5"),
+        ({"hidden_size": 4095}, "it has no head_dim, and its hidden size 4095 is no multiple of its 32 heads"),
+        ({"v_head_dim": 64}, "v_head_dim is 64 and head_dim 128: keys and values of different sizes"),
+        ({"torch_dtype": "int4"}, "dtype is 'int4': known are float64"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list with an entry for each of the 32 layers"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list"),
+        ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba' for layer 0: only full_attention and sliding_attention are known"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers is 1000"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers is 3: it must be a list of layers"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, r"moe_layer_freq is \[1\]: it must be a whole number from 0"),
+        ({"mamba_d_ssm": 4}, "it has mamba_ fields, so layers keep a state"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said_once_and_by_name(changes: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the configuration of llama: {message}"):
+        fields(**changes)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
+FIELDS = sorted({*LLAMA3_8B, *DEEPSEEK_V3, *QWEN3_30B, *FALCON_7B, *OTHER_CACHES, *NESTED, "layer_types", "sliding_window_pattern"})
+
+
+@given(
+    config=st.sampled_from([LLAMA3_8B, QWEN3_30B, DEEPSEEK_V3, GEMMA_3_27B]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
+)
+def test_whatever_a_file_says_it_is_a_model_or_one_kind_of_error(config: Config, changes: Config) -> None:
+    try:
+        facts = ModelFacts.from_config(config | changes)
+    except ConfigError:
+        return
+    assert facts.weight_bytes > 0
+
+
+def test_a_configuration_is_told_from_another_object() -> None:
+    assert is_config(LLAMA3_8B)
+    assert is_config({"num_hidden_layers": 2})
+    assert is_config({"text_config": {}})
+    assert not is_config({"name": "mine", "layers": 2})
