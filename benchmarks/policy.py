@@ -32,8 +32,8 @@ from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import Replay
 from kvstore.lab.report import bounds, policy_table
 from kvstore.lab.runs import run_jobs
-from kvstore.tiers.policies import POLICIES, make_policy
-from kvstore.tiers.prefix import PrefixPolicy
+from kvstore.tiers.policies.by_name import POLICIES, make_policy
+from kvstore.tiers.policies.prefix import PrefixPolicy
 
 OUT: Final = Path(__file__).parent / "out" / "policy.json"
 TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/conversation_trace.jsonl"

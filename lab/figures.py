@@ -11,8 +11,8 @@ from kvstore.lab.jobs import PolicyRow, PoolRow, TierRow
 from kvstore.lab.plots import Series, Weight, cdf, line_chart, stacked_bars
 from kvstore.lab.report import Ratios
 from kvstore.lab.working_set import working_set
-from kvstore.tiers.policies import DEFAULT, DEFAULT_POLICY
-from kvstore.tiers.prefix import PrefixPolicy
+from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY
+from kvstore.tiers.policies.prefix import PrefixPolicy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
 
 MAX_CAPACITY_BLOCKS: Final = 1 << 40
 """Beyond any trace: a capacity above it is a slip of the keyboard."""
@@ -43,7 +43,7 @@ class Replay:
     """One cold cache of `capacity_blocks` blocks under one policy. `counts` may be read at any time."""
 
     def __init__(self, policy: str, capacity_blocks: int) -> None:
-        """`policy` is a name that tiers/policies.py knows. Raises ConfigError for another, InvalidArgument for no capacity."""
+        """`policy` is a name that tiers/policies/by_name.py knows. Raises ConfigError for another, InvalidArgument for no capacity."""
         check_capacity(capacity_blocks)
         self.counts = HitCounts()
         self._capacity = capacity_blocks

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import check_capacity
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
 
 PROMOTE_AT_HITS: Final = 2
 HIGH_WATERMARK: Final = 0.95

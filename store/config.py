@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
-from kvstore.tiers.policies import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
+from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstore.store.block import Block
-from kvstore.tiers.policy import EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 
 
 @dataclass(slots=True, eq=False)

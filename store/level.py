@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvstore.store.block import Block, Loss
 from kvstore.store.eviction import EvictionOrder
-from kvstore.tiers.policy import EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
 from kvstore.tiers.tier import Slot, Tier
 

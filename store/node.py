@@ -41,7 +41,7 @@ from kvstore.store.service import NodeService
 from kvstore.store.table import BlockTable
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine

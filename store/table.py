@@ -18,7 +18,7 @@ from kvstore.store.events import EventLog
 from kvstore.store.level import EncodedTotals, Level, TierCounts, is_evictable
 from kvstore.store.move import Move
 from kvstore.store.open_puts import OpenPuts, Put
-from kvstore.tiers.policy import EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import Encoding
 

@@ -25,7 +25,7 @@ from kvstore.lab.report import as_json as rows_as_json
 from kvstore.lab.report import bounds, policy_table, pool_table, summarise, tier_table
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TraceError
-from kvstore.tiers.policies import POLICY_NAMES, make_policy
+from kvstore.tiers.policies.by_name import POLICY_NAMES, make_policy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

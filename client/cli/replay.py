@@ -17,7 +17,7 @@ from kvstore.client.tools.replay_run import run
 from kvstore.kvcache.traces.mooncake import count_requests, read_trace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.settings import parse_size
-from kvstore.tiers.policies import POLICY_NAMES
+from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
 """Options that describe a cluster of the replay's own."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.tiers.policies import POLICY_NAMES
+from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 
 @click.command(short_help="Run a whole cluster on this machine, until Ctrl-C.")

@@ -8,7 +8,7 @@ from kvstore.client.tools.planning import Plan
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.runs import run_jobs
-from kvstore.tiers.policies import DEFAULT_POLICY
+from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 
 TRACE_BLOCK_TOKENS: Final = 512
 """Of a block of the public traces."""

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.tiers.policy import EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy
 
 Key: TypeAlias = Hashable
 

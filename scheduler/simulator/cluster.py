@@ -22,7 +22,7 @@ from kvstore.scheduler.simulator.machine import Machine
 from kvstore.scheduler.simulator.orders import Chunked, DecodeFirst, PrefillFirst
 from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Mode, Plan
 from kvstore.scheduler.simulator.prefill import PrefillServer
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
 
 Prompter: TypeAlias = PrefillServer | CoupledServer
 """What computes prompts."""

@@ -10,7 +10,7 @@ from kvstore.lab.accesses import flatten
 from kvstore.lab.bounds import belady_hits, infinite_hits
 from kvstore.lab.replay import Replay
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.tiers.policies import POLICIES
+from kvstore.tiers.policies.by_name import POLICIES
 from tests.lab.prompts import prompts, public_trace, requests
 
 

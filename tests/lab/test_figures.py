@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from kvstore.lab.accesses import flatten
 from kvstore.lab.figures import hit_ratio, pool_gain, tier_hits, trace_figures
 from kvstore.lab.jobs import PolicyRow, PoolRow, TierRow
-from kvstore.tiers.policies import DEFAULT_POLICY
+from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 from tests.lab.prompts import conversations, requests
 
 OURS = [PolicyRow("prefix", size, size / 100, 1, 100) for size in (30, 10)]

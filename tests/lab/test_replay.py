@@ -11,7 +11,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import replay as module
 from kvstore.lab.replay import HitCounts, Replay
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.tiers.lru import LRU
+from kvstore.tiers.policies.lru import LRU
 from tests.lab.prompts import prompts, public_trace, requests
 
 

@@ -18,8 +18,8 @@ from kvstore.store import table
 from kvstore.store.block import DRAM, NVME
 from kvstore.store.config import NodeSettings
 from kvstore.store.move import Move
-from kvstore.tiers.policies import POLICIES, Clock, make_policy
-from kvstore.tiers.policy import EvictionPolicy
+from kvstore.tiers.policies.by_name import POLICIES, Clock, make_policy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from tests.lab.prompts import prompts, requests
 from tests.store.tables import Store
 

@@ -12,7 +12,7 @@ from kvstore.store.move import Move
 from kvstore.store.open_puts import Put
 from kvstore.store.table import BlockTable
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme

@@ -4,8 +4,8 @@ import pytest
 
 from kvstore.store.block import Block
 from kvstore.store.eviction import EvictionOrder
-from kvstore.tiers.lru import LRU
-from kvstore.tiers.policies import make_policy
+from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.lru import LRU
 
 
 def block(name: str, last_access: int) -> Block:

@@ -13,7 +13,7 @@ from rich.console import Console
 from kvstore.client.cli.main import kvstore
 from kvstore.client.cli.main import lab as cli_lab
 from kvstore.kvcache.traces.event_file import READ, STORED, BlockEvent, EventWriter
-from kvstore.tiers.policies import POLICY_NAMES
+from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]]
 

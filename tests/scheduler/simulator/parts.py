@@ -10,7 +10,7 @@ from kvstore.scheduler.request import Request
 from kvstore.scheduler.simulator.cache import LocalCache
 from kvstore.scheduler.simulator.job import Job
 from kvstore.scheduler.simulator.machine import Machine
-from kvstore.tiers.lru import LRU
+from kvstore.tiers.policies.lru import LRU
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.simulator.cache import LocalCache
-from kvstore.tiers.lru import LRU
+from kvstore.tiers.policies.lru import LRU
 
 
 def make(blocks: int) -> tuple[LocalCache, PrefixIndex[Any]]:

@@ -1,0 +1,132 @@
+"""ARC evicts as its four lists do when they are plain lists."""
+
+from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.policies.arc import ARC
+from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+
+
+class NaiveARC(NaivePolicy):
+    """The names of the paper; lists from the oldest to the newest."""
+
+    def __init__(self) -> None:
+        self.t1: list[int] = []
+        self.t2: list[int] = []
+        self.b1: list[int] = []
+        self.b2: list[int] = []
+        self.p = 0.0
+        self.capacity = ObservedCapacity()
+
+    def insert(self, key: int) -> None:
+        c = max(self.capacity.keys, len(self.t1 + self.t2) + 1)
+        if key in self.b1:
+            self.p = min(c, self.p + max(1, len(self.b2) / len(self.b1)))
+            self.b1.remove(key)
+            self.t2.append(key)
+        elif key in self.b2:
+            self.p = max(0, self.p - max(1, len(self.b1) / len(self.b2)))
+            self.b2.remove(key)
+            self.t2.append(key)
+        else:
+            self.t1.append(key)
+        while self.b1 and len(self.t1 + self.b1) > c:
+            self.b1.pop(0)
+        while self.b2 and len(self.t1 + self.t2 + self.b1 + self.b2) > 2 * c:
+            self.b2.pop(0)
+
+    def touch(self, key: int) -> None:
+        (self.t1 if key in self.t1 else self.t2).remove(key)
+        self.t2.append(key)
+
+    def remove(self, key: int) -> None:
+        resident, ghosts = (self.t1, self.b1) if key in self.t1 else (self.t2, self.b2)
+        resident.remove(key)
+        ghosts.append(key)
+
+    def victim(self, refused: frozenset[int] = frozenset()) -> int | None:
+        count = len(self.t1 + self.t2)
+        newcomers = self.capacity.observe(count) - count
+        order = self.t1 + self.t2 if len(self.t1) + newcomers > self.p else self.t2 + self.t1
+        return next((key for key in order if key not in refused), None)
+
+
+class TestARC(PolicyConformance):
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        return ARC(max_scan=max_scan)
+
+
+class ARCAgainstNaive(PolicyMachine):
+    def make_policy(self) -> EvictionPolicy[int]:
+        return ARC()
+
+    def make_naive(self) -> NaivePolicy:
+        return NaiveARC()
+
+
+TestARCAgainstNaive = ARCAgainstNaive.TestCase
+TestARCAgainstNaive.settings = MACHINE_SETTINGS
+
+
+def read_through(policy: ARC[int], key: int, capacity: int) -> None:
+    if key in policy:
+        policy.touch(key)
+        return
+    if len(policy) == capacity:
+        victim = policy.victim()
+        assert victim is not None
+        policy.remove(victim)
+    policy.insert(key)
+    policy.check_integrity()
+
+
+def test_keys_used_again_outlive_a_scan() -> None:
+    policy: ARC[int] = ARC()
+    for key in [*range(5), *range(5), *range(100, 200)]:
+        read_through(policy, key, 10)
+    assert all(key in policy for key in range(5))
+
+
+def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow_it() -> None:
+    policy: ARC[int] = ARC()
+    for key in [*range(5), *range(5), *range(10, 16)]:
+        read_through(policy, key, 10)
+    read_through(policy, 10, 10)
+    widened = policy._once_target
+    assert widened >= 1
+    read_through(policy, 11, 10)
+    assert policy._once_target > widened
+    widened = policy._once_target
+    policy.remove(0)
+    policy.insert(0)
+    assert policy._once_target < widened
+
+
+def test_a_batch_that_makes_its_room_first_does_not_empty_the_list_of_keys_used_again() -> None:
+    policy: ARC[int] = ARC()
+    for key in [*range(10), *range(5)]:
+        read_through(policy, key, 10)
+    for start in range(100, 200, 5):
+        for _ in range(5):
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+        for key in range(start, start + 5):
+            policy.insert(key)
+    assert all(key in policy for key in range(5))
+
+
+def test_it_remembers_no_more_keys_than_its_capacity() -> None:
+    policy: ARC[int] = ARC()
+    for key in range(200):
+        read_through(policy, key, 10)
+        read_through(policy, key - key % 3, 10)
+        assert len(policy._once) + len(policy._once_ghosts) <= 10
+        assert len(policy._once_ghosts) + len(policy._again_ghosts) <= 10
+
+
+def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
+    policy: ARC[int] = ARC()
+    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
+    assert len(evicted) > 500
+    assert evicted == evictions_of_a_trace(NaiveARC(), seed=1, accesses=5000, capacity=64)

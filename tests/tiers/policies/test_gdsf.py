@@ -1,0 +1,94 @@
+"""GDSF evicts as a table of ranks does that is scanned for its minimum."""
+
+from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.tiers.policies.gdsf import GDSF
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+
+
+class NaiveGDSF(NaivePolicy):
+    """For each key its rank, when it was used, and how often; `age` is the rank of what left last."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[int, int]] = {}
+        self.uses: dict[int, int] = {}
+        self.age = 0
+        self.clock = 0
+
+    def insert(self, key: int) -> None:
+        self.uses[key] = 0
+        self.touch(key)
+
+    def touch(self, key: int) -> None:
+        self.clock += 1
+        self.uses[key] += 1
+        self.ranks[key] = (self.age + self.uses[key], self.clock)
+
+    def remove(self, key: int) -> None:
+        del self.uses[key]
+        self.age = max(self.age, self.ranks.pop(key)[0])
+
+    def victim(self, refused: frozenset[int] = frozenset()) -> int | None:
+        return min(self.ranks.keys() - refused, key=lambda key: self.ranks[key], default=None)
+
+
+class TestGDSF(PolicyConformance):
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        return GDSF(max_scan=max_scan)
+
+
+class GDSFAgainstNaive(PolicyMachine):
+    """As long as only victims leave: other removals are tested below."""
+
+    def make_policy(self) -> EvictionPolicy[int]:
+        return GDSF()
+
+    def make_naive(self) -> NaivePolicy:
+        return NaiveGDSF()
+
+    def remove(self, key: int) -> None:
+        if self.policy.victim() == key:
+            PolicyMachine.remove(self, key)
+
+
+TestGDSFAgainstNaive = GDSFAgainstNaive.TestCase
+TestGDSFAgainstNaive.settings = MACHINE_SETTINGS
+
+
+def test_the_key_read_least_often_leaves_first() -> None:
+    policy: GDSF[str] = GDSF()
+    for key in "aabcc":
+        policy.insert(key)
+    assert policy.victim() == "b"
+
+
+def test_what_was_popular_long_ago_leaves_before_what_comes_now() -> None:
+    policy: GDSF[int] = GDSF()
+    for _ in range(5):
+        policy.insert(0)
+    policy.insert(1)
+    for key in range(2, 10):
+        victim = policy.victim()
+        assert victim is not None
+        policy.remove(victim)
+        policy.insert(key)
+        policy.check_integrity()
+    assert 0 not in policy
+
+
+def test_a_popular_key_that_is_deleted_makes_no_other_old() -> None:
+    policy: GDSF[str] = GDSF()
+    for key in "aaaaaaaabbc":
+        policy.insert(key)
+    policy.remove("a")
+    policy.insert("d")
+    assert policy.victim() == "c"
+    policy.remove("c")
+    assert policy.victim() == "b", "at the age of c that left, d ranks with b, which was used longer ago"
+
+
+def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
+    policy: GDSF[int] = GDSF()
+    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
+    assert len(evicted) > 500
+    assert evicted == evictions_of_a_trace(NaiveGDSF(), seed=1, accesses=5000, capacity=64)

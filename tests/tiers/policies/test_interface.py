@@ -1,0 +1,37 @@
+"""The interface of eviction policies: what holds of every policy that the configuration can name."""
+
+import inspect
+
+import pytest
+
+from kvstore.tiers.policies.by_name import POLICIES, make_policy
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+
+
+def test_the_interface_alone_is_no_policy() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        EvictionPolicy()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_looks_at_no_more_than_max_scan_keys_by_default(name: str) -> None:
+    policy = make_policy(name)
+    for key in range(MAX_SCAN + 1):
+        policy.insert(key)
+    asked: set[int] = set()
+
+    def refuse(key: int) -> bool:
+        asked.add(key)
+        return False
+
+    assert policy.victim(refuse) is None
+    assert len(asked) == MAX_SCAN
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_victim_may_be_any_key_unless_the_caller_says(name: str) -> None:
+    default = inspect.signature(EvictionPolicy.victim).parameters["evictable"].default
+    assert default("any key") is True
+    policy = make_policy(name)
+    policy.insert("only")
+    assert policy.victim() == "only"

@@ -1,0 +1,98 @@
+"""LHD evicts from the cohort whose expected hits, for the time they take, are the fewest, and learns what to expect."""
+
+import random
+
+from kvstore.tiers.policies.conformance import PolicyConformance, evictions_of_a_trace
+from kvstore.tiers.policies.hit_density import CLASSES, DensityModel
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.lhd import GHOSTS_PER_KEY, LHD
+
+
+class TestLHD(PolicyConformance):
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        return LHD(max_scan=max_scan)
+
+
+def read_through(policy: LHD[int], key: int, capacity: int) -> bool:
+    if key in policy:
+        policy.touch(key)
+        return True
+    if len(policy) == capacity:
+        victim = policy.victim()
+        assert victim is not None
+        assert density(policy, victim) == min(density(policy, cohort_key) for cohort_key in policy._cohorts)
+        policy.remove(victim)
+    policy.insert(key)
+    return False
+
+
+def density(policy: LHD[int], key: int) -> float:
+    cohort = policy._cohorts[key]
+    return policy._model.density(cohort.class_, policy._epoch - cohort.epoch)
+
+
+def test_the_victim_has_the_lowest_density_of_all_and_any_schedule_keeps_the_invariants() -> None:
+    chance = random.Random(8)
+    policy: LHD[int] = LHD()
+    for step in range(4000):
+        if not read_through(policy, int(chance.paretovariate(0.7)) % 500, 50):
+            assert len(policy._ghosts) <= GHOSTS_PER_KEY * 50
+        if step % 7 == 0:
+            policy.remove(chance.randrange(100))
+        if step % 50 == 0:
+            policy.check_integrity()
+
+
+def test_keys_read_in_a_loop_larger_than_the_cache_are_hit_nevertheless() -> None:
+    """LRU has no hit there: each key leaves just before it is read again."""
+    policy: LHD[int] = LHD()
+    hits = sum(read_through(policy, step % 150, 100) for step in range(15_000))
+    assert hits > 0.2 * 15_000
+
+
+def test_keys_read_again_outlive_a_scan() -> None:
+    chance = random.Random(1)
+    policy: LHD[int] = LHD()
+    hits = reads = 0
+    for step in range(20_000):
+        if step % 2:
+            read_through(policy, 1000 + step, 100)
+        else:
+            reads += 1
+            hits += read_through(policy, chance.randrange(80), 100)
+    assert hits > 0.8 * reads, "LRU has about half of the hits"
+
+
+def test_a_key_that_comes_back_has_not_been_forgotten() -> None:
+    policy: LHD[int] = LHD()
+    policy.insert(1)
+    assert policy._cohorts[1].class_ == CLASSES - 1
+    policy.remove(1)
+    policy.insert(1)
+    assert policy._cohorts[1].class_ == 0
+    policy.check_integrity()
+
+
+def test_a_key_that_does_not_come_back_was_a_loss() -> None:
+    policy: LHD[int] = LHD()
+    for key in range(3):
+        policy.insert(key)
+        policy.remove(key)
+    policy.insert(3)
+    assert sum(policy._model._losses) == 2
+    assert list(policy._ghosts) == [2]
+
+
+def test_it_starts_from_the_models_own_expectation() -> None:
+    policy: LHD[int] = LHD()
+    for key in range(100):
+        policy.insert(key)
+    policy.touch(0)
+    assert policy.victim() == 1, "used once, and longest ago"
+    assert density(policy, 0) == DensityModel().density(policy._cohorts[0].class_, 0)
+
+
+def test_a_trace_is_the_same_in_every_run() -> None:
+    runs = [evictions_of_a_trace(LHD[int](), seed=1, accesses=5000, capacity=64) for _ in range(2)]
+    assert len(runs[0]) > 500
+    assert runs[0] == runs[1]

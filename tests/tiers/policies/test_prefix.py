@@ -1,0 +1,311 @@
+"""The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.kvcache.traces.conversations import generate
+from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.policies.by_name import prefix
+from kvstore.tiers.policies.conformance import PolicyConformance
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.lru import LRU
+from kvstore.tiers.policies.prefix import PrefixPolicy
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ticking() -> Callable[[], float]:
+    """A clock on which every look takes 0.2 s."""
+    return itertools.count(0.0, 0.2).__next__
+
+
+class TestPrefixPolicy(PolicyConformance):
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        return PrefixPolicy(max_scan=max_scan, clock=ticking())
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Any schedule, parents present or not: the tree stays whole and a victim is a leaf unless every leaf is refused."""
+
+    KEYS = st.integers(0, 11)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.policy: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
+        self.parents: dict[int, int | None] = {}
+
+    @rule(key=KEYS, seconds=st.sampled_from([0.0, 0.01, 1.0, 500.0]))
+    def insert(self, key: int, seconds: float) -> None:
+        self.clock.now_s += seconds
+        parent = key // 2 if key else None
+        self.policy.insert(key, parent)
+        self.parents.setdefault(key, parent)
+
+    @rule(key=KEYS)
+    def insert_alone(self, key: int) -> None:
+        self.policy.insert(key)
+        self.parents.setdefault(key, None)
+
+    @rule(key=KEYS)
+    def touch(self, key: int) -> None:
+        self.policy.touch(key)
+
+    @rule(key=KEYS)
+    def remove(self, key: int) -> None:
+        self.policy.remove(key)
+        self.parents.pop(key, None)
+
+    @rule(refused=st.frozensets(KEYS, max_size=4), take=st.booleans())
+    def evict(self, refused: frozenset[int], take: bool) -> None:
+        victim = self.policy.victim(lambda key: key not in refused)
+        leaves = self.parents.keys() - set(self.parents.values())
+        allowed = (leaves - refused) or (self.parents.keys() - refused)
+        assert victim in allowed if allowed else victim is None
+        if victim is not None and take:
+            self.remove(victim)
+
+    @invariant()
+    def the_same_keys_are_present(self) -> None:
+        self.policy.check_integrity()
+        assert len(self.policy) == len(self.parents)
+        assert all(key in self.policy for key in self.parents)
+
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = MACHINE_SETTINGS
+
+
+def store(policy: PrefixPolicy[str], prompt: Iterable[str]) -> None:
+    """Read or store the prompt's blocks: a key a word, its parent the word before."""
+    parent = None
+    for key in prompt:
+        if key in policy:
+            policy.touch(key)
+        else:
+            policy.insert(key, parent)
+        parent = key
+
+
+def evictions(policy: PrefixPolicy[str]) -> list[str]:
+    evicted = []
+    while (victim := policy.victim()) is not None:
+        policy.remove(victim)
+        policy.check_integrity()
+        evicted.append(victim)
+    return evicted
+
+
+def words(name: str, count: int) -> list[str]:
+    return [f"{name}{index}" for index in range(count)]
+
+
+def test_a_prompt_that_has_begun_to_shrink_goes_before_the_next_one_does() -> None:
+    """But for last blocks, of which none has been read again yet."""
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    for name in "abc":
+        store(policy, words(name, 4))
+    gone = [key for key in evictions(policy) if key[1] != "3"]
+    assert gone[:6] in (["a2", "a1", "a0", "b2", "b1", "b0"], ["b2", "b1", "b0", "a2", "a1", "a0"])
+
+
+def test_the_prompt_under_way_is_not_cut_off_while_others_can_leave() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    store(policy, words("old", 2))
+    store(policy, words("new", 5))
+    assert policy.victim() == "old1"
+
+
+def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    parent = None
+    for key in words("p", 30):
+        if len(policy) == 10:
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+        policy.insert(key, parent)
+        policy.check_integrity()
+        parent = key
+    assert all(key in policy for key in words("p", 9))
+
+
+def test_orphans_leave_first_until_their_parent_is_back() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    store(policy, ["a", "b", "c"])
+    store(policy, ["x"])
+    policy.remove("b")
+    assert policy.victim() == "c"
+    policy.insert("b", "a")
+    store(policy, ["y"])
+    policy.check_integrity()
+    assert policy.victim() in ("x", "c")
+    policy.remove("a")
+    policy.check_integrity()
+    policy.insert("d", "a")
+    assert policy.victim() == "d"
+
+
+def test_an_orphan_that_is_read_is_none() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    store(policy, ["a", "b", "c"])
+    store(policy, ["x"])
+    store(policy, ["y"])
+    policy.remove("b")
+    policy.touch("c")
+    assert policy.victim() != "c"
+
+
+def test_blocks_may_come_before_their_parents_and_stay_after_them() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    for key, parent in (("b1", "a"), ("b2", "a"), ("c", "b2"), ("x", None)):
+        policy.insert(key, parent)
+        policy.check_integrity()
+    policy.remove("b1")
+    policy.check_integrity()
+    policy.insert("a")
+    policy.check_integrity()
+    policy.remove("a")
+    policy.check_integrity()
+    policy.remove("b2")
+    policy.check_integrity()
+    assert len(policy) == 2
+
+
+def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    store(policy, ["a", "b"])
+    store(policy, ["x"])
+    assert policy.victim(lambda key: key == "a") == "a"
+
+
+def test_a_block_that_names_itself_as_its_parent_has_none() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    policy.insert("own", "own")
+    policy.insert("b", "a")
+    policy.insert("a", "b")
+    policy.check_integrity()
+    assert sorted(evictions(policy)) == ["a", "b", "own"]
+
+
+def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
+    """Each 10 s a short prompt that is asked again after 20 s, and a long one that nobody asks again; ghosts teach as residents do."""
+    for index in range(rounds):
+        clock.now_s = index * 10.0
+        store(policy, words(f"again{index}-", 3))
+        store(policy, words(f"once{index}-", 40))
+        if index >= 2:
+            store(policy, words(f"again{index - 2}-", 3))
+        while len(policy) > 12:
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+
+
+def test_what_was_learned_to_come_back_stays() -> None:
+    """LRU would keep the newest prompts, long and short."""
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    play(policy, clock, 300)
+    policy.check_integrity()
+    assert all(f"again{index}-1" in policy for index in (298, 299))
+    assert sum(key in policy for index in (298, 299) for key in words(f"once{index}-", 40)) <= 12 - 6
+
+
+def test_last_blocks_leave_first_where_they_never_come_back() -> None:
+    """An unfinished last block has a key in traces, which the next turn does not repeat."""
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    for index in range(200):
+        clock.now_s = index * 3.0
+        store(policy, [*words(f"talk{index}-", 6), f"unfinished{index}"])
+        if index >= 3:
+            store(policy, [*words(f"talk{index - 3}-", 8), f"more{index - 3}"])
+    first = [policy.victim()]
+    for _ in range(50):
+        victim = policy.victim()
+        assert victim is not None
+        policy.remove(victim)
+        first.append(victim)
+    assert all(key is not None and key.startswith(("unfinished", "more")) for key in first)
+
+
+def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
+    """And so do all of its blocks, though only the last one has many children."""
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    for index in range(100):
+        clock.now_s = index * 5.0
+        store(policy, [*words("system", 4), *words(f"question{index}-", 3)])
+    store(policy, words("end", 1))
+    gone = evictions(policy)
+    assert set(words("system", 4)) <= set(gone[-5:])
+
+
+def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "MIN_GHOSTS", 10)
+    policy: PrefixPolicy[int] = PrefixPolicy(clock=ticking())
+    for key in range(1000):
+        policy.insert(key)
+        if len(policy) > 5:
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+    assert len(policy._ghosts) <= 21
+
+
+def test_blocks_of_a_forgotten_cohort_can_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.tiers.policies.visits.MAX_COHORTS", 3)
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    for index in range(10):
+        store(policy, words(f"p{index}-", 2))
+    policy.check_integrity()
+    assert len(evictions(policy)) == 20
+
+
+def prefix_hits(policy: EvictionPolicy[int], clock: Clock, *, seed: int, requests: int, capacity: int) -> int:
+    hits = 0
+    for request in itertools.islice(generate(seed=seed), requests):
+        clock.now_s = request.timestamp_ms / 1000
+        present = [block in policy for block in request.hash_ids]
+        hits += present.index(False) if False in present else len(present)
+        parent = None
+        for block, is_present in zip(request.hash_ids, present, strict=True):
+            if is_present:
+                policy.touch(block)
+        for block, is_present in zip(request.hash_ids, present, strict=True):
+            if not is_present:
+                if len(policy) == capacity:
+                    victim = policy.victim()
+                    assert victim is not None
+                    policy.remove(victim)
+                policy.insert(block, parent)
+            parent = block
+    policy.check_integrity()
+    return hits
+
+
+def test_on_conversations_it_hits_more_than_lru() -> None:
+    clock = Clock()
+    ours = prefix_hits(PrefixPolicy(clock=clock), clock, seed=11, requests=2500, capacity=2000)
+    assert ours > 1.3 * prefix_hits(LRU(), clock, seed=11, requests=2500, capacity=2000)
+
+
+def test_an_integrity_check_finds_a_leaf_that_is_filed_nowhere() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    store(policy, ["a"])
+    store(policy, ["b"])
+    policy._cells = [OrderedDict() for _ in policy._cells]
+    with pytest.raises(AssertionError):
+        policy.check_integrity()

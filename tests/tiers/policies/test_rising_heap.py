@@ -1,0 +1,114 @@
+"""The heap finds what a scan for the lowest rank finds."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.policies.rising_heap import SLACK, RisingHeap
+
+KEYS = st.integers(0, 5)
+
+
+class AgainstScan(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heap: RisingHeap[int] = RisingHeap()
+        self.ranks: dict[int, int] = {}
+        self.clock = 0
+
+    @rule(key=KEYS, rise=st.integers(0, 3))
+    def use(self, key: int, rise: int) -> None:
+        self.clock += 1
+        rank = max(self.ranks.get(key, 0), rise << 32 | self.clock)
+        (self.heap.raise_to if key in self.ranks else self.heap.add)(key, rank)
+        self.ranks[key] = rank
+
+    @rule(key=KEYS)
+    def remove(self, key: int) -> None:
+        if key in self.ranks:
+            self.heap.remove(key)
+            del self.ranks[key]
+
+    @rule(refused=st.frozensets(KEYS, max_size=3))
+    def find(self, refused: frozenset[int]) -> None:
+        lowest = min(self.ranks.keys() - refused, key=self.ranks.__getitem__, default=None)
+        assert self.heap.lowest(lambda key: key not in refused, 10) == lowest
+        if self.ranks:
+            self.heap.lowest(lambda key: True, 10)
+            assert self.heap.bound() == min(self.ranks.values())
+
+    @invariant()
+    def the_same_keys_are_present(self) -> None:
+        self.heap.check_integrity()
+        assert len(self.heap) == len(self.ranks)
+        assert all((key in self.heap) == (key in self.ranks) for key in range(6))
+
+
+TestAgainstScan = AgainstScan.TestCase
+TestAgainstScan.settings = MACHINE_SETTINGS
+
+
+def test_it_asks_about_no_more_keys_than_it_may() -> None:
+    heap: RisingHeap[int] = RisingHeap()
+    for key in range(10):
+        heap.add(key, key)
+    asked: list[int] = []
+
+    def refuse(key: int) -> bool:
+        asked.append(key)
+        return False
+
+    assert heap.lowest(refuse, 3) is None
+    assert asked == [0, 1, 2]
+    assert heap.lowest(lambda key: True, 3) == 0
+
+
+def test_keys_that_come_and_go_leave_nothing_behind() -> None:
+    heap: RisingHeap[str] = RisingHeap()
+    heap.add("stays", 0)
+    for rank in range(1, 10 * SLACK):
+        for key in ("comes and goes", f"never seen again {rank}"):
+            heap.add(key, 2 * rank + len(key) % 2)
+            heap.remove(key)
+            heap.check_integrity()
+    assert len(heap._heap) <= 2 + SLACK
+    assert heap.lowest(lambda key: True, 1) == "stays"
+
+
+def test_a_key_that_comes_back_with_the_rank_it_had_is_there_once() -> None:
+    heap: RisingHeap[str] = RisingHeap()
+    heap.add("a", 1)
+    heap.remove("a")
+    heap.add("a", 1)
+    heap.check_integrity()
+    asked: list[str] = []
+
+    def refuse(key: str) -> bool:
+        asked.append(key)
+        return False
+
+    assert heap.lowest(refuse, 5) is None
+    assert asked == ["a"]
+
+
+def test_a_key_may_come_back_with_a_lower_rank() -> None:
+    heap: RisingHeap[str] = RisingHeap()
+    heap.add("a", 5)
+    heap.add("b", 3)
+    heap.remove("a")
+    heap.add("a", 2)
+    heap.check_integrity()
+    assert heap.lowest(lambda key: True, 5) == "a"
+    heap.remove("a")
+    heap.remove("b")
+    assert heap.lowest(lambda key: True, 5) is None
+    heap.check_integrity()
+
+
+def test_its_check_finds_a_key_without_an_entry() -> None:
+    heap: RisingHeap[int] = RisingHeap()
+    heap.add(1, 1)
+    heap._heap.clear()
+    with pytest.raises(AssertionError):
+        heap.check_integrity()

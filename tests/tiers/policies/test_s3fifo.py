@@ -1,0 +1,156 @@
+"""S3-FIFO evicts as its three queues do when they are plain lists."""
+
+from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.s3fifo import S3FIFO
+
+
+class NaiveS3FIFO(NaivePolicy):
+    def __init__(self) -> None:
+        self.small: list[int] = []
+        self.main: list[int] = []
+        self.ghosts: list[int] = []
+        self.uses: dict[int, int] = {}
+        self.capacity = ObservedCapacity()
+        self.named: int | None = None
+
+    def insert(self, key: int) -> None:
+        if key in self.ghosts:
+            self.ghosts.remove(key)
+            self.main.append(key)
+        else:
+            self.small.append(key)
+        self.uses[key] = 0
+        limit = int(0.9 * max(self.capacity.keys, len(self.uses)))
+        self.ghosts = self.ghosts[max(0, len(self.ghosts) - limit) :]
+
+    def touch(self, key: int) -> None:
+        self.uses[key] = min(3, self.uses[key] + 1)
+
+    def remove(self, key: int) -> None:
+        if key in self.small:
+            self.small.remove(key)
+            self.ghosts.append(key)
+        else:
+            self.main.remove(key)
+        del self.uses[key]
+
+    def victim(self, refused: frozenset[int] = frozenset()) -> int | None:
+        capacity = self.capacity.observe(len(self.uses))
+        if self.named in self.uses and self.named not in refused and self.uses[self.named] < (2 if self.named in self.small else 1):
+            return self.named
+        is_main_full = len(self.main) > capacity - int(0.1 * capacity)
+        first, second = (self.of_main, self.of_small) if is_main_full else (self.of_small, self.of_main)
+        self.named = first(refused)
+        if self.named is None:
+            self.named = second(refused)
+        return self.named
+
+    def of_small(self, refused: frozenset[int]) -> int | None:
+        for key in list(self.small):
+            if self.uses[key] >= 2:
+                self.small.remove(key)
+                self.main.append(key)
+                self.uses[key] = 0
+            elif key not in refused:
+                return key
+        return None
+
+    def of_main(self, refused: frozenset[int]) -> int | None:
+        for key in self.main * 4:
+            if self.uses[key] >= 1:
+                self.main.remove(key)
+                self.main.append(key)
+                self.uses[key] -= 1
+                return self.of_main(refused)
+            if key not in refused:
+                return key
+        return None
+
+
+class TestS3FIFO(PolicyConformance):
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        return S3FIFO(max_scan=max_scan)
+
+
+class S3FIFOAgainstNaive(PolicyMachine):
+    def make_policy(self) -> EvictionPolicy[int]:
+        return S3FIFO()
+
+    def make_naive(self) -> NaivePolicy:
+        return NaiveS3FIFO()
+
+
+TestS3FIFOAgainstNaive = S3FIFOAgainstNaive.TestCase
+TestS3FIFOAgainstNaive.settings = MACHINE_SETTINGS
+
+
+def full(count: int) -> S3FIFO[int]:
+    """Keys from 0 up, after a victim was asked for: the capacity is known."""
+    policy: S3FIFO[int] = S3FIFO()
+    for key in range(count):
+        policy.insert(key)
+    policy.victim()
+    return policy
+
+
+def replace_one(policy: S3FIFO[int], newcomer: int) -> int:
+    victim = policy.victim()
+    assert victim is not None
+    policy.remove(victim)
+    policy.insert(newcomer)
+    policy.check_integrity()
+    return victim
+
+
+def test_a_key_used_once_after_it_came_leaves_all_the_same_and_one_used_twice_stays() -> None:
+    policy = full(10)
+    policy.touch(0)
+    for _ in range(2):
+        policy.touch(1)
+    assert replace_one(policy, 10) == 0
+    assert replace_one(policy, 11) == 2
+
+
+def test_keys_used_once_leave_main_alone() -> None:
+    policy = full(10)
+    for key in range(5):
+        policy.touch(key)
+        policy.touch(key)
+    evicted = [replace_one(policy, key) for key in range(10, 100)]
+    assert not set(evicted) & set(range(5))
+
+
+def test_a_key_that_comes_back_soon_goes_to_main() -> None:
+    policy = full(10)
+    assert replace_one(policy, 10) == 0
+    assert replace_one(policy, 0) == 1
+    evicted = [replace_one(policy, key) for key in range(20, 60)]
+    assert 0 not in evicted
+    assert 10 in evicted
+
+
+def test_a_main_queue_beyond_its_share_gives_up_what_was_not_used_there() -> None:
+    policy = full(10)
+    for key in range(10):
+        policy.touch(key)
+        policy.touch(key)
+    assert policy.victim() == 0
+    policy.touch(0)
+    assert policy.victim() == 1
+
+
+def test_it_remembers_no_more_keys_than_its_share_of_the_capacity() -> None:
+    policy = full(10)
+    for key in range(10, 100):
+        replace_one(policy, key)
+        assert len(policy._ghosts) <= 9
+
+
+def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
+    policy: S3FIFO[int] = S3FIFO()
+    evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)
+    assert len(evicted) > 500
+    assert evicted == evictions_of_a_trace(NaiveS3FIFO(), seed=1, accesses=5000, capacity=64)

@@ -1,0 +1,87 @@
+"""ARC: two LRU lists, of keys used once and of those used again, whose shares adapt to which of the two lost keys that come back."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import chain, islice
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+
+
+class ARC(EvictionPolicy[K]):
+    """T1, T2 and their ghosts B1, B2 as in the paper; p is how many keys T1 is meant to have. Every operation is O(1).
+
+    A victim is asked for before the newcomer is known, so p learns of a ghost's return after that eviction, not before. And a batch asks
+    for all its victims before any newcomer comes: keys short of the capacity count as T1's, where newcomers go; else a batch would
+    empty T1 down to p and take the rest from T2. The ghosts are as many as the capacity, at most.
+    Source: Megiddo, Modha, ARC: A self-tuning, low overhead replacement cache, FAST 2003.
+    """
+
+    name = "arc"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._once: OrderedDict[K, None] = OrderedDict()
+        self._again: OrderedDict[K, None] = OrderedDict()
+        self._once_ghosts: OrderedDict[K, None] = OrderedDict()
+        self._again_ghosts: OrderedDict[K, None] = OrderedDict()
+        self._once_target = 0.0
+        self._capacity = ObservedCapacity()
+        self._max_scan = max_scan
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        if key in self:
+            self.touch(key)
+            return
+        capacity = max(self._capacity.keys, len(self) + 1)
+        once_ghosts, again_ghosts = len(self._once_ghosts), len(self._again_ghosts)
+        if key in self._once_ghosts:
+            self._once_target = min(capacity, self._once_target + max(1.0, again_ghosts / once_ghosts))
+            del self._once_ghosts[key]
+            self._again[key] = None
+        elif key in self._again_ghosts:
+            self._once_target = max(0.0, self._once_target - max(1.0, once_ghosts / again_ghosts))
+            del self._again_ghosts[key]
+            self._again[key] = None
+        else:
+            self._once[key] = None
+        self._forget(capacity)
+
+    def _forget(self, capacity: int) -> None:
+        """T1 and B1 together have at most `capacity` keys, and all four twice that."""
+        while self._once_ghosts and len(self._once) + len(self._once_ghosts) > capacity:
+            self._once_ghosts.popitem(last=False)
+        while self._again_ghosts and len(self) + len(self._once_ghosts) + len(self._again_ghosts) > 2 * capacity:
+            self._again_ghosts.popitem(last=False)
+
+    def touch(self, key: K) -> None:
+        if key in self._again:
+            self._again.move_to_end(key)
+        elif key in self._once:
+            del self._once[key]
+            self._again[key] = None
+
+    def remove(self, key: K) -> None:
+        if key in self._once:
+            del self._once[key]
+            self._once_ghosts[key] = None
+        elif key in self._again:
+            del self._again[key]
+            self._again_ghosts[key] = None
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        count = len(self)
+        missing = self._capacity.observe(count) - count
+        is_once_first = len(self._once) + missing > self._once_target
+        lists = (self._once, self._again) if is_once_first else (self._again, self._once)
+        return next(filter(evictable, islice(chain.from_iterable(lists), self._max_scan)), None)
+
+    def __len__(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._once or key in self._again
+
+    def check_integrity(self) -> None:
+        everywhere = [*self._once, *self._again, *self._once_ghosts, *self._again_ghosts]
+        assert len(set(everywhere)) == len(everywhere)
+        assert self._once_target >= 0

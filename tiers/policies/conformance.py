@@ -1,0 +1,231 @@
+"""What every eviction policy must do, as test classes to inherit. Needs the `dev` extra (pytest, hypothesis).
+
+    class TestMine(PolicyConformance):
+        def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+            return Mine(max_scan=max_scan)
+
+    class MineAgainstNaive(PolicyMachine):               # needs `make_policy` and `make_naive`
+        ...
+    TestMineAgainstNaive = MineAgainstNaive.TestCase
+
+The oracle of a policy is a naive one: a list and a scan, no limit on the keys it looks at.
+"""
+
+import random
+from abc import ABC, abstractmethod
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+
+KEYS = st.integers(0, 7)
+
+
+class NaivePolicy(ABC):
+    """The part of EvictionPolicy that decides, as plainly as it can be written. Called only with keys it was given."""
+
+    @abstractmethod
+    def insert(self, key: int) -> None:
+        """A key that is not present."""
+
+    @abstractmethod
+    def touch(self, key: int) -> None:
+        """A key that is present."""
+
+    @abstractmethod
+    def remove(self, key: int) -> None:
+        """A key that is present."""
+
+    @abstractmethod
+    def victim(self, refused: frozenset[int] = frozenset()) -> int | None: ...
+
+
+class PolicyConformance:
+    """What any policy does, whatever its order."""
+
+    def make_policy(self, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        raise NotImplementedError
+
+    def filled(self, count: int, max_scan: int = MAX_SCAN) -> EvictionPolicy[int]:
+        policy = self.make_policy(max_scan)
+        for key in range(count):
+            policy.insert(key)
+        policy.check_integrity()
+        return policy
+
+    def test_an_empty_policy_has_no_victim(self) -> None:
+        policy = self.make_policy()
+        assert len(policy) == 0
+        assert policy.victim() is None
+        policy.check_integrity()
+
+    def test_a_key_is_in_from_insert_to_remove(self) -> None:
+        policy = self.make_policy()
+        assert 1 not in policy
+        policy.insert(1)
+        assert 1 in policy
+        policy.remove(1)
+        assert 1 not in policy
+        assert policy.victim() is None
+
+    def test_a_key_inserted_twice_is_there_once(self) -> None:
+        policy = self.filled(3)
+        policy.insert(1)
+        assert len(policy) == 3
+        policy.check_integrity()
+        policy.remove(1)
+        assert 1 not in policy
+        assert len(policy) == 2
+
+    def test_absent_keys_are_ignored(self) -> None:
+        policy = self.filled(2)
+        policy.touch(7)
+        policy.remove(7)
+        policy.check_integrity()
+        assert len(policy) == 2
+        assert 7 not in policy
+
+    def test_a_victim_stays_until_it_is_removed(self) -> None:
+        policy = self.filled(3)
+        victim = policy.victim()
+        assert victim is not None
+        assert victim in policy
+        assert policy.victim() == victim
+
+    def test_evicting_all_takes_each_key_once(self) -> None:
+        policy = self.filled(50)
+        for key in range(0, 50, 3):
+            policy.touch(key)
+        evicted = []
+        while (victim := policy.victim()) is not None:
+            evicted.append(victim)
+            policy.remove(victim)
+            policy.check_integrity()
+        assert sorted(evicted) == list(range(50))
+
+    def test_keys_that_left_come_back_as_any_other(self) -> None:
+        policy = self.filled(20)
+        for _ in range(3):
+            evicted = []
+            while (victim := policy.victim()) is not None:
+                evicted.append(victim)
+                policy.remove(victim)
+            assert sorted(evicted) == list(range(20))
+            for key in range(20):
+                policy.insert(key)
+                policy.check_integrity()
+            assert len(policy) == 20
+
+    def test_a_batch_makes_all_of_its_room_before_it_comes(self) -> None:
+        policy = self.filled(30)
+        present = set(range(30))
+        for start in range(30, 300, 15):
+            for _ in range(15):
+                victim = policy.victim()
+                assert victim is not None
+                policy.remove(victim)
+                present.remove(victim)
+            for key in range(start, start + 15):
+                policy.insert(key, key - 1)
+            present.update(range(start, start + 15))
+            policy.check_integrity()
+            assert len(policy) == 30
+            assert all(key in policy for key in present)
+
+    def test_refused_keys_are_passed_over_and_stay(self) -> None:
+        policy = self.filled(4)
+        assert policy.victim(lambda key: key == 2) == 2
+        assert len(policy) == 4
+
+    def test_no_key_is_the_victim_when_all_are_refused(self) -> None:
+        policy = self.filled(4)
+        policy.touch(0)
+        assert policy.victim(lambda key: False) is None
+        policy.check_integrity()
+
+    def test_no_more_than_max_scan_keys_are_asked(self) -> None:
+        policy = self.filled(100, max_scan=10)
+        asked: list[int] = []
+
+        def refuse(key: int) -> bool:
+            asked.append(key)
+            return False
+
+        assert policy.victim(refuse) is None
+        assert len(asked) == 10
+
+    def test_popular_keys_alone_do_not_use_up_the_scan(self) -> None:
+        policy = self.filled(100, max_scan=10)
+        for key in range(100):
+            policy.touch(key)
+        assert policy.victim() is not None
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Any schedule of operations finds the victims that the naive policy finds."""
+
+    def make_policy(self) -> EvictionPolicy[int]:
+        raise NotImplementedError
+
+    def make_naive(self) -> NaivePolicy:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = self.make_policy()
+        self.naive = self.make_naive()
+        self.present: set[int] = set()
+
+    @rule(key=KEYS)
+    def insert(self, key: int) -> None:
+        self.policy.insert(key)
+        (self.naive.touch if key in self.present else self.naive.insert)(key)
+        self.present.add(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: int) -> None:
+        self.policy.touch(key)
+        if key in self.present:
+            self.naive.touch(key)
+
+    @rule(key=KEYS)
+    def remove(self, key: int) -> None:
+        self.policy.remove(key)
+        if key in self.present:
+            self.naive.remove(key)
+            self.present.remove(key)
+
+    @rule(refused=st.frozensets(KEYS, max_size=3), take=st.booleans())
+    def evict(self, refused: frozenset[int], take: bool) -> None:
+        victim = self.policy.victim(lambda key: key not in refused)
+        assert victim == self.naive.victim(refused)
+        if victim is not None and take:
+            self.remove(victim)
+
+    @invariant()
+    def the_same_keys_are_present(self) -> None:
+        self.policy.check_integrity()
+        assert len(self.policy) == len(self.present)
+        assert all((key in self.policy) == (key in self.present) for key in range(8))
+
+
+def evictions_of_a_trace(policy: EvictionPolicy[int] | NaivePolicy, *, seed: int, accesses: int, capacity: int) -> list[int]:
+    """The keys that a cache of `capacity` keys evicts, in order, while skewed random keys are read through it."""
+    chance = random.Random(seed)
+    present: set[int] = set()
+    evicted = []
+    for _ in range(accesses):
+        key = int(chance.paretovariate(0.5)) % (capacity * 10)
+        if key in present:
+            policy.touch(key)
+            continue
+        if len(present) == capacity:
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+            present.remove(victim)
+            evicted.append(victim)
+        policy.insert(key)
+        present.add(key)
+    return evicted

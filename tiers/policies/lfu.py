@@ -1,0 +1,95 @@
+"""LFU: the key read the fewest times leaves first; among equals, the one that has stood at that count for longest.
+
+Counts do not age: a key once popular stays until it is removed. Take it where popularity is stable (system prompts).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+
+
+class _Bucket(OrderedDict[K, None]):
+    """The keys of one count, in the order in which they came to it; linked to the next lower and higher count in use."""
+
+    __slots__ = ("count", "higher", "lower")
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.lower: _Bucket[K] = self
+        self.higher: _Bucket[K] = self
+
+
+class LFU(EvictionPolicy[K]):
+    """A ring of buckets by count, from which empty ones are taken out.
+
+    Source: Shah, Mitra, Matani, An O(1) algorithm for implementing the LFU cache eviction scheme, 2010.
+    """
+
+    name = "lfu"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._bucket_of: dict[K, _Bucket[K]] = {}
+        # The ring's two ends: no key ever has count 0, so this bucket is below the lowest and above the highest.
+        self._end: _Bucket[K] = _Bucket(0)
+        self._max_scan = max_scan
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        self._raise(key, self._bucket_of.get(key, self._end))
+
+    def touch(self, key: K) -> None:
+        bucket = self._bucket_of.get(key)
+        if bucket is not None:
+            self._raise(key, bucket)
+
+    def remove(self, key: K) -> None:
+        bucket = self._bucket_of.pop(key, None)
+        if bucket is not None:
+            self._take_out(key, bucket)
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        return next(filter(evictable, islice(self._ascending(), self._max_scan)), None)
+
+    def __len__(self) -> int:
+        return len(self._bucket_of)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._bucket_of
+
+    def check_integrity(self) -> None:
+        assert not self._end
+        assert sum(map(len, self._buckets())) == len(self._bucket_of)
+        for bucket in self._buckets():
+            assert bucket, f"the bucket of count {bucket.count} is empty"
+            assert bucket.higher is self._end or bucket.count < bucket.higher.count
+            assert bucket.higher.lower is bucket
+            assert all(self._bucket_of[key] is bucket for key in bucket)
+
+    def _buckets(self) -> Iterator[_Bucket[K]]:
+        bucket = self._end.higher
+        while bucket is not self._end:
+            yield bucket
+            bucket = bucket.higher
+
+    def _ascending(self) -> Iterator[K]:
+        for bucket in self._buckets():
+            yield from bucket
+
+    def _raise(self, key: K, bucket: _Bucket[K]) -> None:
+        """Move the key one count up; `bucket` is the end when it is new."""
+        above = bucket.higher
+        if above is self._end or above.count != bucket.count + 1:
+            above = _Bucket(bucket.count + 1)
+            above.lower, above.higher = bucket, bucket.higher
+            above.lower.higher = above.higher.lower = above
+        above[key] = None
+        self._bucket_of[key] = above
+        if bucket is not self._end:
+            self._take_out(key, bucket)
+
+    def _take_out(self, key: K, bucket: _Bucket[K]) -> None:
+        del bucket[key]
+        if not bucket:
+            bucket.lower.higher, bucket.higher.lower = bucket.higher, bucket.lower

@@ -1,0 +1,148 @@
+"""LHD: the key with the lowest hit density leaves: expected hits, for the time it is expected to stay.
+
+What to expect is learned from keys of the same class at the same age. Time is counted in uses. Ages are counted in epochs, a sixteenth
+of the capacity's worth of uses, and keys of one class whose last use was in the same epoch form a cohort: they have one density, which
+changes with the epoch only. So cohorts are ranked once an epoch and no key by itself, where the paper ranks a sample for each victim.
+
+A class that leaves at once never shows whether it would have been hit. The paper keeps a few keys for that reason alone; here a key that
+left is remembered, and its life ends, as a hit or as a loss, when it comes back or is forgotten.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Final
+
+from kvstore.tiers.policies.hit_density import CLASSES, DensityModel
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+
+EPOCHS_PER_CAPACITY: Final = 16
+MIN_EPOCH_USES: Final = 16
+EPOCHS_PER_MODEL: Final = 8
+"""Epochs between two estimates of the densities."""
+GHOSTS_PER_KEY: Final = 1
+"""Keys remembered after they left, for each key of the capacity."""
+
+
+class LHD(EvictionPolicy[K]):
+    """Cohorts in the order of their densities. A key's class is the sum of its last two ages at a use, in powers of two; the last class
+    is of keys used once. A touch is O(1), an eviction O(log n) amortised. Nothing is random.
+
+    Source: Beckmann, Chen, Cidon, LHD: Improving cache hit rate by maximizing hit density, NSDI 2018.
+    """
+
+    name = "lhd"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._cohorts: dict[K, _Cohort[K]] = {}
+        self._hit_age: dict[K, int] = {}
+        """Key, present or remembered, -> epochs between its last two uses, if there were two."""
+        self._ghosts: OrderedDict[K, tuple[int, int]] = OrderedDict()
+        """Key that left -> (class, epoch of its last use)."""
+        self._model = DensityModel()
+        self._capacity = ObservedCapacity()
+        self._epoch = 0
+        self._uses_left = MIN_EPOCH_USES
+        self._newest: list[_Cohort[K]] = []
+        """By class, those that keys used now belong to."""
+        self._ranked: list[_Cohort[K]] = []
+        self._first = 0
+        """No cohort before this index has keys."""
+        self._max_scan = max_scan
+        self._rank()
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        if key in self._cohorts:
+            self.touch(key)
+            return
+        ghost = self._ghosts.pop(key, None)
+        if ghost is None:
+            self._join(key, CLASSES - 1)
+        else:
+            self._use(key, *ghost)
+        while len(self._ghosts) > GHOSTS_PER_KEY * max(self._capacity.keys, len(self)):
+            lost, (class_, epoch) = self._ghosts.popitem(last=False)
+            self._model.add_loss(class_, self._epoch - epoch)
+            self._hit_age.pop(lost, None)
+
+    def touch(self, key: K) -> None:
+        cohort = self._cohorts.get(key)
+        if cohort is not None:
+            del cohort[key]
+            self._use(key, cohort.class_, cohort.epoch)
+
+    def _use(self, key: K, class_: int, epoch: int) -> None:
+        """A key of that class, last used in that epoch, is used again."""
+        age = self._epoch - epoch
+        self._model.add_hit(class_, age)
+        ages = age + self._hit_age.get(key, 0)
+        self._hit_age[key] = age
+        self._join(key, min(ages.bit_length(), CLASSES - 2))
+
+    def _join(self, key: K, class_: int) -> None:
+        cohort = self._cohorts[key] = self._newest[class_]
+        cohort[key] = None
+        self._first = min(self._first, cohort.rank)
+        self._uses_left -= 1
+        if not self._uses_left:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._epoch += 1
+        self._uses_left = max(MIN_EPOCH_USES, max(self._capacity.keys, len(self)) // EPOCHS_PER_CAPACITY)
+        if self._epoch % EPOCHS_PER_MODEL == 0:
+            self._model.estimate()
+        self._rank()
+
+    def _rank(self) -> None:
+        """Order the cohorts that have keys, and those of the epoch that begins, by density; of equals the older one is first."""
+        density, now = self._model.density, self._epoch
+        self._newest = [_Cohort(now, class_) for class_ in range(CLASSES)]
+        present = [cohort for cohort in self._ranked if cohort]
+        self._ranked = sorted(present + self._newest, key=lambda cohort: (density(cohort.class_, now - cohort.epoch), cohort.epoch))
+        for rank, cohort in enumerate(self._ranked):
+            cohort.rank = rank
+        self._first = 0
+
+    def remove(self, key: K) -> None:
+        cohort = self._cohorts.pop(key, None)
+        if cohort is not None:
+            del cohort[key]
+            self._ghosts[key] = cohort.class_, cohort.epoch
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        self._capacity.observe(len(self))
+        if not self._cohorts:
+            return None
+        while not self._ranked[self._first]:
+            self._first += 1
+        keys = chain.from_iterable(islice(self._ranked, self._first, None))
+        return next(filter(evictable, islice(keys, self._max_scan)), None)
+
+    def __len__(self) -> int:
+        return len(self._cohorts)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._cohorts
+
+    def check_integrity(self) -> None:
+        assert sum(map(len, self._ranked)) == len(self._cohorts)
+        assert all(key in cohort for key, cohort in self._cohorts.items())
+        assert all(cohort.rank == rank for rank, cohort in enumerate(self._ranked))
+        assert not any(self._ranked[: self._first])
+        assert not self._ghosts.keys() & self._cohorts.keys()
+        assert self._hit_age.keys() <= self._cohorts.keys() | self._ghosts.keys()
+        assert self._uses_left > 0
+
+
+class _Cohort(OrderedDict[K, None]):
+    """Keys of one class last used in one epoch, in the order of that use."""
+
+    __slots__ = ("class_", "epoch", "rank")
+
+    def __init__(self, epoch: int, class_: int) -> None:
+        super().__init__()
+        self.epoch = epoch
+        self.class_ = class_
+        self.rank = 0

@@ -1,0 +1,44 @@
+"""LRU: the key read longest ago leaves first."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+
+
+class LRU(EvictionPolicy[K]):
+    """Keys in the order of their last use. Source: Denning, The Working Set Model for Program Behavior, CACM 1968.
+
+    An OrderedDict and not a dict: a dict finds its first key by stepping over every key deleted in front of it, which made a
+    victim among a million keys cost hundreds of microseconds.
+    """
+
+    name = "lru"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._keys: OrderedDict[K, None] = OrderedDict()
+        self._max_scan = max_scan
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+
+    def touch(self, key: K) -> None:
+        if key in self._keys:
+            self._keys.move_to_end(key)
+
+    def remove(self, key: K) -> None:
+        self._keys.pop(key, None)
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        return next(filter(evictable, islice(self._keys, self._max_scan)), None)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._keys
+
+    def check_integrity(self) -> None:
+        assert list(self._keys) == list(dict.fromkeys(self._keys))

@@ -1,0 +1,342 @@
+"""Our own policy, made for KV blocks: the block leaves first whose place earns the fewest hits a second.
+
+It knows the tree of prefixes by the parents it is told. Three things follow. Only leaves leave: a block without its parent cannot be used,
+so a prompt shrinks from its end. What a block is worth goes by its visit (visits.py): whether it is a prefix that many share, a first
+prompt, or a later turn of a conversation, and of what size; how soon blocks of that class come back at which age is learned while it runs,
+from evicted blocks too (hazard.py). And the last block of a prompt is discounted by how rarely such blocks are read again: never, where a
+prompt's unfinished block gets a key of its own.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, Generic
+
+from kvstore.tiers.policies.hazard import BUCKETS
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.visits import CLASSES, SHARED_FORKS, Cohort, Visit, VisitLog
+
+LEARN_BLOCKS: Final = 2048
+"""Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block."""
+ADVANCE_S: Final = 0.125
+"""Time between looks at what has grown older; as long as the youngest age there is."""
+GHOSTS_PER_BLOCK: Final = 4
+MIN_GHOSTS: Final = 32_768
+"""Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
+CELLS: Final = CLASSES * BUCKETS * 2
+"""Cohorts with leaves are filed by class, bucket of age, and whether those leaves are the last blocks of their prompts: twice, if both."""
+ORPHANS: Final = CELLS
+"""One cell more: blocks whose parent was evicted. They cannot be hit and leave before all others."""
+
+
+class _Node(Generic[K]):
+    __slots__ = ("birth_turn", "children", "forks", "home", "is_tip", "parent", "visit")
+
+    def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
+        self.parent = parent
+        self.visit = visit
+        """The last one that passed through it."""
+        self.birth_turn = birth_turn
+        """The turn of the visit that stored it first."""
+        self.forks = forks
+        """Children it ever had; of a block whose children are gone, the most that any of them had."""
+        self.children: set[K] | None = None
+        """Those present; None for a leaf."""
+        self.home: Cohort[K] | None = None
+        """Where it is filed: leaves are, but for the one that the visit under way has come to."""
+        self.is_tip = False
+        """In which part of its home."""
+
+
+class PrefixPolicy(EvictionPolicy[K]):
+    """See the module. `clock` gives seconds, never going back; only differences matter.
+
+    Operations are O(1), amortised, but for a search through at most `max_scan` keys when leaves are refused.
+    """
+
+    name = "prefix"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._max_scan = max_scan
+        self._nodes: dict[K, _Node[K]] = {}
+        self._ghosts: OrderedDict[K, tuple[Visit[K], int, int]] = OrderedDict()
+        """Evicted key to its last visit, the turn it was first stored in, and its forks."""
+        self._parentless: dict[K, set[K]] = {}
+        """Absent parent to its present children."""
+        self._log: VisitLog[K] = VisitLog(self._grow_older)
+        self._visit: Visit[K] | None = None
+        self._cells: list[OrderedDict[Cohort[K], None]] = [OrderedDict() for _ in range(CELLS + 1)]
+        self._orphans: Cohort[K] = Cohort(CLASSES, 0.0)
+        self._rank: list[int] = []
+        self._by_rank: list[int] = []
+        self._occupied = 0
+        """A bit for each cell that is not empty, by rank: the lowest is the one to evict from."""
+        self._seen_blocks = self._seen_visits = 0
+        """In visits that have ended since worths were computed."""
+        self._advanced_s = clock()
+        self._learn(self._advanced_s)
+
+    # --- what happens to blocks ---
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        if key in self._nodes:
+            self.touch(key)
+            return
+        if parent == key:
+            parent = None
+        now_s = self._clock()
+        above = self._nodes.get(parent) if parent is not None else None
+        ghost = self._ghosts.pop(key, None)
+        visit = self._visit
+        if visit is None or parent is None or visit.tip != parent:
+            visit = self._begin_visit(now_s)
+            if ghost is None and above is not None:
+                visit.follow(above.visit, parent, above.birth_turn, above.forks)
+        if ghost is None:
+            visit.new_blocks += 1
+            node = _Node(parent, visit, visit.turn, 0)
+        else:
+            last, birth_turn, forks = ghost
+            node = _Node(parent, visit, birth_turn, forks)
+            self._log.read(last, key, now_s)
+            visit.turn = birth_turn + 1
+        self._nodes[key] = node
+        if self._parentless and key in self._parentless:
+            self._adopt_all(key, node)
+        visit.tip = key
+        visit.blocks += 1
+        if above is not None:
+            if above.children is None:
+                above.children = {key}
+                if above.home is not None:
+                    self._unfile(parent, above)  # type: ignore[arg-type]
+            else:
+                above.children.add(key)
+            above.forks += ghost is None
+        elif parent is not None:
+            self._parentless.setdefault(parent, set()).add(key)
+            if parent in self._ghosts and node.children is None:
+                self._file(key, node, self._orphans)
+        if node.forks >= SHARED_FORKS[0]:
+            self._end_shared(visit, node, now_s)
+
+    def touch(self, key: K) -> None:
+        node = self._nodes.get(key)
+        if node is None:
+            return
+        now_s = self._clock()
+        visit = self._visit
+        if visit is None or node.parent is None or visit.tip != node.parent:
+            visit = self._begin_visit(now_s)
+        self._log.read(node.visit, key, now_s)
+        visit.turn = node.birth_turn + 1
+        node.visit = visit
+        if node.home is not None:
+            self._unfile(key, node)
+        visit.tip = key
+        visit.blocks += 1
+        if node.forks >= SHARED_FORKS[0]:
+            self._end_shared(visit, node, now_s)
+
+    def remove(self, key: K) -> None:
+        node = self._nodes.pop(key, None)
+        if node is None:
+            return
+        if node.home is not None:
+            self._unfile(key, node)
+        ghosts = self._ghosts
+        ghosts[key] = (node.visit, node.birth_turn, node.forks)
+        if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
+            ghosts.popitem(last=False)
+        if node.children is not None:
+            self._orphan(key, node.children)
+        parent = node.parent
+        if parent is None:
+            return
+        above = self._nodes.get(parent)
+        if above is None:
+            self._forget_parentless(parent, key)
+            return
+        if node.forks > above.forks:
+            # A prefix that many share does so in all of its blocks, though only the last one has many children.
+            above.forks = node.forks
+        assert above.children is not None
+        above.children.discard(key)
+        if not above.children:
+            above.children = None
+            # In front: what has begun to shrink goes on to, and others stay whole.
+            self._file_by_visit(parent, above, in_front=True)
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        if not self._occupied:
+            return next(filter(evictable, islice(self._all(), self._max_scan)), None)
+        cell = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
+        first = next(iter(next(iter(self._cells[cell])).leaves[cell & 1]))
+        return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self._max_scan)), None)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._nodes
+
+    # --- visits ---
+
+    def _begin_visit(self, now_s: float) -> Visit[K]:
+        """The one under way is over."""
+        if self._visit is not None:
+            self._end_visit(self._visit, now_s)
+        visit: Visit[K] = Visit()
+        self._visit = visit
+        return visit
+
+    def _end_shared(self, visit: Visit[K], node: _Node[K], now_s: float) -> None:
+        """The visit has come to the end of a prefix that many share."""
+        visit.forks = node.forks
+        self._end_visit(visit, now_s)
+        self._visit = None
+
+    def _end_visit(self, visit: Visit[K], now_s: float) -> None:
+        """Its last block is filed like other leaves from now on."""
+        cohort = self._log.end(visit, now_s)
+        key = visit.tip
+        assert key is not None
+        node = self._nodes.get(key)
+        if node is not None and node.children is None and node.home is None:
+            self._file(key, node, cohort, is_tip=not visit.forks)
+        self._seen_blocks += visit.blocks
+        self._seen_visits += 1
+        if now_s - self._advanced_s >= ADVANCE_S:
+            self._advanced_s = now_s
+            self._log.advance(now_s)
+        if self._seen_blocks >= LEARN_BLOCKS:
+            self._log.hazard.age(self._seen_visits)
+            self._learn(now_s)
+            self._seen_blocks = self._seen_visits = 0
+
+    def _learn(self, now_s: float) -> None:
+        """Rank the cells by what their blocks are worth."""
+        tip_share = self._log.tips_read / self._log.tips
+        worths = [worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)]
+        self._by_rank = [ORPHANS, *sorted(range(CELLS), key=worths.__getitem__)]
+        self._rank = [0] * (CELLS + 1)
+        for rank, cell in enumerate(self._by_rank):
+            self._rank[cell] = rank
+        self._occupied = self._bits()
+
+    def _bits(self) -> int:
+        return sum(1 << self._rank[cell] for cell, cohorts in enumerate(self._cells) if cohorts)
+
+    # --- leaves: each in a cohort, each cohort in a cell ---
+
+    def _adopt_all(self, key: K, node: _Node[K]) -> None:
+        """Children of this block that are there before it are orphans no more."""
+        node.children = self._parentless.pop(key)
+        for child_key in node.children:
+            child = self._nodes[child_key]
+            if child.home is not None:
+                self._unfile(child_key, child)
+                self._file_by_visit(child_key, child)
+
+    def _orphan(self, key: K, children: set[K]) -> None:
+        """The block that these are the children of has left before them."""
+        self._parentless[key] = children
+        for child_key in children:
+            child = self._nodes[child_key]
+            if child.home is not None:
+                self._unfile(child_key, child)
+                self._file(child_key, child, self._orphans)
+
+    def _forget_parentless(self, parent: K, key: K) -> None:
+        siblings = self._parentless[parent]
+        siblings.discard(key)
+        if not siblings:
+            del self._parentless[parent]
+
+    def _file_by_visit(self, key: K, node: _Node[K], *, in_front: bool = False) -> None:
+        """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
+        visit = node.visit
+        home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
+        self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
+
+    def _file(self, key: K, node: _Node[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
+        node.home = home
+        node.is_tip = is_tip
+        leaves = home.leaves[is_tip]
+        if not leaves:
+            self._enter(_cell_of(home, home.bucket) + is_tip, home)
+        leaves[key] = None
+        if in_front:
+            leaves.move_to_end(key, last=False)
+
+    def _unfile(self, key: K, node: _Node[K]) -> None:
+        home = node.home
+        assert home is not None
+        leaves = home.leaves[node.is_tip]
+        del leaves[key]
+        if not leaves:
+            self._leave(_cell_of(home, home.bucket) + node.is_tip, home)
+        node.home = None
+
+    def _grow_older(self, cohort: Cohort[K], bucket: int) -> None:
+        for is_tip in (False, True):
+            if cohort.leaves[is_tip]:
+                self._leave(_cell_of(cohort, cohort.bucket) + is_tip, cohort)
+                self._enter(_cell_of(cohort, bucket) + is_tip, cohort)
+
+    def _enter(self, cell: int, cohort: Cohort[K]) -> None:
+        if not self._cells[cell]:
+            self._occupied |= 1 << self._rank[cell]
+        self._cells[cell][cohort] = None
+
+    def _leave(self, cell: int, cohort: Cohort[K]) -> None:
+        del self._cells[cell][cohort]
+        if not self._cells[cell]:
+            self._occupied ^= 1 << self._rank[cell]
+
+    def _all(self) -> Iterator[K]:
+        """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
+        others, for when every leaf is leased or pinned."""
+        occupied = self._occupied
+        while occupied:
+            lowest = occupied & -occupied
+            occupied ^= lowest
+            cell = self._by_rank[lowest.bit_length() - 1]
+            for cohort in self._cells[cell]:
+                yield from cohort.leaves[cell & 1]
+        for is_leaf in (True, False):
+            for key, node in self._nodes.items():
+                if node.home is None and (node.children is None) == is_leaf:
+                    yield key
+
+    def check_integrity(self) -> None:
+        filed = {}
+        for cell, cohorts in enumerate(self._cells):
+            for cohort in cohorts:
+                assert cohort.leaves[cell & 1]
+                assert cell == _cell_of(cohort, cohort.bucket) + (cell & 1)
+                filed.update(dict.fromkeys(cohort.leaves[cell & 1], (cohort, cell & 1)))
+        assert filed == {key: (node.home, node.is_tip) for key, node in self._nodes.items() if node.home is not None}
+        growing = self._visit.tip if self._visit is not None else None
+        for key, node in self._nodes.items():
+            assert node.children is None or node.children, "a leaf has no set of children"
+            is_filed, is_leaf = node.home is not None, node.children is None
+            assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
+            assert all(self._nodes[child].parent == key for child in node.children or ())
+            if node.parent is not None:
+                above = self._nodes.get(node.parent)
+                siblings = above.children if above is not None else self._parentless[node.parent]
+                assert siblings is not None
+                assert key in siblings
+        for parent, children in self._parentless.items():
+            assert children
+            assert parent not in self._nodes
+        assert self._occupied == self._bits()
+        assert not self._ghosts.keys() & self._nodes.keys()
+
+
+def _cell_of(cohort: Cohort[K], bucket: int) -> int:
+    """Of a cohort in this bucket, for leaves that are not the last of their prompts; one more for those that are."""
+    return (cohort.klass * BUCKETS + bucket) * 2

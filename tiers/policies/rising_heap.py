@@ -1,0 +1,85 @@
+"""A priority queue for policies whose ranks rise with each use: the heap hears of a rise only when the key comes up."""
+
+import heapq
+from collections.abc import Callable
+from typing import Final, Generic
+
+from kvstore.tiers.policies.interface import K
+
+SLACK: Final = 64
+"""Entries of keys that left which are kept whatever the number of keys: a heap of a few keys is not built again at each removal."""
+
+
+class RisingHeap(Generic[K]):
+    """Keys and their ranks, the lowest first. No two keys may have the same rank.
+
+    `raise_to` is O(1), the rest O(log n) amortised. A key's entry in the heap may have a rank it had before: it is put right, or taken
+    away, when it is the lowest. Entries of keys that left are never more than the keys and SLACK.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[K, int] = {}
+        self._queued: dict[K, int] = {}
+        """Key, present or gone, -> the rank of its one entry that counts: its rank or a lower one."""
+        self._heap: list[tuple[int, K]] = []
+
+    def raise_to(self, key: K, rank: int) -> None:
+        """A key present gets a rank not below its own."""
+        self._ranks[key] = rank
+
+    def add(self, key: K, rank: int) -> None:
+        """A key that is not present."""
+        self._ranks[key] = rank
+        # A leaf that becomes one again has the rank it had: its entry from then serves again, a second one would name the key twice.
+        if self._queued.get(key, rank + 1) > rank:
+            self._queued[key] = rank
+            heapq.heappush(self._heap, (rank, key))
+
+    def remove(self, key: K) -> None:
+        """A key that is present."""
+        del self._ranks[key]
+        if len(self._heap) > 2 * len(self._ranks) + SLACK:
+            self._queued = dict(self._ranks)
+            self._heap = [(rank, key) for key, rank in self._ranks.items()]
+            heapq.heapify(self._heap)
+
+    def bound(self) -> int:
+        """A rank no higher than any key's; the lowest one's own right after `lowest` found it. There must be a key."""
+        return self._heap[0][0]
+
+    def lowest(self, evictable: Callable[[K], bool], max_scan: int) -> K | None:
+        """The key of lowest rank of those that may leave; at most `max_scan` are asked about."""
+        heap, found = self._heap, None
+        refused: list[tuple[int, K]] = []
+        while heap and len(refused) < max_scan:
+            rank, key = heap[0]
+            if self._queued.get(key) != rank:
+                heapq.heappop(heap)
+            elif (now := self._ranks.get(key)) is None:
+                heapq.heappop(heap)
+                del self._queued[key]
+            elif now != rank:
+                self._queued[key] = now
+                heapq.heapreplace(heap, (now, key))
+            elif evictable(key):
+                found = key
+                break
+            else:
+                refused.append(heapq.heappop(heap))
+        for entry in refused:
+            heapq.heappush(heap, entry)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._ranks
+
+    def check_integrity(self) -> None:
+        """Assert that each key has its one entry. For tests; O(keys)."""
+        assert self._ranks.keys() <= self._queued.keys()
+        assert all(self._queued[key] <= rank for key, rank in self._ranks.items())
+        counting = [key for rank, key in self._heap if self._queued.get(key) == rank]
+        assert len(counting) == len(set(counting)) == len(self._queued)
+        assert len(self._heap) <= 2 * len(self._ranks) + SLACK + 1

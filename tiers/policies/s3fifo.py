@@ -1,0 +1,121 @@
+"""S3-FIFO: three queues, first in, first out. What is used once passes through a small one and does not disturb the rest."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+
+SMALL_SHARE: Final = 0.1
+"""Of the capacity, for newcomers. With the next three, as the authors' own implementation has them."""
+GHOST_SHARE: Final = 0.9
+"""Keys remembered after they left the small queue, of the capacity."""
+PROMOTE_AT_USES: Final = 2
+"""A newcomer used so often since it came goes to the main queue."""
+MAX_USES: Final = 3
+
+
+class S3FIFO(EvictionPolicy[K]):
+    """A small queue, a main queue in which used keys get another round, and the ghosts of keys that left the small one: one of those
+    goes to the main queue when it comes back. Touches count only. Every operation is O(1), a victim amortised over touches.
+
+    Source: Yang, Zhang, Qiu, Yue, Rashmi, FIFO queues are all you need for cache eviction, SOSP 2023.
+    """
+
+    name = "s3fifo"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._uses: dict[K, int] = {}
+        self._small: OrderedDict[K, None] = OrderedDict()
+        self._main: OrderedDict[K, None] = OrderedDict()
+        self._ghosts: OrderedDict[K, None] = OrderedDict()
+        self._capacity = ObservedCapacity()
+        self._named: K | None = None
+        """The last victim. Looking for it moves keys, after which the other queue's turn may have come: it is named again all the same."""
+        self._max_scan = max_scan
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        if key in self._uses:
+            self.touch(key)
+            return
+        self._uses[key] = 0
+        if key in self._ghosts:
+            del self._ghosts[key]
+            self._main[key] = None
+        else:
+            self._small[key] = None
+        # Here and not in `remove`: the ghost of the newcomer must not be pushed out by the key that made room for it.
+        while len(self._ghosts) > GHOST_SHARE * max(self._capacity.keys, len(self._uses)):
+            self._ghosts.popitem(last=False)
+
+    def touch(self, key: K) -> None:
+        uses = self._uses.get(key, MAX_USES)
+        if uses < MAX_USES:
+            self._uses[key] = uses + 1
+
+    def remove(self, key: K) -> None:
+        if self._uses.pop(key, None) is None:
+            return
+        if key in self._small:
+            del self._small[key]
+            self._ghosts[key] = None
+        else:
+            del self._main[key]
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        capacity = self._capacity.observe(len(self._uses))
+        named = self._named
+        if named is not None and named in self._uses and not self._is_popular(named) and evictable(named):
+            return named
+        is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
+        asked = 0
+        for queue in (self._main, self._small) if is_main_full else (self._small, self._main):
+            self._named, refusals = self._first(queue, evictable, self._max_scan - asked)
+            asked += refusals
+            if self._named is not None:
+                break
+        return self._named
+
+    def _first(self, queue: OrderedDict[K, None], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
+        """The queue's first key that is not popular and may leave, and how many were refused. Those keep their places."""
+        refused: list[K] = []
+        found = None
+        while queue and len(refused) < max_scan:
+            key = next(iter(queue))
+            if self._is_popular(key):
+                self._give_another_round(key)
+            elif evictable(key):
+                found = key
+                break
+            else:
+                refused.append(key)
+                del queue[key]
+        for key in reversed(refused):
+            queue[key] = None
+            queue.move_to_end(key, last=False)
+        return found, len(refused)
+
+    def _is_popular(self, key: K) -> bool:
+        return self._uses[key] >= (PROMOTE_AT_USES if key in self._small else 1)
+
+    def _give_another_round(self, key: K) -> None:
+        if key in self._small:
+            del self._small[key]
+            self._main[key] = None
+            self._uses[key] = 0
+        else:
+            self._main.move_to_end(key)
+            self._uses[key] -= 1
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._uses
+
+    def check_integrity(self) -> None:
+        assert not self._small.keys() & self._main.keys()
+        assert self._small.keys() | self._main.keys() == self._uses.keys()
+        assert not self._ghosts.keys() & self._uses.keys()
+        assert all(0 <= uses <= MAX_USES for uses in self._uses.values())

@@ -1,0 +1,92 @@
+"""SIEVE: first in, first out, but a key that was read since the hand last passed stays for another round.
+
+Reads only set a bit, so it is cheaper than LRU where reads are many, and keys read once leave early.
+"""
+
+from collections.abc import Callable
+from typing import Generic, cast
+
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+
+
+class _Node(Generic[K]):
+    __slots__ = ("key", "newer", "older", "visited")
+
+    def __init__(self, key: K) -> None:
+        self.key = key
+        self.visited = False
+        self.older: _Node[K] = self
+        self.newer: _Node[K] = self
+
+
+class Sieve(EvictionPolicy[K]):
+    """A ring of keys in the order of arrival, and a hand that moves from the oldest to the newest and round again.
+
+    The hand stays at the victim it found; when that leaves, the next newer key is under it. A key that is refused keeps its place
+    and is passed over. Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
+    """
+
+    name = "sieve"
+
+    def __init__(self, *, max_scan: int = MAX_SCAN) -> None:
+        self._nodes: dict[K, _Node[K]] = {}
+        # Keyless, between the newest key and the oldest: the hand standing here is about to start at the oldest.
+        self._end: _Node[K] = _Node(cast("K", None))
+        self._hand = self._end
+        self._max_scan = max_scan
+
+    def insert(self, key: K, parent: K | None = None) -> None:
+        if key in self._nodes:
+            self._nodes[key].visited = True
+            return
+        node = self._nodes[key] = _Node(key)
+        node.older, node.newer = self._end.older, self._end
+        node.older.newer = node.newer.older = node
+
+    def touch(self, key: K) -> None:
+        node = self._nodes.get(key)
+        if node is not None:
+            node.visited = True
+
+    def remove(self, key: K) -> None:
+        node = self._nodes.pop(key, None)
+        if node is None:
+            return
+        if self._hand is node:
+            self._hand = node.newer
+        node.older.newer, node.newer.older = node.newer, node.older
+
+    def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
+        # One round clears every bit, so whatever may leave is found within two. Only refusals count as looks: a bit cleared was
+        # set by a touch, which paid for it, and giving up for many bits would leave a tier of popular keys without a victim.
+        refusals = 0
+        for _ in range(2 * len(self._nodes)):
+            if refusals == self._max_scan:
+                break
+            if self._hand is self._end:
+                self._hand = self._end.newer
+            node = self._hand
+            if node.visited:
+                node.visited = False
+            elif evictable(node.key):
+                return node.key
+            else:
+                refusals += 1
+            self._hand = node.newer
+        return None
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._nodes
+
+    def check_integrity(self) -> None:
+        seen = set()
+        node = self._end
+        while (node := node.newer) is not self._end:
+            assert self._nodes[node.key] is node
+            assert node.newer.older is node
+            seen.add(node.key)
+        assert len(seen) == len(self._nodes)
+        assert self._hand is self._end or self._nodes[self._hand.key] is self._hand, "the hand stands at a key that left"

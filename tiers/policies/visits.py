@@ -1,0 +1,164 @@
+"""Prompts as an eviction policy sees them: visits to a run of blocks, what kind of visit each was, and the log from which reuse is learned.
+
+A visit is a run of blocks read or stored one after the other, each the child of the one before. It ends where the prompt ends, or where a
+prefix ends that many prompts share: that part is a visit by itself. The log watches each visit's blocks grow older until they are visited
+again, whether or not they are still in the cache: ghosts teach as much as residents.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
+
+K = TypeVar("K", bound=Hashable)
+
+SHARED_FORKS: Final = (4, 16, 64)
+"""Children from which a block ends a shared prefix, in classes. A conversation's own blocks have two: an unfinished last block is not kept
+on by the next turn."""
+PROMPT_BLOCKS: Final = (4, 16, 64, 128)
+"""Classes of first turns, by length."""
+TURNS: Final = (2, 3, 4, 5, 6)
+NEW_BLOCKS: Final = (3, 6)
+"""Classes of later turns: by number, and by how many blocks they add: who pastes a document asks once, who talks goes on."""
+FIRST_TURNS: Final = len(SHARED_FORKS)
+LATER_TURNS: Final = FIRST_TURNS + len(PROMPT_BLOCKS) + 1
+CLASSES: Final = LATER_TURNS + len(TURNS) * (len(NEW_BLOCKS) + 1)
+TICK_S: Final = FIRST_EDGE_S
+"""Visits of one class that end within this time grow older together: however many there are, ageing costs the same."""
+MAX_COHORTS: Final = 16_384
+"""Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
+
+
+class Cohort(Generic[K]):
+    """Visits of one class that ended at one tick. `leaves` are the blocks of theirs that may be evicted: ends of prompts, and others."""
+
+    __slots__ = ("bucket", "is_watched", "klass", "leaves", "takes_in", "time_s", "unread")
+
+    def __init__(self, klass: int, time_s: float) -> None:
+        self.klass = klass
+        self.time_s = time_s
+        self.bucket = 0
+        self.unread = 0.0
+        """Visits' worth of blocks that have not been visited since."""
+        self.is_watched = True
+        self.takes_in = True
+        """Until it has grown older or is forgotten."""
+        self.leaves: tuple[OrderedDict[K, None], OrderedDict[K, None]] = (OrderedDict(), OrderedDict())
+        """Not the last block of its prompt; the last block."""
+
+
+class Visit(Generic[K]):
+    """One pass over a run of blocks."""
+
+    __slots__ = ("before", "blocks", "cohort", "forks", "new_blocks", "tip", "turn", "was_read")
+
+    def __init__(self) -> None:
+        self.turn = 1
+        self.before = 0
+        """Blocks of the same prompt in the visit that this one goes on."""
+        self.blocks = 0
+        self.new_blocks = 0
+        self.forks = 0
+        """Of the block it ended at, if that is the end of a shared prefix."""
+        self.cohort: Cohort[K] | None = None
+        """None until it is over."""
+        self.was_read = False
+        """Whether any of its blocks has been visited since."""
+        self.tip: K | None = None
+        """Its last block."""
+
+    def follow(self, last: "Visit[K]", parent: K | None, birth_turn: int, forks: int) -> None:
+        """It begins with a new block below `parent`, which `last` passed last: the rest of that prompt, if others came in between, or a
+        branch of it; below a shared prefix something new begins."""
+        if forks >= SHARED_FORKS[0]:
+            return
+        if last.tip == parent:
+            self.turn, self.before, self.new_blocks = last.turn, last.before + last.blocks, last.new_blocks
+        else:
+            self.turn = birth_turn + 1
+
+    def classify(self) -> int:
+        """The class by what is known so far; in [0, CLASSES)."""
+        if self.forks:
+            return bisect_right(SHARED_FORKS, self.forks) - 1
+        if self.turn == 1:
+            return FIRST_TURNS + bisect_right(PROMPT_BLOCKS, self.before + self.blocks)
+        turn = bisect_right(TURNS, self.turn) - 1
+        return LATER_TURNS + turn * (len(NEW_BLOCKS) + 1) + bisect_right(NEW_BLOCKS, self.new_blocks)
+
+
+class VisitLog(Generic[K]):
+    """Watches visits that are over. Not thread-safe."""
+
+    def __init__(self, on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None) -> None:
+        """`on_older` is called with a cohort and the bucket it passes into, before it does."""
+        self.hazard = ReuseHazard(CLASSES)
+        self._on_older = on_older
+        self._by_bucket: list[deque[Cohort[K]]] = [deque() for _ in range(BUCKETS)]
+        self._newest: list[Cohort[K] | None] = [None] * CLASSES
+        self._count = 0
+        self.tips_read = 1.0
+        self.tips = 1.0
+        """Visits of which anything was visited again, and those of them whose last block was."""
+
+    def cohort(self, klass: int, now_s: float) -> Cohort[K]:
+        """The cohort of what ends now."""
+        newest = self._newest[klass]
+        if newest is not None and newest.takes_in and now_s - newest.time_s < TICK_S:
+            return newest
+        newest = self._newest[klass] = Cohort(klass, now_s)
+        self._by_bucket[0].append(newest)
+        self._count += 1
+        if self._count > MAX_COHORTS:
+            self._forget_oldest(now_s)
+        return newest
+
+    def end(self, visit: Visit[K], now_s: float) -> Cohort[K]:
+        """The visit is over: its class is final, its blocks grow older from now on."""
+        klass = visit.classify()
+        cohort = self._newest[klass]
+        if cohort is None or not cohort.takes_in or now_s - cohort.time_s >= TICK_S:
+            cohort = self.cohort(klass, now_s)
+        visit.cohort = cohort
+        cohort.unread += 1
+        self.hazard.enter(klass, 0, 1.0, cohort.time_s)
+        return cohort
+
+    def read(self, visit: Visit[K], key: K, now_s: float) -> None:
+        """One of the visit's blocks is visited again."""
+        cohort = visit.cohort
+        if cohort is None or not cohort.is_watched:
+            return
+        share = 1 / visit.blocks
+        entered_s = cohort.time_s + EDGES_S[cohort.bucket]
+        self.hazard.leave(cohort.klass, cohort.bucket, share, entered_s, now_s, was_read=True)
+        cohort.unread -= share
+        if not visit.forks:
+            self.tips += not visit.was_read
+            self.tips_read += visit.tip == key
+            visit.was_read = True
+
+    def advance(self, now_s: float) -> None:
+        """Let cohorts pass into the buckets of their age: each does BUCKETS times at most."""
+        for bucket in reversed(range(BUCKETS - 1)):  # so that each bucket's cohorts stay in the order of their ages
+            waiting, upper_s = self._by_bucket[bucket], EDGES_S[bucket + 1]
+            while waiting and now_s - waiting[0].time_s >= upper_s:
+                cohort = waiting.popleft()
+                older = bucket_of(now_s - cohort.time_s)
+                self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
+                self._on_older(cohort, older)
+                cohort.bucket, cohort.takes_in = older, False
+                self._by_bucket[older].append(cohort)
+
+    def _forget_oldest(self, now_s: float) -> None:
+        oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
+        entered_s = oldest.time_s + EDGES_S[oldest.bucket]
+        self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
+        oldest.is_watched = oldest.takes_in = False
+        self._count -= 1
+
+    def __len__(self) -> int:
+        """Cohorts watched."""
+        return self._count
