@@ -10,9 +10,9 @@ ENGINE := sieve endpoints slices bandwidth paths topology topology_json netlink 
 	memory exports copies transfers peer rails mover transports liveness mapping incoming exchange
 HANDOVER := arguments description ending handles parts receiving roll_call sending staging ways windows
 # What its own test file has to cover in full, branches included.
-COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab tests/master/test_directory.py $(wildcard tests/master/test_rows.py \
-	tests/master/test_membership.py tests/master/test_placement.py tests/master/test_records.py tests/master/test_publishing.py \
-	tests/master/test_removals.py tests/master/test_reservations.py tests/master/test_tenants.py tests/master/test_holders.py) \
+COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab tests/master/directory/test_directory.py $(wildcard tests/master/directory/test_rows.py \
+	tests/master/directory/test_membership.py tests/master/directory/test_placement.py tests/master/directory/test_records.py tests/master/directory/test_publishing.py \
+	tests/master/directory/test_removals.py tests/master/directory/test_reservations.py tests/master/directory/test_tenants.py tests/master/directory/test_holders.py) \
 	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE))) $(addsuffix .py,$(addprefix tests/handover/test_,$(HANDOVER)))
 # NIXL and UCX each bring a libucp; both in one process crash.
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py

@@ -13,10 +13,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvstore.master.directory import Directory
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.membership import Node, NodeInfo
+from kvstore.master.directory.records import Description
 from kvstore.master.grpc_calls import in_loop
-from kvstore.master.membership import Node, NodeInfo
-from kvstore.master.records import Description
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,

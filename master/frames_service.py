@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvstore.master.commands import Commands
-from kvstore.master.committing import Committer
-from kvstore.master.directory import Directory
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.commands import Commands
+from kvstore.master.directory.directory import Directory
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header

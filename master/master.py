@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from kvstore.master.catalogs import make_catalog
-from kvstore.master.committing import Committer
+from kvstore.master.catalogs.by_address import make_catalog
+from kvstore.master.catalogs.committing import Committer
 from kvstore.master.config import MasterSettings, read_tokens
 from kvstore.master.control_service import ControlServer, ControlService, node_status
-from kvstore.master.directory import Directory, Timing
+from kvstore.master.directory.directory import Directory, Timing
+from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.records import Description
 from kvstore.master.frames_service import FramesService, Reachable
-from kvstore.master.make_scheduling import make_estimators, make_scheduling
-from kvstore.master.membership import NodeInfo
-from kvstore.master.records import Description
-from kvstore.master.scheduler_service import SchedulerService
+from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
+from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import Header

@@ -7,7 +7,7 @@ import pytest
 
 from tests.etcd_server import EtcdServer
 
-pytest.register_assert_rewrite("tests.master.catalog_conformance")
+pytest.register_assert_rewrite("tests.master.catalogs.conformance")
 
 # Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.master.catalog import Op
-from kvstore.master.directory import Directory, Timing
-from kvstore.master.membership import Node, NodeInfo
-from kvstore.master.records import NO_DESCRIPTION, Description
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory.directory import Directory, Timing
+from kvstore.master.directory.membership import Node, NodeInfo
+from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 
 S: Final = 1_000_000_000

@@ -1,0 +1,1 @@
+"""What must survive the master: the interface, and catalogs in etcd, LMDB and memory."""

@@ -1,0 +1,79 @@
+"""From a catalog's address, as in `--catalog`, to the catalog. Nothing is opened or reached here, but named files are read.
+
+memory:
+lmdb:PATH
+etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote
+
+from kvstore.master.catalogs.etcd import EtcdCatalog
+from kvstore.master.catalogs.etcd_channel import EtcdAccess
+from kvstore.master.catalogs.interface import Catalog
+from kvstore.master.catalogs.lmdb import LmdbCatalog
+from kvstore.master.catalogs.memory import MemoryCatalog
+from kvstore.protocol.errors import ConfigError
+
+FORMS = "memory:  lmdb:PATH  etcd://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
+DEFAULT_PREFIX = "/kvstore"
+MAX_PREFIX_BYTES = 100
+ETCD_SETTINGS = ("ca", "cert", "key", "user", "password_file")
+
+_ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def make_catalog(url: str) -> Catalog:
+    """The catalog that `url` names, not yet opened. Raises ConfigError, which tells the three forms where the form is wrong.
+
+    A password is named by its file, since a command line can be read by every user of the machine.
+    """
+    scheme, _colon, rest = url.partition(":")
+    if url == f"{MemoryCatalog.scheme}:":
+        return MemoryCatalog()
+    if scheme == LmdbCatalog.scheme and rest:
+        return LmdbCatalog(Path(rest))
+    if scheme == EtcdCatalog.scheme and rest.startswith("//"):
+        return _etcd(rest.removeprefix("//"))
+    raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
+
+
+def _etcd(rest: str) -> EtcdCatalog:
+    place, _mark, query = rest.partition("?")
+    hosts, slash, path = place.partition("/")
+    prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
+    if len(prefix.encode()) > MAX_PREFIX_BYTES:
+        raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
+    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query))
+
+
+def _endpoints(hosts: str) -> Sequence[str]:
+    endpoints = hosts.split(",")
+    for endpoint in endpoints:
+        found = _ENDPOINT.fullmatch(endpoint)
+        if found is None or not 0 < int(found[1]) < 65_536:
+            raise ConfigError(f"catalog: {endpoint!r} is not an etcd endpoint HOST:PORT; the form is one of: {FORMS}")
+    return endpoints
+
+
+def _access(query: str) -> EtcdAccess:
+    try:
+        settings = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError as error:
+        raise ConfigError(f"catalog: etcd settings {query!r} are not NAME=VALUE&NAME=VALUE") from error
+    for name in settings:
+        if name not in ETCD_SETTINGS:
+            raise ConfigError(f"catalog: {name!r} is not an etcd setting; there are {', '.join(ETCD_SETTINGS)}")
+    files = {name: Path(settings[name]) if name in settings else None for name in ("ca", "cert", "key")}
+    return EtcdAccess(**files, user=settings.get("user"), password=_password(settings.get("password_file")))
+
+
+def _password(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"catalog: cannot read the password in {file}: {error}") from error

@@ -1,0 +1,1 @@
+"""Which nodes hold which block: rows, holders, members, reservations, removals, replicas. Sans-I/O."""

@@ -1,0 +1,54 @@
+"""The answer to a Lookup: columns of the rows found, gathered in C loops, of replicas that can be read now. Pure."""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.protocol.master_messages import Locations
+
+Indexes = NDArray[np.intp]
+
+
+def locate(rows: Rows, found: Indexes, *, avoid: int = 0) -> Locations:
+    """Where the blocks of the rows `found` (NO_ROW: a miss) are, at nodes that live and are not `avoid` (0: none)."""
+    sets = rows.sets
+    found = found.copy()
+    held = np.frombuffer(rows.holders, np.uint32)[found]
+    replicas = np.frombuffer(sets.replicas, np.uint8)[held]
+    found[replicas == 0] = NO_ROW
+    held_list = held.tolist()
+    answer = Locations(
+        replicas.tobytes(),
+        _picked(rows.sizes, found),
+        _picked(rows.checksums, found),
+        _picked(rows.generations, found),
+        array("I", b"".join(map(sets.nodes.__getitem__, held_list))),
+        b"".join(map(sets.tiers.__getitem__, held_list)),
+    )
+    return _without(answer, avoid) if avoid and avoid in answer.nodes else answer
+
+
+def _picked(column: "array[int]", rows: Indexes) -> "array[int]":
+    return array("Q", np.frombuffer(column, np.uint64)[rows].tobytes())
+
+
+def _without(answer: Locations, avoid: int) -> Locations:
+    """`answer` without the replicas at node `avoid`; a block that is only there is a miss."""
+    replicas, at, kept = bytearray(answer.replicas), 0, array("I")
+    tiers = bytearray()
+    for index, count in enumerate(answer.replicas):
+        for node_id, mask in zip(answer.nodes[at : at + count], answer.tiers[at : at + count], strict=True):
+            if node_id == avoid:
+                replicas[index] -= 1
+            else:
+                kept.append(node_id)
+                tiers.append(mask)
+        at += count
+
+    def present(column: Sequence[int]) -> "array[int]":
+        return array("Q", [value if count else 0 for value, count in zip(column, replicas, strict=True)])
+
+    return Locations(bytes(replicas), present(answer.sizes), present(answer.checksums), present(answer.generations), kept, bytes(tiers))

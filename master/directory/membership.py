@@ -1,0 +1,204 @@
+"""The nodes: their stable ids, who is alive, and the epoch of each registration. Sans-I/O; `now_ns` is monotonic and passed in.
+
+A node lives from its registration until its link to the master breaks or its heartbeats stop for the TTL; what a node says under
+an older registration than its last, or while it counts as dead, is refused with StaleEpoch, and it registers again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvstore.master.directory.records import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, NO_DESCRIPTION, Description
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+
+DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
+
+
+class TierReport(Protocol):
+    """What a node says of one tier; kvstore.v1.TierStatus is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def quarantined_bytes(self) -> int: ...
+    @property
+    def health(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Who a node is. `instance` differs in every process; `unix` ("" for none) works on the host whose boot id is `host_id`."""
+
+    name: str
+    instance: int
+    version: str = ""
+    host_id: str = ""
+    unix: str = ""
+    tcp: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node that was ever seen. `changed_ns` is when it registered or died."""
+
+    node_id: int
+    info: NodeInfo
+    state: str = DEAD
+    epoch: int = 0
+    changed_ns: int = 0
+    heartbeat_ns: int = 0
+    reserved_bytes: int = 0
+    """Granted since the last heartbeat, so not yet in `tiers`."""
+    tiers: Sequence[TierReport] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    description: Description = NO_DESCRIPTION
+    """As the node last said, before a restart of the master too."""
+    revision: int = 0
+    """Rises with each change of the description."""
+    forgotten: bool = False
+    """Dead for so long that it is no longer counted as a holder of anything."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state != DEAD
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can be written without eviction, over the healthy tiers, less what was granted since. May be negative."""
+        free_bytes = sum(tier.capacity_bytes - tier.used_bytes - tier.quarantined_bytes for tier in self._healthy())
+        return free_bytes - self.reserved_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(tier.capacity_bytes for tier in self._healthy())
+
+    @property
+    def largest_bytes(self) -> int:
+        """The capacity of the largest tier: no larger value can be kept."""
+        return max((tier.capacity_bytes for tier in self._healthy()), default=0)
+
+    @property
+    def dram_bytes(self) -> int:
+        return sum(tier.capacity_bytes for tier in self._healthy() if tier.name == "dram")
+
+    def _healthy(self) -> list[TierReport]:
+        return [tier for tier in self.tiers if tier.health == "ok"]
+
+
+class Membership:
+    """The nodes by id. Not thread-safe."""
+
+    def __init__(self, *, wall_ns: int, node_ttl_ns: int) -> None:
+        """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's."""
+        self._next_epoch = wall_ns + 1
+        self._node_ttl_ns = node_ttl_ns
+        self._by_id: dict[int, Node] = {}
+        self._by_name: dict[str, Node] = {}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._by_id.values())
+
+    def get(self, node_id: int) -> Node | None:
+        return self._by_id.get(node_id)
+
+    def named(self, name: str) -> Node | None:
+        return self._by_name.get(name)
+
+    def live(self) -> list[Node]:
+        return [node for node in self._by_id.values() if node.is_live]
+
+    def remember(self, name: str, node_id: int, now_ns: int) -> None:
+        """A node known from the catalog: dead until it registers."""
+        self._add(Node(node_id, NodeInfo(name, 0), changed_ns=now_ns))
+
+    def register(
+        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
+    ) -> tuple[Node, bool]:
+        """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
+
+        The same process registers again freely. Raises InvalidArgument when another live process has the name, for a name that
+        is empty or over MAX_NAME_BYTES, or a description over MAX_DESCRIPTION_BYTES.
+        """
+        if not 1 <= len(info.name.encode()) <= MAX_NAME_BYTES:
+            raise InvalidArgument(f"a node's name is 1 to {MAX_NAME_BYTES} bytes long")
+        _check(description)
+        node, is_new = self._by_name.get(info.name), False
+        if node is None:
+            node, is_new = self._add(Node(max(self._by_id, default=0) + 1, info)), True
+        elif node.is_live and node.info.instance != info.instance:
+            raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
+        node.info, node.tiers, node.state = info, tiers, SYNCING
+        node.epoch = self._next()
+        self._set_description(node, description)
+        node.changed_ns = node.heartbeat_ns = now_ns
+        node.reserved_bytes, node.forgotten = 0, False
+        return node, is_new
+
+    def check(self, node_id: int, epoch: int) -> Node:
+        """The live node. Raises StaleEpoch when `epoch` is not its last registration's, or it counts as dead."""
+        node = self._by_id.get(node_id)
+        if node is None or node.epoch != epoch or not node.is_live:
+            raise StaleEpoch(f"node {node_id} speaks under registration {epoch}, which is over: it must register again")
+        return node
+
+    def heartbeat(self, node_id: int, epoch: int, tiers: Sequence[TierReport], counters: Mapping[str, int], now_ns: int) -> None:
+        """The node lives, and this is how full it is. Raises StaleEpoch."""
+        node = self.check(node_id, epoch)
+        node.tiers, node.counters = tiers, counters
+        node.heartbeat_ns, node.reserved_bytes = now_ns, 0
+
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Node, Description]:
+        """The node says these parts of its description anew (None: not this one): the node, and what it said before.
+
+        Raises StaleEpoch, InvalidArgument.
+        """
+        node = self.check(node_id, epoch)
+        old = node.description
+        new = Description(old.topology if topology is None else topology, old.transfer if transfer is None else transfer)
+        _check(new)
+        self._set_description(node, new)
+        return node, old
+
+    def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
+        """The link of registration `epoch` broke; whether the node died of it (not if it has registered again since)."""
+        node = self._by_id.get(node_id)
+        if node is None or node.epoch != epoch or not node.is_live:
+            return False
+        node.state, node.changed_ns = DEAD, now_ns
+        return True
+
+    def expire(self, now_ns: int) -> list[Node]:
+        """The nodes that died of silence by now."""
+        silent = [node for node in self.live() if node.heartbeat_ns + self._node_ttl_ns <= now_ns]
+        for node in silent:
+            node.state, node.changed_ns = DEAD, now_ns
+        return silent
+
+    def forgettable(self, now_ns: int, after_ns: int) -> list[Node]:
+        """The nodes that have been dead for `after_ns` by now, each told once a death."""
+        found = [node for node in self._by_id.values() if not node.is_live and not node.forgotten and node.changed_ns + after_ns <= now_ns]
+        for node in found:
+            node.forgotten = True
+        return found
+
+    def _set_description(self, node: Node, description: Description) -> None:
+        if description != node.description:
+            node.description, node.revision = description, self._next()
+
+    def _next(self) -> int:
+        self._next_epoch += 1
+        return self._next_epoch - 1
+
+    def _add(self, node: Node) -> Node:
+        self._by_id[node.node_id] = self._by_name[node.info.name] = node
+        return node
+
+
+def _check(description: Description) -> None:
+    if max(map(len, description)) > MAX_DESCRIPTION_BYTES:
+        sizes = " and ".join(str(len(part)) for part in description)
+        raise InvalidArgument(f"a node's topology and transfer description have at most {MAX_DESCRIPTION_BYTES} bytes each, not {sizes}")

@@ -1,0 +1,287 @@
+"""What the nodes say of their blocks, turned into rows, catalog operations and commands to nodes. Sans-I/O.
+
+A commit is seen by no one until the catalog has it: `plan` puts it beside the table (Tenant.pending) and gives the operations,
+`apply`, once they are durable, enters it. What is gone is gone at once, its deletion follows behind. Whatever is in flight, the
+last operation given for a key describes all that is known of it then, so the catalog ends right in any order of events.
+
+Of two versions of one key the higher generation wins, and the loser's node is told to drop its own. A version that can be read
+is replaced only when its successor is durable.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory.commands import Commands
+from kvstore.master.directory.directory import records
+from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
+from kvstore.master.directory.membership import ALIVE, SYNCING, Membership, Node
+from kvstore.master.directory.records import Version
+from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.tenants import Pending, Tenant, Tenants
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.message import TIER_BITS
+
+DURABLE_TIERS: Final = TIER_BITS["nvme"]
+"""What outlives a node's process."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one Publish asks for. `commands` may go out at once; hand it to `apply` when `ops` are durable."""
+
+    ticket: int
+    node_id: int
+    epoch: int
+    commands: Commands
+    ops: list[Op] = field(default_factory=list)
+    commits: list[tuple[Tenant, bytes]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Effects:
+    """What an `apply` leaves to do: operations that nobody waits for, and commands to nodes."""
+
+    commands: Commands
+    ops: list[Op] = field(default_factory=list)
+
+
+class Publishing:
+    """The writing side of the directory. Not thread-safe."""
+
+    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, reservations: Reservations, master_epoch: int) -> None:
+        self._rows, self._tenants, self._members, self._reservations = rows, tenants, members, reservations
+        self._master_epoch = master_epoch
+        self._next_ticket = 1
+
+    def registered(self, node: Node, *, same_process: bool) -> None:
+        """What the node had is a hint until its inventory names it; a new process has lost all that was not on NVMe."""
+
+        def known(state: int) -> int | None:
+            tiers = state & TIERS
+            kept = tiers if same_process else tiers & DURABLE_TIERS
+            return None if tiers and not kept else kept | HINT
+
+        self._rows.sets.rewrite(node.node_id, known)
+
+    def forget(self, node_id: int) -> None:
+        """The node holds nothing any more. Its rows wait for the sweep."""
+        self._rows.sets.rewrite(node_id, lambda _state: None)
+
+    def plan(self, node_id: int, message: Publish) -> Plan:
+        """Take in a node's events, in order.
+
+        Raises StaleEpoch (the registration is over) or InvalidArgument (an index, kind or tenant is wrong); nothing was taken in.
+        """
+        node = self._members.check(node_id, message.epoch)
+        _check_columns(message)
+        tenants = [self._tenants.of(name) for name in message.tenants]
+        plan = Plan(self._next_ticket, node_id, message.epoch, Commands(self._master_epoch))
+        self._next_ticket += 1
+        if message.phase == PHASE_SYNC_BEGIN:
+            node.state = SYNCING
+            self._rows.sets.rewrite(node_id, lambda state: state | HINT)
+        self._take_in(plan, message, tenants)
+        if message.phase == PHASE_SYNC_END and node.state == SYNCING:
+            node.state = ALIVE
+            self._rows.sets.rewrite(node_id, lambda state: None if state & HINT else state)
+            self._hold_pinned(plan)
+        return plan
+
+    def apply(self, plan: Plan) -> Effects:
+        """The plan's operations are durable: its commits become visible, unless the node has registered again since."""
+        effects = Effects(Commands(self._master_epoch))
+        node = self._members.get(plan.node_id)
+        is_current = node is not None and node.epoch == plan.epoch and not node.forgotten
+        for tenant, key in plan.commits:
+            waiting = next((one for one in tenant.pending.get(key, ()) if one.ticket == plan.ticket), None)
+            if waiting is None:
+                continue
+            _unqueue(tenant, key, lambda one: one.ticket == plan.ticket)
+            if is_current:
+                self._enter(effects, tenant, key, waiting)
+            else:
+                effects.ops.append(self.op(tenant, key))
+        return effects
+
+    def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
+        """`node_id` no longer has `key` in this generation or an older one: at once, also what was not visible yet."""
+        queued = _unqueue(tenant, key, lambda one: one.node_id == node_id and one.version.generation <= generation)
+        row = tenant.rows.get(key, NO_ROW)
+        held = self._rows.generations[row] <= generation and self._let_go(tenant, key, node_id)
+        if not queued and not held:
+            return []
+        ops = [self.op(tenant, key)]
+        if ops[0].value is None and key in tenant.pins:
+            # The block itself is gone, not only out of reach: a later block of this key is another one.
+            tenant.pins.discard(key)
+            ops.append(records.pin(tenant.prefix, key, pinned=False))
+        return ops
+
+    def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Op]:
+        """Take nodes that cannot be asked off the row's holders; the operations. Should one come back, its inventory decides."""
+        stripped = [self._let_go(tenant, key, node_id) for node_id in node_ids]
+        return [self.op(tenant, key)] if any(stripped) else []
+
+    def op(self, tenant: Tenant, key: bytes) -> Op:
+        """The operation that makes the catalog say what is known of the key now, commits in flight included."""
+        row = tenant.rows.get(key, NO_ROW)
+        version, holders = self._rows.version(row), [node_id for node_id, _state in self._rows.pairs(row)]
+        for waiting in tenant.pending.get(key, ()):
+            if not holders or waiting.version.generation > version.generation:
+                version, holders = waiting.version, [waiting.node_id]
+            elif waiting.version[:3] == version[:3] and waiting.node_id not in holders:
+                holders.append(waiting.node_id)
+        return records.put_block(tenant.prefix, key, version, holders) if holders else records.delete_block(tenant.prefix, key)
+
+    def check_integrity(self) -> None:
+        """Assert that at most one version a node waits for the catalog, and nothing empty is kept. For tests."""
+        for tenant in self._tenants:
+            for key, waiting in tenant.pending.items():
+                assert waiting, key
+                assert len({(one.node_id, one.ticket) for one in waiting}) == len(waiting), key
+                assert len({one.node_id for one in waiting}) == len({(one.node_id, one.version[:3]) for one in waiting}), key
+
+    def _take_in(self, plan: Plan, message: Publish, tenants: list[Tenant]) -> None:
+        columns = zip(
+            message.kinds,
+            message.keys,
+            map(tenants.__getitem__, message.tenant_indexes),
+            map(message.namespaces.__getitem__, message.namespace_indexes),
+            message.sizes,
+            message.checksums,
+            message.generations,
+            message.tiers,
+            message.parents,
+            strict=True,
+        )
+        for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns:
+            if kind == EVENT_COMMIT:
+                self._commit(plan, tenant, key, Version(size, checksum, generation, namespace, parent), tiers & TIERS)
+            elif kind == EVENT_GONE:
+                plan.ops += self.gone(plan.node_id, tenant, key, generation)
+            else:
+                self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
+
+    def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
+        node_id = plan.node_id
+        if version.generation <= tenant.removed.get(key, 0):
+            plan.commands.drop(node_id, tenant, key, version.generation)  # removed while the node was away
+            return
+        self._reservations.end(tenant, key, version.generation)
+        self._reservations.saw(version.generation)
+        if key not in tenant.rows and key not in tenant.pending:
+            tenant.pending[key] = (Pending(plan.ticket, node_id, version, tiers),)
+            plan.ops.append(records.put_block(tenant.prefix, key, version, (node_id,)))
+            plan.commits.append((tenant, key))
+        elif not self._is_held(tenant, key, node_id, version, tiers):
+            self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
+
+    def _commit_known(self, plan: Plan, tenant: Tenant, key: bytes, new: Pending) -> None:
+        """A commit of a key that is in the table or in flight, at this node or another."""
+        # The same version in an earlier plan stays there: that plan's answer promises that it is visible.
+        _unqueue(tenant, key, lambda one: one.node_id == new.node_id and (one.version[:3] != new.version[:3] or one.ticket == new.ticket))
+        if self._is_beaten(tenant, key, new.version):
+            plan.commands.drop(new.node_id, tenant, key, new.version.generation)
+        else:
+            tenant.pending[key] = (*tenant.pending.get(key, ()), new)
+            plan.commits.append((tenant, key))
+        plan.ops.append(self.op(tenant, key))
+
+    def _is_held(self, tenant: Tenant, key: bytes, node_id: int, version: Version, tiers: int) -> bool:
+        """The node is known to hold this version: its tiers are updated. It no longer holds another one that was known."""
+        row = tenant.rows.get(key, NO_ROW)
+        pairs = self._rows.pairs(row)
+        if not self._rows.is_version(row, version):
+            self._let_go(tenant, key, node_id)
+            return False
+        held = with_holder(pairs, node_id, tiers)
+        if len(held) > len(pairs):
+            return False
+        self._rows.hold(row, held)
+        return True
+
+    def _is_beaten(self, tenant: Tenant, key: bytes, version: Version) -> bool:
+        """Another version of the key, held or in flight at another node, is newer, or as new and there first."""
+        row = tenant.rows.get(key, NO_ROW)
+        rivals = [one.version for one in tenant.pending.get(key, ())]
+        if self._rows.pairs(row):
+            rivals.append(self._rows.version(row))
+        return any(rival.generation >= version.generation and rival[:3] != version[:3] for rival in rivals)
+
+    def _enter(self, effects: Effects, tenant: Tenant, key: bytes, waiting: Pending) -> None:
+        """A durable commit becomes visible, or loses to a version that became visible while it waited."""
+        node_id, version = waiting.node_id, waiting.version
+        row = tenant.rows.get(key, NO_ROW)
+        pairs = self._rows.pairs(row)
+        if pairs and self._rows.is_version(row, version):
+            self._rows.hold(row, with_holder(pairs, node_id, waiting.tiers))
+        elif pairs and self._rows.generations[row] >= version.generation:
+            effects.commands.drop(node_id, tenant, key, version.generation)
+            effects.ops.append(self.op(tenant, key))
+            return
+        else:
+            for other, _state in pairs:
+                effects.commands.drop(other, tenant, key, self._rows.generations[row])
+            self._rows.insert(tenant, key, version, ((node_id, waiting.tiers),))
+        if key in tenant.pins:
+            effects.commands.hold(node_id, tenant, key, pinned=True)
+
+    def _let_go(self, tenant: Tenant, key: bytes, node_id: int) -> bool:
+        """Take the node off the row's holders, and the row away with its last; whether it was one."""
+        row = tenant.rows.get(key, NO_ROW)
+        pairs = self._rows.pairs(row)
+        rest = without_holder(pairs, node_id)
+        if rest == pairs:
+            return False
+        if rest:
+            self._rows.hold(row, rest)
+        else:
+            self._rows.remove(row)
+        return True
+
+    def _moved(self, node_id: int, tenant: Tenant, key: bytes, generation: int, tiers: int) -> None:
+        row = tenant.rows.get(key, NO_ROW)
+        pairs = self._rows.pairs(row)
+        if self._rows.generations[row] == generation and any(pair[0] == node_id for pair in pairs):
+            self._rows.hold(row, with_holder(pairs, node_id, tiers))
+        if key in tenant.pending:
+            tenant.pending[key] = tuple(
+                one._replace(tiers=tiers) if (one.node_id, one.version.generation) == (node_id, generation) else one
+                for one in tenant.pending[key]
+            )
+
+    def _hold_pinned(self, plan: Plan) -> None:
+        for tenant in self._tenants:
+            for key in tenant.pins:
+                if any(pair[0] == plan.node_id for pair in self._rows.pairs(tenant.rows.get(key, NO_ROW))):
+                    plan.commands.hold(plan.node_id, tenant, key, pinned=True)
+
+
+def _unqueue(tenant: Tenant, key: bytes, is_over: Callable[[Pending], bool]) -> bool:
+    """Take what `is_over` off the commits that wait for the catalog; whether there was any."""
+    waiting = tenant.pending.get(key)
+    if waiting is None:
+        return False
+    rest = tuple(one for one in waiting if not is_over(one))
+    if rest:
+        tenant.pending[key] = rest
+    else:
+        del tenant.pending[key]
+    return len(rest) < len(waiting)
+
+
+def _check_columns(message: Publish) -> None:
+    """Raises InvalidArgument before anything is taken in: a message is taken whole or not at all."""
+    if message.keys and max(message.tenant_indexes) >= len(message.tenants):
+        raise InvalidArgument(f"a tenant index of {max(message.tenant_indexes)} for {len(message.tenants)} tenants")
+    if message.keys and max(message.namespace_indexes) >= len(message.namespaces):
+        raise InvalidArgument(f"a namespace index of {max(message.namespace_indexes)} for {len(message.namespaces)} namespaces")
+    unknown = set(message.kinds) - {EVENT_COMMIT, EVENT_GONE, EVENT_MOVED}
+    if unknown:
+        raise InvalidArgument(f"events of unknown kind {min(unknown)}")
+    for tenant in message.tenants:
+        records.check_tenant(tenant)

@@ -1,0 +1,206 @@
+"""The catalog's records: what of the directory outlives the master, as bytes. Pure; it decides nothing.
+
+    key                                             value
+    b"b" + u8 tenant length + tenant + block key    <u8 version, u64 size, u64 checksum, u64 generation, u8 namespace length,
+                                                    u8 parent length, u16 holders>, namespace, parent key, u32 node id a holder
+    b"n" + node name                                <u32 node id>
+    b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
+    b"p" + u8 tenant length + tenant + block key    empty: the block is pinned
+    b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
+
+Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
+little-endian; the version is raised when the form changes, and a record of another version is refused, not guessed at.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import xxhash
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.protocol.errors import Corrupt, InvalidArgument
+
+VERSION: Final = 1
+MAX_TENANT_BYTES: Final = 128
+"""With a key of 255 bytes a record's key stays below the catalog's limit of 400."""
+MAX_NAME_BYTES: Final = 255
+MAX_DESCRIPTION_BYTES: Final = 256 << 10
+"""Of a node's topology, and of what it says of its transfer engine."""
+PART_BYTES: Final = 60 << 10
+"""A description goes into records of this size: a catalog's values are at most 64 KiB."""
+
+_BLOCK: Final = struct.Struct("<BQQQBBH")
+_ID: Final = struct.Struct("<I")
+_GENERATION: Final = struct.Struct("<Q")
+_DESCRIPTION: Final = struct.Struct("<BQI")
+
+
+class Version(NamedTuple):
+    """One put of a block: its bytes' size and checksum, the put's generation, its namespace and parent key (b"" for none)."""
+
+    size: int
+    checksum: int
+    generation: int
+    namespace: str
+    parent: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    tenant: str
+    key: bytes
+    version: Version
+    holders: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    name: str
+    node_id: int
+
+
+class Description(NamedTuple):
+    """What a node says of itself that others need to reach it: both are opaque to the master."""
+
+    topology: bytes = b""
+    transfer: bytes = b""
+
+
+NO_DESCRIPTION: Final = Description()
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptionPart:
+    """A part of the description of the node `name`; `join_description` puts them together."""
+
+    name: str
+    part: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PinRecord:
+    tenant: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRecord:
+    tenant: str
+    key: bytes
+    generation: int
+
+
+def check_tenant(tenant: str) -> None:
+    """Raises InvalidArgument for a tenant over MAX_TENANT_BYTES."""
+    if len(tenant.encode()) > MAX_TENANT_BYTES:
+        raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long, not {len(tenant.encode())}")
+
+
+def tenant_prefix(tenant: str) -> bytes:
+    """What a tenant's record keys start with, after the kind's letter."""
+    name = tenant.encode()
+    return bytes((len(name),)) + name
+
+
+def put_block(prefix: bytes, key: bytes, version: Version, holders: Sequence[int]) -> Op:
+    """`prefix` is tenant_prefix(tenant); computed once a tenant, because this runs once a published block."""
+    size, checksum, generation, namespace, parent = version
+    text = namespace.encode()
+    head = _BLOCK.pack(VERSION, size, checksum, generation, len(text), len(parent), len(holders))
+    return Op(b"b" + prefix + key, b"".join((head, text, parent, *map(_ID.pack, holders))))
+
+
+def delete_block(prefix: bytes, key: bytes) -> Op:
+    return Op(b"b" + prefix + key, None)
+
+
+def put_node(name: str, node_id: int) -> Op:
+    return Op(b"n" + name.encode(), _ID.pack(node_id))
+
+
+def put_description(name: str, description: Description, former: Description) -> list[Op]:
+    """What makes `description` durable in place of `former`."""
+    if description == former:
+        return []
+    parts = _parts(description)
+    ops = [Op(_part_key(name, part), data) for part, data in enumerate(parts)]
+    return ops + [Op(_part_key(name, part), None) for part in range(len(parts), len(_parts(former)))]
+
+
+def join_description(parts: Sequence[DescriptionPart]) -> Description:
+    """The description of which these are the parts, in any order. Raises Corrupt for one of another release.
+
+    One whose parts do not fit together is empty: the master died while it was written, and its node will tell it again.
+    """
+    in_order = sorted(parts, key=lambda part: part.part)
+    data = b"".join(part.data for part in in_order)
+    if len(data) < _DESCRIPTION.size or in_order[0].part:
+        return NO_DESCRIPTION
+    form, checksum, topology_bytes = _DESCRIPTION.unpack_from(data)
+    if form != VERSION:
+        raise Corrupt(f"a catalog record has form {form}, this release reads {VERSION}")
+    rest = data[_DESCRIPTION.size :]
+    if xxhash.xxh3_64_intdigest(rest) != checksum:
+        return NO_DESCRIPTION
+    return Description(rest[:topology_bytes], rest[topology_bytes:])
+
+
+def _parts(description: Description) -> list[bytes]:
+    if description == NO_DESCRIPTION:
+        return []
+    rest = description.topology + description.transfer
+    data = _DESCRIPTION.pack(VERSION, xxhash.xxh3_64_intdigest(rest), len(description.topology)) + rest
+    return [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+
+
+def _part_key(name: str, part: int) -> bytes:
+    return b"d" + bytes((part,)) + name.encode()
+
+
+def pin(prefix: bytes, key: bytes, *, pinned: bool) -> Op:
+    return Op(b"p" + prefix + key, b"" if pinned else None)
+
+
+def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
+    """Remember a removal, or forget it (None)."""
+    return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
+
+
+def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | DescriptionPart | PinRecord | RemovedRecord:
+    """The record of one catalog entry.
+
+    Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
+    """
+    try:
+        if key[:1] == b"b":
+            return _block(*_owner(key), value)
+        if key[:1] == b"n":
+            return NodeRecord(key[1:].decode(), _ID.unpack(value)[0])
+        if key[:1] == b"d":
+            return DescriptionPart(key[2:].decode(), key[1], value)
+        if key[:1] == b"p" and not value:
+            return PinRecord(*_owner(key))
+        if key[:1] == b"r":
+            return RemovedRecord(*_owner(key), *_GENERATION.unpack(value))
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        raise Corrupt(f"the catalog's record {key!r} is damaged: {error}") from None
+    raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")
+
+
+def _owner(key: bytes) -> tuple[str, bytes]:
+    split = 2 + key[1]
+    return key[2:split].decode(), key[split:]
+
+
+def _block(tenant: str, key: bytes, value: bytes) -> BlockRecord:
+    form, size, checksum, generation, namespace_bytes, parent_bytes, holder_count = _BLOCK.unpack_from(value)
+    if form != VERSION:
+        raise Corrupt(f"a catalog record has form {form}, this release reads {VERSION}")
+    text_end = _BLOCK.size + namespace_bytes
+    parent_end = text_end + parent_bytes
+    namespace = value[_BLOCK.size : text_end].decode()
+    holders = struct.unpack(f"<{holder_count}I", value[parent_end:])
+    return BlockRecord(tenant, key, Version(size, checksum, generation, namespace, value[text_end:parent_end]), holders)

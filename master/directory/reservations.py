@@ -1,0 +1,67 @@
+"""Who may write which key: granted puts, their generations and their expiry. Sans-I/O; `now_ns` is passed in.
+
+A reservation only keeps two writers from doing the same work. It protects nothing: a put that comes late or was never reserved
+is published all the same, and generations decide between two of one key.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvstore.master.directory.tenants import Reservation, Tenant
+
+
+class Reservations:
+    """The reservations of all tenants. Not thread-safe."""
+
+    def __init__(self, *, ttl_ns: int, last_generation: int) -> None:
+        """Generations follow `last_generation`, which must be above all that were ever granted (a wall clock in ns is)."""
+        self._ttl_ns = ttl_ns
+        self._last_generation = last_generation
+
+    @property
+    def last_generation(self) -> int:
+        """No version that was ever granted or seen is newer."""
+        return self._last_generation
+
+    def saw(self, generation: int) -> None:
+        """A generation of a block met in the catalog or at a node: later grants are above it."""
+        self._last_generation = max(self._last_generation, generation)
+
+    def held(self, tenant: Tenant, key: bytes, live: frozenset[int], now_ns: int) -> bool:
+        """Someone may be writing the key: reserved, not expired, at a live node."""
+        found = tenant.reserved.get(key)
+        return found is not None and found.expires_ns > now_ns and found.node_id in live
+
+    def grant(self, tenant: Tenant, keys: Sequence[bytes], sizes: Sequence[int], nodes: Sequence[int], now_ns: int) -> range:
+        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void."""
+        first = self._last_generation + 1
+        self._last_generation += len(keys)
+        expires_ns = now_ns + self._ttl_ns
+        generations = range(first, first + len(keys))
+        for key, size, node_id, generation in zip(keys, sizes, nodes, generations, strict=True):
+            tenant.reserved.pop(key, None)  # to the end of the dictionary: it is the order of expiry
+            tenant.reserved[key] = Reservation(generation, node_id, size, expires_ns)
+        return generations
+
+    def end(self, tenant: Tenant, key: bytes, generation: int) -> None:
+        """The key's reservation is over, if it is the one of `generation`."""
+        found = tenant.reserved.get(key)
+        if found is not None and found.generation == generation:
+            del tenant.reserved[key]
+
+    def expire(self, tenants: Iterable[Tenant], now_ns: int) -> None:
+        """Forget what expired by now."""
+        for tenant in tenants:
+            over: list[bytes] = []
+            for key, reservation in tenant.reserved.items():
+                if reservation.expires_ns > now_ns:
+                    break
+                over.append(key)
+            for key in over:
+                del tenant.reserved[key]
+
+    def check_integrity(self, tenants: Iterable[Tenant]) -> None:
+        """Assert that reservations lie in the order of their expiry and none is of a generation to come. For tests."""
+        for tenant in tenants:
+            expiries = [reservation.expires_ns for reservation in tenant.reserved.values()]
+            assert expiries == sorted(expiries), tenant.name
+            assert all(reservation.generation <= self._last_generation for reservation in tenant.reserved.values()), tenant.name

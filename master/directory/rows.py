@@ -1,0 +1,185 @@
+"""The blocks as a table of columns: one row a block, no object a block.
+
+A million blocks cost about 200 bytes each this way (key, dictionary entry, row number, columns); one small object a block would
+cost as much again and give the garbage collector a million things to walk. What a row means (who holds it, what may be seen) is
+the directory's business; this table keeps rows, their parents and their holders' sets consistent.
+"""
+
+from array import array
+from typing import Final
+
+from kvstore.master.directory.holders import HolderSets, Pairs
+from kvstore.master.directory.records import Version
+from kvstore.master.directory.tenants import Tenant, Tenants
+
+NO_ROW: Final = 0
+"""Row 0 is nobody's: queries use it for keys that have no row, and its set of holders is never live."""
+NO_PARENT: Final = 0
+
+
+class Namespaces:
+    """Namespace names by index, counted by row, so that a name without blocks is forgotten."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._rows: list[int] = []
+        self._index: dict[str, int] = {}
+        self._free: list[int] = []
+
+    def __getitem__(self, index: int) -> str:
+        return self._names[index]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def enter(self, name: str) -> int:
+        index = self._index.get(name)
+        if index is None:
+            index = self._new(name)
+        self._rows[index] += 1
+        return index
+
+    def leave(self, index: int) -> None:
+        self._rows[index] -= 1
+        if not self._rows[index]:
+            del self._index[self._names[index]]
+            self._free.append(index)
+
+    def _new(self, name: str) -> int:
+        if self._free:
+            index = self._free.pop()
+            self._names[index] = name
+        else:
+            index = len(self._names)
+            self._names.append(name)
+            self._rows.append(0)
+        self._index[name] = index
+        return index
+
+
+class Rows:
+    """The table. Columns are public to the directory's queries, which read them in C loops; only this class writes them.
+
+    A block that goes while it has children leaves its row behind, held by nobody, until the last child goes: a parent's row is
+    never given to another block, and a parent that comes back finds its children. The parent of a row is fixed when the row is
+    made and existed before it, so there are no cycles. Not thread-safe.
+    """
+
+    def __init__(self, tenants: Tenants) -> None:
+        self.tenants = tenants
+        self.sets = HolderSets()
+        self.namespaces = Namespaces()
+        self.sizes, self.checksums, self.generations = array("Q", (0,)), array("Q", (0,)), array("Q", (0,))
+        self.parents, self.children = array("I", (NO_PARENT,)), array("I", (0,))
+        self.tenant_indexes, self.namespace_indexes = array("I", (0,)), array("I", (self.namespaces.enter(""),))
+        self.holders = array("I", (0,))
+        self.keys: list[bytes | None] = [None]
+        self._free = array("I")
+
+    def __len__(self) -> int:
+        """Rows of the table, free ones and row 0 included: every row number is below it."""
+        return len(self.keys)
+
+    def pairs(self, row: int) -> Pairs:
+        return self.sets[self.holders[row]]
+
+    def version(self, row: int) -> Version:
+        parent = self.keys[self.parents[row]]
+        return Version(
+            self.sizes[row], self.checksums[row], self.generations[row], self.namespaces[self.namespace_indexes[row]], parent or b""
+        )
+
+    def is_version(self, row: int, version: Version) -> bool:
+        """Size, checksum and generation are the row's."""
+        return version[:3] == (self.sizes[row], self.checksums[row], self.generations[row])
+
+    def insert(self, tenant: Tenant, key: bytes, version: Version, pairs: Pairs, *, make_parent: bool = False) -> int:
+        """Give `key` this version and these holders, in its row or a new one; the row.
+
+        A new row gets its parent if the parent has a row. `make_parent`: make that row, held by nobody, if there is none (a
+        catalog is read in key order, children before their parents).
+        """
+        row = tenant.rows.get(key, NO_ROW)
+        if row == NO_ROW:
+            row = self._new(tenant, key, self._parent_row(tenant, key, version.parent, make_parent))
+        elif make_parent and self.parents[row] == NO_PARENT:
+            self._adopt(row, self._parent_row(tenant, key, version.parent, make_parent))
+        self.sizes[row], self.checksums[row], self.generations[row] = version[:3]
+        namespace_index = self.namespaces.enter(version.namespace)
+        self.namespaces.leave(self.namespace_indexes[row])
+        self.namespace_indexes[row] = namespace_index
+        self.hold(row, pairs)
+        return row
+
+    def hold(self, row: int, pairs: Pairs) -> None:
+        """`pairs` hold the row's block from now on."""
+        index = self.sets.enter(pairs)
+        self.sets.leave(self.holders[row])
+        self.holders[row] = index
+
+    def remove(self, row: int) -> None:
+        """The row's block is gone. Frees the row, and every ancestor's that only waited for it."""
+        self.hold(row, ())
+        while row != NO_ROW and not self.holders[row] and not self.children[row]:
+            parent = self.parents[row]
+            self._release(row)
+            if parent != NO_PARENT:
+                self.children[parent] -= 1
+            row = parent
+
+    def check_integrity(self) -> None:
+        """Assert that rows, dictionaries, holders' sets and children counts agree. For tests; O(rows)."""
+        named = {row: (tenant, key) for tenant in self.tenants for key, row in tenant.rows.items()}
+        free = set(self._free)
+        assert len(free) == len(self._free)
+        assert free | named.keys() | {NO_ROW} == set(range(len(self)))
+        assert len(free) + len(named) + 1 == len(self)
+        children = [0] * len(self)
+        for row, (tenant, key) in named.items():
+            assert self.keys[row] == key
+            assert self.tenants.at(self.tenant_indexes[row]) is tenant
+            assert self.holders[row] or self.children[row], "a row held by nobody waits for no child"
+            children[self.parents[row]] += 1
+        assert children[1:] == list(self.children[1:])
+        assert all(self.keys[row] is None and not self.holders[row] for row in free)
+        self.sets.check_integrity(self.holders)
+
+    def _parent_row(self, tenant: Tenant, key: bytes, parent: bytes, make: bool) -> int:
+        if not parent or parent == key:
+            return NO_PARENT
+        row = tenant.rows.get(parent, NO_ROW)
+        if row == NO_ROW and make:
+            row = self._new(tenant, parent, NO_PARENT)
+        return row
+
+    def _new(self, tenant: Tenant, key: bytes, parent: int) -> int:
+        """A row for `key`, held by nobody yet."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self.keys)
+            for column in (self.sizes, self.checksums, self.generations, self.parents, self.children):
+                column.append(0)
+            for column in (self.tenant_indexes, self.namespace_indexes, self.holders):
+                column.append(0)
+            self.keys.append(None)
+        self.keys[row] = key
+        self.tenant_indexes[row] = tenant.index
+        self.namespace_indexes[row] = self.namespaces.enter("")
+        tenant.rows[key] = row
+        self._adopt(row, parent)
+        return row
+
+    def _adopt(self, row: int, parent: int) -> None:
+        self.parents[row] = parent
+        if parent != NO_PARENT:
+            self.children[parent] += 1
+
+    def _release(self, row: int) -> None:
+        key = self.keys[row]
+        assert key is not None, row
+        del self.tenants.at(self.tenant_indexes[row]).rows[key]
+        self.namespaces.leave(self.namespace_indexes[row])
+        self.keys[row] = None
+        self.parents[row] = NO_PARENT
+        self._free.append(row)

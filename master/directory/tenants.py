@@ -1,0 +1,81 @@
+"""The tenants: for each its blocks, reservations, commits in flight and pins, in dictionaries of its own, so that none can see another's.
+
+A tenant exists from its first block, reservation or pin until the last of them is gone: inventing names grows nothing for long.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
+
+
+class Reservation(NamedTuple):
+    """A granted put: nobody else gets its key before `expires_ns` while the node lives."""
+
+    generation: int
+    node_id: int
+    size: int
+    expires_ns: int
+
+
+class Pending(NamedTuple):
+    """A version that a node has and the catalog does not yet: nobody sees it. `ticket` is the number of the plan it waits in."""
+
+    ticket: int
+    node_id: int
+    version: Version
+    tiers: int
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """`rows` names the row of each key; `prefix` starts its catalog keys. Compared and hashed by identity."""
+
+    name: str
+    index: int
+    prefix: bytes
+    rows: dict[bytes, int] = field(default_factory=dict)
+    reserved: dict[bytes, Reservation] = field(default_factory=dict)
+    pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
+    pins: set[bytes] = field(default_factory=set)
+    removed: dict[bytes, int] = field(default_factory=dict)
+    """Keys removed while a node was away, up to which generation: that node may still have them."""
+
+
+class Tenants:
+    """By name, and by the index that a row keeps."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Tenant] = {}
+        self._by_index: list[Tenant | None] = []
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Tenant | None:
+        """None for a tenant that has nothing."""
+        return self._by_name.get(name)
+
+    def at(self, index: int) -> Tenant:
+        tenant = self._by_index[index]
+        assert tenant is not None, index
+        return tenant
+
+    def of(self, name: str) -> Tenant:
+        """The tenant, made if need be. Raises InvalidArgument for a name too long to be kept."""
+        found = self._by_name.get(name)
+        if found is not None:
+            return found
+        check_tenant(name)
+        index = self._by_index.index(None) if None in self._by_index else len(self._by_index)
+        made = self._by_name[name] = Tenant(name, index, tenant_prefix(name))
+        self._by_index[index : index + 1] = [made]
+        return made
+
+    def forget_empty(self) -> None:
+        """Forget the tenants that have nothing. O(tenants)."""
+        for tenant in list(self._by_name.values()):
+            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.removed):
+                del self._by_name[tenant.name]
+                self._by_index[tenant.index] = None

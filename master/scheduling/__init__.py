@@ -1,0 +1,1 @@
+"""The live scheduler: what instances report, and where requests go."""

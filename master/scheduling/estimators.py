@@ -1,0 +1,107 @@
+"""What the live scheduler foresees with: fitted to what instances measure, and until they have measured enough a model or a guess.
+
+One fit for all instances of a role: they are taken to be of one kind, as Algorithm 1 does. It chooses nothing.
+"""
+
+from typing import Final, TypeVar
+
+from kvstore.master.scheduling.reports import MAX_SAMPLES, Samples
+from kvstore.scheduler.dispatcher import Estimators
+from kvstore.scheduler.estimators.analytic import AnalyticModel
+from kvstore.scheduler.estimators.least_squares import FitReport
+from kvstore.scheduler.estimators.online import REFIT_SAMPLES, OnlineDecode, OnlinePrefill
+from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
+
+GUESSED_PREFILL_TOKENS_PER_S: Final = 10_000.0
+"""About what eight A800 compute of a prompt of Llama 2 70B."""
+GUESSED_TBT_S: Final = 0.02
+"""For the weights, which every step loads, however many sequences it serves."""
+GUESSED_CONTEXT_TOKENS_PER_S: Final = 4e7
+"""Tokens of cache that a decode step gets through: 320 KB each at 13 TB/s."""
+
+
+LEARNED_SAMPLES_PER_S: Final = REFIT_SAMPLES
+"""A fit takes milliseconds of the loop, and there is one each REFIT_SAMPLES: so one a second of either kind."""
+
+T = TypeVar("T")
+
+
+class LinearGuess:
+    """PrefillTime and DecodeTime of an instance that nothing is known of: in proportion, so that loads at least compare."""
+
+    def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
+        """Seconds for the tokens that are not in the cache."""
+        return (input_tokens - prefix_tokens) / GUESSED_PREFILL_TOKENS_PER_S
+
+    def tbt_s(self, batch: int, context_tokens: int) -> float:
+        """Seconds for one token of each sequence, however many they are."""
+        return GUESSED_TBT_S + context_tokens / GUESSED_CONTEXT_TOKENS_PER_S
+
+
+class _Allowance:
+    """How many samples may be learned: so many a second, what is not used being kept for one full report."""
+
+    def __init__(self) -> None:
+        self._samples = float(MAX_SAMPLES)
+        self._since_ns = 0
+
+    def take(self, wanted: int, now_ns: int) -> int:
+        """As many of those `wanted` as are allowed now."""
+        earned = (now_ns - self._since_ns) / 1e9 * LEARNED_SAMPLES_PER_S
+        self._samples, self._since_ns = min(MAX_SAMPLES, self._samples + earned), now_ns
+        taken = min(wanted, int(self._samples))
+        self._samples -= taken
+        return taken
+
+
+class LiveEstimators:
+    """PrefillTime, DecodeTime and TransferTime of the instances that report. Not thread-safe."""
+
+    def __init__(self, model: AnalyticModel | None) -> None:
+        """`model`: what they are until enough was measured; None: a guess."""
+        start = model or LinearGuess()
+        self._start = f"{model.model.name} on {model.gpus} x {model.gpu.name}, computed" if model else "a linear guess"
+        self._prefill = OnlinePrefill(start)
+        self._decode = OnlineDecode(start)
+        self._transfer = BandwidthTransfer()
+        self._prefill_allowance, self._decode_allowance = _Allowance(), _Allowance()
+        self.block_bytes = 0
+        """What a block of the prompt in question takes. Blocks differ from tenant to tenant: set it before each decision."""
+
+    def learn(self, samples: Samples, now_ns: int) -> None:
+        """Take measurements in, of either kind LEARNED_SAMPLES_PER_S over all instances: a hundred of them measure thousands a second."""
+        for prefill in _latest(samples.prefill, self._prefill_allowance.take(len(samples.prefill), now_ns)):
+            self._prefill.add(prefill)
+        for decode in _latest(samples.decode, self._decode_allowance.take(len(samples.decode), now_ns)):
+            self._decode.add(decode)
+
+    def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
+        """Seconds to compute a prompt of which the first `prefix_tokens` are in the cache."""
+        return self._prefill.prefill_s(input_tokens, prefix_tokens)
+
+    def tbt_s(self, batch: int, context_tokens: int) -> float:
+        """Seconds for one token of each of `batch` sequences with `context_tokens` of cache together."""
+        return self._decode.tbt_s(batch, context_tokens)
+
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float) -> float:
+        """Seconds until so many *blocks* have been sent: see `for_dispatcher`."""
+        return self._transfer.transfer_s(size_bytes * self.block_bytes, backlog_bytes=backlog_bytes, bytes_per_s=bytes_per_s)
+
+    def for_dispatcher(self) -> Estimators:
+        """As a dispatcher takes them. It is told once how many bytes a block has, and here that differs from prompt to prompt: so its
+        unit of size is the block, and `transfer_s` makes bytes of it."""
+        return Estimators(self, self, self, block_bytes=1)
+
+    @property
+    def words(self) -> str:
+        """How times are foreseen, for operators."""
+        return f"prefill: {self._words(self._prefill.report)}; decode: {self._words(self._decode.report)}"
+
+    def _words(self, report: FitReport | None) -> str:
+        return (
+            self._start if report is None else f"fitted to {report.samples} samples, half of them within {report.median_relative_error:.1%}"
+        )
+
+
+def _latest(samples: list[T], count: int) -> list[T]:
+    return samples[len(samples) - count :]

@@ -1,0 +1,240 @@
+"""Where requests go: the instances' reports and the directory's prefixes put before a dispatcher, and what follows from its decision.
+
+Sans-I/O and one thread: `now_ns` is passed in, and the transfer that a decision needs is started by a function that is. The decision
+itself is a dispatcher's (scheduler/kvcache_centric.py). Asking is no access to any block: what would be read is touched when it is.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.membership import Node
+from kvstore.master.scheduling.estimators import LiveEstimators
+from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
+from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
+from kvstore.master.scheduling.reports import samples_of
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import MAX_KEY_BYTES
+from kvstore.scheduler.admission import Admission, AdmitAll
+from kvstore.scheduler.decision import Decision, Rejection
+from kvstore.scheduler.decode_selection import broken_slo
+from kvstore.scheduler.dispatcher import Dispatcher
+from kvstore.scheduler.request import Request, Slo
+
+MAX_PROMPT_BLOCKS: Final = 65_536
+MAX_TOKENS: Final = 1 << 27
+"""Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""
+UNKNOWN_OUTPUT_TOKENS: Final = 182
+"""Taken where the caller does not know: the mean of the traces of Qin et al., Mooncake (arXiv:2407.00079), section 4."""
+
+
+class Replicate(Protocol):
+    """Has node `node_id` copy those of the blocks that it lacks from the source. Returns at once; never raises."""
+
+    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One request to place, of a tenant that was let in. `keys` are those of its full blocks; `output_tokens` 0: not known."""
+
+    tenant: str
+    keys: Sequence[bytes]
+    block_tokens: int
+    input_tokens: int
+    output_tokens: int
+    slo: Slo
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument, which names what is outside its range."""
+        count, lengths = len(self.keys), set(map(len, self.keys))
+        for name, value, least in (("input_tokens", self.input_tokens, 1), ("output_tokens", self.output_tokens, 0)):
+            if not least <= value <= MAX_TOKENS:
+                raise InvalidArgument(f"{name} is {value}: it must be in [{least}, {MAX_TOKENS}]")
+        if self.block_tokens < 1:
+            raise InvalidArgument("block_tokens is 0: say how many tokens a block has")
+        if count > MAX_PROMPT_BLOCKS or count * self.block_tokens > self.input_tokens:
+            raise InvalidArgument(
+                f"{count} keys of blocks of {self.block_tokens} tokens for a prompt of {self.input_tokens}:"
+                f" give one for each full block, at most {MAX_PROMPT_BLOCKS}"
+            )
+        if count and not 1 <= min(lengths) <= max(lengths) <= MAX_KEY_BYTES:
+            raise InvalidArgument(f"a key is 1 to {MAX_KEY_BYTES} bytes long")
+
+
+class _Pool(NamedTuple):
+    """The instances as they are for one decision, in one order; `nodes` are the prefill instances', None where there is none alive."""
+
+    prefill: list[PrefillMember]
+    decode: list[DecodeMember]
+    nodes: list[Node | None]
+    matches: list[int]
+
+
+class Scheduling:
+    """Owns the instances. Not thread-safe: the master's loop is the only caller."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        instances: Instances,
+        dispatcher: Dispatcher,
+        estimators: LiveEstimators,
+        *,
+        admission: Admission,
+        replicate: Replicate,
+        decision_ttl_s: float,
+        first_request_id: int,
+    ) -> None:
+        """`first_request_id`: above all that a former master has given out. `dispatcher` and `admission` foresee with `estimators`."""
+        self.instances = instances
+        self.estimators = estimators
+        self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._replicate = replicate
+        self._decision_ttl_ns = round(decision_ttl_s * NS_PER_S)
+        self._request_ids = itertools.count(first_request_id)
+        self._decode_duration = DecodeDuration()
+
+    def report(self, report: pb.ReportRequest, now_ns: int) -> None:
+        """See Instances.report; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has changed then."""
+        samples = samples_of(report)
+        self.instances.report(report, now_ns)
+        self.estimators.learn(samples, now_ns)
+
+    def tick(self, now_ns: int) -> list[str]:
+        """Let time pass: the names of the instances that have left by their silence."""
+        return self.instances.expire(now_ns)
+
+    def schedule(self, prompt: Prompt, now_ns: int) -> pb.ScheduleReply:
+        """Where it goes, or why nowhere; it is promised to both instances, and the transfer has been started."""
+        pool = self._pool(prompt, now_ns)
+        request = Request(prompt.keys, prompt.input_tokens, prompt.block_tokens, prompt.output_tokens or UNKNOWN_OUTPUT_TOKENS, prompt.slo)
+        outcome = self._place(request, pool, now_ns)
+        if isinstance(outcome, Rejection):
+            self.counters[f"rejected_{outcome.reason.value}"] += 1
+            return pb.ScheduleReply(rejected=outcome.reason.value, rejected_value=outcome.value, rejected_limit=outcome.limit)
+        reply = self._reply(outcome, pool)
+        self._promise(reply.request_id, outcome, request, pool, now_ns)
+        self._decode_duration.add(outcome.tbt_s * request.output_tokens)
+        if outcome.transfer_from is not None:
+            self._start_transfer(prompt, outcome, outcome.transfer_from, pool, now_ns)
+        self.counters["scheduled"] += 1
+        return reply
+
+    def show(self, now_ns: int) -> pb.InstancesReply:
+        """All of it, for operators."""
+        members: list[Instance] = [*self.instances.prefill.values(), *self.instances.decode.values()]
+        return pb.InstancesReply(
+            dispatcher=self._dispatcher.name,
+            instances=[_status(member, now_ns) for member in members],
+            counters=self.counters,
+            estimators=self.estimators.words,
+        )
+
+    def _pool(self, prompt: Prompt, now_ns: int) -> _Pool:
+        prefill, decode = list(self.instances.prefill.values()), list(self.instances.decode.values())
+        nodes = [self._node(member) for member in prefill]
+        if any(nodes):
+            found = self._directory.prefixes(prompt.tenant, prompt.keys)
+            self.estimators.block_bytes = found.block_bytes
+            matches = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
+        else:
+            matches = [0] * len(nodes)
+        return _Pool(prefill, decode, nodes, matches)
+
+    def _node(self, member: PrefillMember) -> Node | None:
+        node = self._directory.members.named(member.report.node)
+        return node if node is not None and node.is_live else None
+
+    def _place(self, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+        """Dispatched, and let in."""
+        lets_all_in = isinstance(self._admission, AdmitAll)
+        asked = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
+        outcome = self._dispatch(asked, pool, range(len(pool.prefill)), now_ns)
+        if isinstance(outcome, Decision):
+            outcome = self._possible(outcome, asked, pool, now_ns)
+        if lets_all_in or isinstance(outcome, Rejection):
+            return outcome
+        decode_s = self._decode_duration.seconds
+        load = pool_load(pool.decode, decode_s=decode_s, input_tokens=request.input_tokens, now_ns=now_ns)
+        return self._admission.on_arrival(load, request.slo, ttft_s=outcome.ttft_s) or outcome
+
+    def _dispatch(self, request: Request, pool: _Pool, among: Sequence[int], now_ns: int) -> Decision | Rejection:
+        """The dispatcher's choice among these prefill instances."""
+        outcome = self._dispatcher.dispatch(
+            request,
+            [pool.matches[index] for index in among],
+            [pool.prefill[index].view(now_ns) for index in among],
+            [member.view(now_ns) for member in pool.decode],
+        )
+        if isinstance(outcome, Rejection):
+            return outcome
+        sender = None if outcome.transfer_from is None else among[outcome.transfer_from]
+        return replace(outcome, prefill=among[outcome.prefill], transfer_from=sender)
+
+    def _possible(self, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
+        """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all of the prompt: so
+        that, or what is best among the others."""
+        if decision.transfer_from is None or pool.nodes[decision.prefill] is not None:
+            return decision
+        prefill_s = self.estimators.prefill_s(request.input_tokens, 0)
+        computed = replace(decision, prefix_blocks=0, transfer_from=None, transfer_blocks=0, transfer_s=0.0, prefill_s=prefill_s)
+        with_node = [index for index, node in enumerate(pool.nodes) if node is not None]
+        other = self._dispatch(request, pool, with_node, now_ns)
+        if isinstance(other, Decision) and other.ttft_s <= computed.ttft_s:
+            return other
+        return broken_slo(request.slo, ttft_s=computed.ttft_s, tbt_s=computed.tbt_s) or computed
+
+    def _reply(self, decision: Decision, pool: _Pool) -> pb.ScheduleReply:
+        prefill, decode = pool.prefill[decision.prefill].report, pool.decode[decision.decode].report
+        return pb.ScheduleReply(
+            request_id=next(self._request_ids),
+            prefill=prefill.name,
+            decode=decode.name,
+            prefill_address=prefill.address,
+            decode_address=decode.address,
+            prefix_blocks=decision.prefix_blocks,
+            transfer_from="" if decision.transfer_from is None else pool.prefill[decision.transfer_from].report.name,
+            transfer_blocks=decision.transfer_blocks,
+            transfer_s=decision.transfer_s,
+            queue_s=decision.queue_s,
+            prefill_s=decision.prefill_s,
+            tbt_s=decision.tbt_s,
+        )
+
+    def _promise(self, request_id: int, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> None:
+        """The prefill instance should have it at once, the decode instance after its first token."""
+        prefill_ns, ttft_ns = round(decision.prefill_s * NS_PER_S), round(decision.ttft_s * NS_PER_S)
+        at_prefill = Promise(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
+        at_decode = Promise(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
+        pool.prefill[decision.prefill].promise(request_id, at_prefill)
+        pool.decode[decision.decode].promise(request_id, at_decode)
+
+    def _start_transfer(self, prompt: Prompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
+        source, target = pool.nodes[sender], pool.nodes[decision.prefill]
+        assert source is not None, "an instance without a node has no prefix to send"
+        assert target is not None, "see _possible"
+        end = decision.prefix_blocks
+        keys = prompt.keys[end - decision.transfer_blocks : end]
+        self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
+        pool.prefill[sender].send(decision.transfer_blocks * self.estimators.block_bytes, now_ns)
+        self.counters["transfers"] += 1
+        self.counters["transfer_blocks"] += decision.transfer_blocks
+
+
+def _status(member: Instance, now_ns: int) -> pb.InstanceStatus:
+    member.forget_lost(now_ns)
+    return pb.InstanceStatus(
+        report=member.report,
+        report_age_s=(now_ns - member.reported_ns) / NS_PER_S,
+        unseen_requests=member.unseen_requests,
+        unseen_s=member.unseen_s,
+        scheduled=member.scheduled,
+    )

@@ -1,0 +1,83 @@
+"""The Scheduler service (kvstore.v1): what instances report, and where requests go, by gRPC.
+
+gRPC's threads hold no state: they check and unpack a call, carry it into the loop's thread, and its result or typed error back.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import grpc
+
+from kvstore.master.grpc_calls import abort, in_loop
+from kvstore.master.scheduling.scheduling import Prompt, Scheduling
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import SchedulerServicer
+from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.reactor import Reactor
+from kvstore.scheduler.request import Slo
+
+T = TypeVar("T")
+
+NO_PROMISE: Final = float("inf")
+
+log = logging.getLogger("kvstore.master")
+
+
+class SchedulerService(SchedulerServicer):
+    """Implements kvstore.v1.Scheduler."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        scheduling: Scheduling,
+        *,
+        check_token: Callable[[str, str], None],
+        report_interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._reactor = reactor
+        self._scheduling = scheduling
+        self._check_token = check_token
+        self._report_interval_s = report_interval_s
+        self._timeout_s = timeout_s
+
+    def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
+        def report() -> None:
+            is_new = self._scheduling.instances.get(request.name) is None
+            self._scheduling.report(request, self._reactor.now_ns())
+            if is_new:
+                log.info("instance %s (%s) has joined, at %s", request.name, pb.Role.Name(request.role), request.address)
+
+        self._in_loop(context, report)
+        return pb.ReportReply(report_interval_s=self._report_interval_s)
+
+    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
+        self._in_loop(context, lambda: self._scheduling.instances.leave(request.name))
+        return pb.LeaveReply()
+
+    def Schedule(self, request: pb.ScheduleRequest, context: grpc.ServicerContext) -> pb.ScheduleReply:  # noqa: N802
+        try:
+            self._check_token(request.tenant, request.token)
+            prompt = _prompt(request)
+        except KVStoreError as error:
+            abort(context, error)
+        return self._in_loop(context, lambda: self._scheduling.schedule(prompt, self._reactor.now_ns()))
+
+    def Instances(self, request: pb.InstancesRequest, context: grpc.ServicerContext) -> pb.InstancesReply:  # noqa: N802
+        return self._in_loop(context, lambda: self._scheduling.show(self._reactor.now_ns()))
+
+    def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
+        return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)
+
+
+def _prompt(request: pb.ScheduleRequest) -> Prompt:
+    """Raises InvalidArgument."""
+    return Prompt(
+        tenant=request.tenant,
+        keys=list(request.keys),
+        block_tokens=request.block_tokens,
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        slo=Slo(request.ttft_slo_s or NO_PROMISE, request.tbt_slo_s or NO_PROMISE),
+    )

@@ -1,0 +1,87 @@
+"""Promises of by_address.py."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from kvstore.master.catalogs.by_address import FORMS, make_catalog
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.memory import MemoryCatalog
+from kvstore.protocol.errors import ConfigError
+from tests.etcd_server import EtcdServer
+from tests.master.catalogs.conformance import OPEN_DEADLINE_S, commit
+
+
+def test_memory_makes_a_memory_catalog() -> None:
+    assert isinstance(make_catalog("memory:"), MemoryCatalog)
+
+
+def test_lmdb_makes_a_catalog_in_the_folder(tmp_path: Path) -> None:
+    catalog = make_catalog(f"lmdb:{tmp_path}/records")
+    assert catalog.open(deadline_s=OPEN_DEADLINE_S) == 1
+    catalog.close()
+    assert (tmp_path / "records" / "data.mdb").exists()
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_etcd_makes_a_catalog_under_the_prefix(etcd_url: str, slash: str) -> None:
+    url = f"{etcd_url}/{uuid.uuid4()}"
+    former, other = make_catalog(url), make_catalog(f"{etcd_url}/{uuid.uuid4()}")
+    former.open(deadline_s=OPEN_DEADLINE_S)
+    assert commit(former, Op(b"a", b"1")) is None
+    former.close()
+    latter = make_catalog(url + slash)
+    latter.open(deadline_s=OPEN_DEADLINE_S)
+    other.open(deadline_s=OPEN_DEADLINE_S)
+    assert list(latter.load()) == [(b"a", b"1")]
+    assert list(other.load()) == []
+    latter.close()
+    other.close()
+
+
+@pytest.mark.parametrize("hosts", ["10.0.0.1:2379", "a.example:2379,b-2.example:1", "[::1]:2379,[fe80::1]:65535", "etcd_0:2379"])
+def test_etcd_takes_names_and_addresses(hosts: str) -> None:
+    make_catalog(f"etcd://{hosts}").close()
+
+
+def test_etcd_takes_tls_files_and_a_login(etcd: EtcdServer, tmp_path: Path) -> None:
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text("PEM")
+    (tmp_path / "password").write_text("secret\n")
+    files = "&".join(f"{name}={tmp_path / name}" for name in ("ca", "cert", "key"))
+    make_catalog(f"etcd://{etcd.host_port}/p?{files}&user=root&password_file={tmp_path / 'password'}").close()
+
+
+@pytest.mark.parametrize("url", ["", "memory", "memory:x", "lmdb:", "etcd:", "etcd:/x", "redis://localhost:6379", "/var/lib/kvstore"])
+def test_an_unknown_form_is_a_config_error_that_tells_the_three(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_catalog(url)
+    assert FORMS in str(refused.value)
+
+
+@pytest.mark.parametrize("hosts", ["", "host", "host:", "host:0", "host:65536", "host:port", "a:1,", "::1:2379", "http://a:1", "a b:1"])
+def test_a_malformed_endpoint_is_a_config_error(hosts: str) -> None:
+    with pytest.raises(ConfigError, match="not an etcd endpoint HOST:PORT"):
+        make_catalog(f"etcd://{hosts}")
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("ca", "not NAME=VALUE"),
+        ("tls=1", "'tls' is not an etcd setting"),
+        ("password=secret", "'password' is not an etcd setting"),
+        ("ca=/absent.pem", "absent.pem: No such file"),
+        ("user=root", "both a user and a password"),
+        ("user=root&password_file=/absent", "cannot read the password in /absent"),
+    ],
+)
+def test_a_malformed_setting_is_a_config_error(query: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_catalog(f"etcd://localhost:2379?{query}")
+
+
+def test_a_prefix_that_leaves_no_room_for_keys_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="prefix is longer than 100 bytes"):
+        make_catalog("etcd://localhost:2379/" + "p" * 100)

@@ -1,0 +1,191 @@
+"""Promises of group_commit.py: what is grouped, tried again and refused. The writes are the test's own, so that it can hold them."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.master.catalogs.backoff import Backoff
+from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, Changes, GroupCommit
+from kvstore.master.catalogs.interface import Op
+from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
+from tests.master.catalogs.conformance import Outcomes
+
+DEADLINE_S = 20.0
+
+
+class Place:
+    """A place to write to, which can be held, and made to fail a number of times."""
+
+    def __init__(self) -> None:
+        self.groups: list[dict[bytes, bytes | None]] = []
+        self.errors: list[Exception] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.on_write: Callable[[], None] = lambda: None
+
+    def write(self, changes: Changes) -> None:
+        self.on_write()
+        self.entered.release()
+        assert self.gate.wait(DEADLINE_S)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.groups.append(dict(changes))
+
+    def wait_entered(self) -> None:
+        assert self.entered.acquire(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def make(place: Place) -> Iterator[Callable[..., GroupCommit]]:
+    made: list[GroupCommit] = []
+
+    def make(*, first_s: float = 0.001, interrupt: Callable[[], None] = place.gate.set) -> GroupCommit:
+        made.append(GroupCommit(place.write, backoff=Backoff(first_s=first_s, longest_s=first_s), interrupt=interrupt))
+        return made[-1]
+
+    yield make
+    for committer in made:
+        committer.close()
+
+
+def test_what_queues_up_during_a_write_becomes_one_group_with_the_last_operation_of_each_key(
+    place: Place, make: Callable[..., GroupCommit]
+) -> None:
+    committer, outcomes = make(), Outcomes()
+    committer.start()
+    place.gate.clear()
+    committer.submit([Op(b"a", b"1")], outcomes.done(0))
+    place.wait_entered()
+    committer.submit([Op(b"a", b"2"), Op(b"b", b"1")], outcomes.done(1))
+    committer.submit([Op(b"b", None)], outcomes.done(2))
+    assert outcomes.empty
+    place.gate.set()
+    assert [outcomes.next() for _commit in range(3)] == [(0, None), (1, None), (2, None)]
+    assert place.groups == [{b"a": b"1"}, {b"a": b"2", b"b": None}]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [Op(b"%d" % number, b"") for number in range(MAX_GROUP_OPS)],
+        [Op(b"%d" % number, b"v" * MAX_VALUE_BYTES) for number in range(MAX_GROUP_BYTES // MAX_VALUE_BYTES)],
+    ],
+    ids=["operations", "bytes"],
+)
+def test_a_group_takes_no_further_batch_past_its_limits(place: Place, make: Callable[..., GroupCommit], batch: list[Op]) -> None:
+    committer, outcomes = make(), Outcomes()
+    committer.submit(batch, outcomes.done(0))
+    committer.submit([Op(b"next", b"")], outcomes.done(1))
+    committer.start()
+    assert [outcomes.next(), outcomes.next()] == [(0, None), (1, None)]
+    assert [len(group) for group in place.groups] == [len(batch), 1]
+
+
+def test_a_write_that_fails_is_tried_again_and_health_tells_meanwhile(
+    place: Place, make: Callable[..., GroupCommit], caplog: pytest.LogCaptureFixture
+) -> None:
+    committer, outcomes = make(), Outcomes()
+    place.errors = [CatalogUnavailable("no disk"), RuntimeError("odd"), CatalogUnavailable("no disk")]
+    healths: list[str] = []
+    place.on_write = lambda: healths.append(committer.health)
+    committer.start()
+    with caplog.at_level(logging.WARNING, logger="kvstore.master"):
+        committer.submit([Op(b"a", b"1")], outcomes.done())
+        assert outcomes.next() == (0, None)
+    waiting = "(0 commits wait behind it)"
+    assert healths == ["ok", f"no disk {waiting}", f"odd {waiting}", f"no disk {waiting}"]
+    assert committer.health == "ok"
+    assert place.groups == [{b"a": b"1"}]
+    assert [record.message for record in caplog.records] == ["catalog: no disk", "catalog: takes writes again"]
+
+
+def test_a_fenced_owner_is_told_for_this_and_every_later_commit_and_writes_no_more(place: Place, make: Callable[..., GroupCommit]) -> None:
+    committer, outcomes = make(), Outcomes()
+    place.errors = [StaleEpoch("b owns it")]
+    committer.start()
+    for number in range(3):
+        committer.submit([Op(b"a", b"1")], outcomes.done(number))
+        told, error = outcomes.next()
+        assert (told, type(error)) == (number, StaleEpoch)
+    assert place.groups == []
+    assert committer.health.startswith("b owns it")
+
+
+@pytest.mark.parametrize("op", [Op(b"", b"x"), Op(b"k" * 401, None), Op(b"k", b"v" * (MAX_VALUE_BYTES + 1))])
+def test_a_batch_with_an_operation_over_the_limits_is_refused_whole(place: Place, make: Callable[..., GroupCommit], op: Op) -> None:
+    committer, outcomes = make(), Outcomes()
+    with pytest.raises(InvalidArgument):
+        committer.submit([Op(b"a", b"1"), op], outcomes.done())
+    committer.close()
+    assert outcomes.empty
+
+
+def test_a_callback_that_raises_does_not_stop_the_others(
+    place: Place, make: Callable[..., GroupCommit], caplog: pytest.LogCaptureFixture
+) -> None:
+    committer, outcomes = make(), Outcomes()
+
+    def broken(_error: object) -> None:
+        raise ValueError("callback")
+
+    committer.submit([Op(b"a", b"1")], broken)
+    committer.submit([Op(b"b", b"1")], outcomes.done())
+    committer.start()
+    assert outcomes.next() == (0, None)
+    assert "a commit's callback raised" in caplog.text
+
+
+def test_close_during_a_back_off_tries_once_more(place: Place, make: Callable[..., GroupCommit]) -> None:
+    committer, outcomes = make(first_s=3_600), Outcomes()
+    place.errors = [CatalogUnavailable("no disk")]
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done())
+    place.wait_entered()
+    committer.close()
+    assert outcomes.next()[0] == 0
+    assert len(place.groups) <= 1
+
+
+def test_close_fails_what_its_last_try_does_not_make_durable(place: Place, make: Callable[..., GroupCommit]) -> None:
+    committer, outcomes = make(first_s=3_600), Outcomes()
+    place.errors = [CatalogUnavailable("no disk")] * 2
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done(0))
+    place.wait_entered()
+    committer.submit([Op(b"b", b"1")], outcomes.done(1))
+    committer.close()
+    told = [outcomes.next(), outcomes.next()]
+    assert [number for number, _error in told] == [0, 1]
+    assert all(isinstance(error, Closed) and "no disk" in str(error) for _number, error in told)
+    assert place.groups == []
+
+
+def test_close_interrupts_a_write_that_hangs(place: Place, make: Callable[..., GroupCommit]) -> None:
+    def interrupt() -> None:
+        place.errors.append(CatalogUnavailable("interrupted"))
+        place.gate.set()
+
+    committer, outcomes = make(interrupt=interrupt), Outcomes()
+    place.gate.clear()
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done())
+    place.wait_entered()
+    committer.close()
+    assert isinstance(outcomes.next()[1], Closed)
+
+
+def test_what_waits_in_a_committer_that_was_never_started_is_told_closed(place: Place, make: Callable[..., GroupCommit]) -> None:
+    committer, outcomes = make(), Outcomes()
+    committer.submit([Op(b"a", b"1")], outcomes.done(0))
+    committer.close()
+    committer.submit([Op(b"a", b"1")], outcomes.done(1))
+    assert [type(outcomes.next()[1]), type(outcomes.next()[1])] == [Closed, Closed]
+    assert place.groups == []

@@ -1,0 +1,586 @@
+"""Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory.directory import Timing
+from kvstore.master.directory.membership import Node
+from kvstore.master.directory.publishing import Plan
+from kvstore.master.directory.records import BlockRecord, Description, decode
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Drop,
+    Hold,
+)
+from kvstore.protocol.errors import Corrupt, InvalidArgument, StaleEpoch, Unavailable
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
+
+
+def one_node(*keys: bytes) -> tuple[Master, Node]:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, *(Event(key) for key in keys))
+    return master, node
+
+
+def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, avoid: int = 0, now_ns: int = 0) -> Grants:
+    grants = master.directory.reserve(TENANT, keys, [size] * len(keys), local_node=local_node, avoid=avoid, now_ns=now_ns)
+    master.directory.check_integrity()
+    return grants
+
+
+def die(master: Master, node: Node) -> None:
+    master.directory.disconnected(node.node_id, node.epoch, master.now_ns)
+
+
+# Queries
+
+
+def test_a_prefix_ends_at_its_first_gap() -> None:
+    master, _ = one_node(b"a", b"b", b"d")
+    assert master.directory.match_prefix(TENANT, [b"a", b"b", b"c", b"d"]) == 2
+    assert master.directory.match_prefix(TENANT, [b"a", b"b"]) == 2
+    assert master.directory.match_prefix(TENANT, [b"c"]) == 0
+    assert master.directory.match_prefix(TENANT, []) == 0
+
+
+def test_the_prefixes_are_those_of_each_node() -> None:
+    master, node = one_node(b"a", b"b", b"d")
+    other = master.register("b")
+    master.sync(other, Event(b"a"))
+    found = master.directory.prefixes(TENANT, [b"a", b"b", b"c", b"d"])
+    assert (found.blocks, found.block_bytes) == ({node.node_id: 2, other.node_id: 1}, 100)
+
+
+def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss() -> None:
+    master, node = one_node()
+    other = master.register("b")
+    event = Event(b"a", 9, size=50, checksum=3, tiers=NVME)
+    master.publish(node, event)
+    master.publish(other, event, Event(b"dead"))
+    die(master, other)
+    found = master.directory.lookup(TENANT, [b"none", b"a", b"dead"])
+    assert found.replicas == b"\0\1\0"
+    assert (list(found.sizes), list(found.checksums), list(found.generations)) == ([0, 50, 0], [0, 3, 0], [0, 9, 0])
+    assert (list(found.nodes), found.tiers) == ([1], bytes([NVME]))
+
+
+def test_a_node_to_be_avoided_is_not_named_and_its_only_copies_are_misses() -> None:
+    master, node = one_node(b"mine")
+    other = master.register("b")
+    master.publish(node, Event(b"both"))
+    master.publish(other, Event(b"both"), Event(b"theirs"))
+    found = master.directory.lookup(TENANT, [b"mine", b"both", b"theirs"], avoid=1)
+    assert found.replicas == b"\0\1\1"
+    assert list(found.nodes) == [2, 2]
+    assert (list(found.sizes), found.tiers) == ([0, 100, 100], bytes([DRAM, DRAM]))
+
+
+def test_tenants_do_not_see_one_another() -> None:
+    master, _ = one_node(b"a")
+    assert master.exists(b"a", tenant="blue") == [0]
+    assert master.directory.lookup("blue", [b"a"]).replicas == b"\0"
+    assert list(master.directory.list_keys("blue")) == []
+    assert list(master.directory.plan_remove("blue", [b"a"], force=True).flags) == [0]
+    assert master.directory.pin("blue", [b"a"], pinned=True).flags == b"\0"
+    assert master.exists(b"a") == [1]
+
+
+def test_keys_are_listed_by_namespace_slice_by_slice_while_the_directory_changes() -> None:
+    master, node = one_node()
+    master.publish(node, *(Event(bytes([n]), namespace="even" if n % 2 == 0 else "odd") for n in range(10)), Event(b"x", tenant="blue"))
+    slices = master.directory.list_keys(TENANT, "even", slice_rows=3)
+    first = next(slices)
+    master.publish(node, Event(b"\0", 1, EVENT_GONE), Event(b"\x08", 1, EVENT_GONE))
+    rest = [entry for listed in slices for entry in listed]
+    assert first == [(b"\0", 100, "even")]
+    assert [key for key, _size, _namespace in rest] == [b"\x02", b"\x04", b"\x06"]
+    assert len([entry for listed in master.directory.list_keys(TENANT) for entry in listed]) == 8
+
+
+def test_a_listing_ends_when_its_tenant_does() -> None:
+    master, node = one_node(b"a", b"b")
+    slices = master.directory.list_keys(TENANT, slice_rows=2)
+    next(slices)
+    master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
+    master.directory.tick(0)
+    assert list(slices) == []
+
+
+def test_parents_and_leaves() -> None:
+    master, node = one_node(b"p")
+    master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
+    assert master.directory.parent(TENANT, b"c") == b"p"
+    assert master.directory.parent(TENANT, b"orphan") is None
+    assert master.directory.parent(TENANT, b"unknown") is None
+    assert not master.directory.is_leaf(TENANT, b"p")
+    assert master.directory.is_leaf(TENANT, b"c")
+    master.publish(node, Event(b"p", 1, EVENT_GONE))
+    assert master.directory.parent(TENANT, b"c") is None
+    master = master.restart()
+    assert master.register("a").node_id == 1
+    assert master.directory.parent(TENANT, b"c") is None
+    assert master.exists(b"c", b"p") == [1, 0]
+
+
+# Reserve
+
+
+def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes() -> None:
+    master, node = one_node(b"there")
+    first = reserve(master, b"new", b"there", b"new")
+    assert first.statuses == bytes([GRANTED, PRESENT, BUSY])
+    assert list(first.nodes) == [1, 0, 0]
+    assert (first.generations[0] > 1000, list(first.generations[1:])) == (True, [0, 0])
+    assert reserve(master, b"new").statuses == bytes([BUSY])
+    master.directory.plan_publish(1, publish(node.epoch, [Event(b"pending")]))
+    assert reserve(master, b"pending").statuses == bytes([BUSY])
+
+
+def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
+    master, node = one_node()
+    grants = reserve(master, b"a")
+    master.directory.cancel(TENANT, [b"a"], [grants.generations[0] + 1])
+    assert reserve(master, b"a").statuses == bytes([BUSY])
+    master.directory.cancel(TENANT, [b"a"], grants.generations)
+    assert reserve(master, b"a").statuses == bytes([GRANTED])
+    assert reserve(master, b"a", now_ns=30 * S).statuses == bytes([GRANTED])
+    die(master, node)
+    with pytest.raises(Unavailable):
+        reserve(master, b"a")
+    other = master.register("b")
+    assert list(reserve(master, b"a").nodes) == [other.node_id]
+
+
+def test_generations_grow_over_restarts_of_the_master_even_if_its_clock_goes_back() -> None:
+    master, node = one_node()
+    master.publish(node, Event(b"k", 1 << 60))
+    again = master.restart()
+    again.register("a")
+    assert reserve(again, b"new").generations[0] > 1 << 60
+
+
+def test_what_a_node_said_of_itself_outlives_the_master() -> None:
+    master = Master()
+    node = master.register("a", description=Description(b"topology", b"transfer"))
+    master.register("b")
+    assert [each.description for each in master.restart().directory.members] == [Description(b"topology", b"transfer"), Description()]
+    master.commit(master.directory.describe(node.node_id, node.epoch, topology=bytes(100_000), transfer=None))
+    again = master.restart()
+    found = again.directory.members.named("a")
+    assert found is not None
+    assert (found.description, found.state) == (Description(bytes(100_000), b"transfer"), "dead")
+    again.register("a", 2)
+    assert found.description == Description(), "its heir has said nothing"
+    assert not [key for key in again.catalog if key.startswith(b"d")]
+
+
+def test_a_reserve_that_cannot_be_met_reserves_nothing() -> None:
+    master, _ = one_node()
+    for size in (0, (1 << 30) + 1):
+        with pytest.raises(InvalidArgument, match="1 to 1073741824"):
+            reserve(master, b"a", size=size)
+    with pytest.raises(Unavailable):
+        reserve(master, b"a", avoid=1)
+    small = Master()
+    small.register("a", 1, Tier(capacity_bytes=10))
+    with pytest.raises(InvalidArgument, match="larger"):
+        reserve(small, b"a", size=11)
+    assert reserve(master).statuses == b""
+    assert master.directory.counts().reserved == 0
+
+
+def test_granted_bytes_count_until_the_next_heartbeat() -> None:
+    master, node = one_node()
+    other = master.register("b")
+    reserve(master, b"a", b"b", size=1000, local_node=2)
+    assert (node.reserved_bytes, other.reserved_bytes) == (0, 2000)
+    master.directory.heartbeat(2, other.epoch, (Tier(),), {}, 0)
+    assert other.reserved_bytes == 0
+
+
+# Nodes
+
+
+def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
+    master, node = one_node(b"a", b"b")
+    die(master, node)
+    assert master.exists(b"a") == [0]
+    master.sync(master.register("a"), Event(b"a"))
+    assert master.exists(b"a", b"b") == [1, 0]
+
+
+def test_a_silent_node_dies_and_is_forgotten_and_its_rows_are_swept_in_slices() -> None:
+    master, node = one_node(*(bytes([n]) for n in range(10)))
+    keeper = master.register("b")
+    assert master.directory.tick(9 * S) == []
+    master.directory.heartbeat(2, keeper.epoch, (Tier(),), {}, 9 * S)
+    assert master.directory.tick(10 * S) == [node]
+    assert master.directory.sweep(100) == []
+    master.directory.heartbeat(2, keeper.epoch, (Tier(),), {}, 69 * S)
+    master.directory.tick(70 * S)
+    assert (master.directory.blocks_at(1), master.directory.counts().blocks) == (0, 0)
+    assert len(master.directory.sweep(4)) == 3
+    while ops := master.directory.sweep(4):
+        master.commit(ops)
+    master.directory.check_integrity()
+    assert master.directory.counts().blocks == 0
+
+
+def test_a_node_back_before_the_sweep_keeps_what_its_inventory_names() -> None:
+    master, node = one_node(b"a", b"b")
+    die(master, node)
+    master.directory.tick(100 * S)
+    master.now_ns = 100 * S
+    master.sync(master.register("a"), Event(b"a"))
+    master.sweep()
+    assert master.exists(b"a", b"b") == [1, 0]
+    assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03reda"]
+
+
+def test_a_slice_without_lost_rows_is_passed_over() -> None:
+    master, node = one_node(b"a", b"b", b"c")
+    master.sync(node, Event(b"a"), Event(b"b"))
+    assert master.directory.sweep(2) == []
+    assert [op.key for op in master.directory.sweep(2)] == [b"b\x03redc"]
+
+
+def test_a_stale_heartbeat_and_a_link_that_was_replaced_do_nothing() -> None:
+    master, node = one_node(b"a")
+    old = node.epoch
+    master.register("a")
+    master.directory.disconnected(1, old, 0)
+    assert master.exists(b"a") == [1]
+    with pytest.raises(StaleEpoch):
+        master.directory.heartbeat(1, old, (), {}, 0)
+
+
+# The catalog
+
+
+def test_a_restarted_master_finds_every_block_once_its_node_is_back() -> None:
+    master, _ = one_node(b"a", b"b")
+    again = master.restart()
+    assert again.exists(b"a", b"b") == [0, 0]
+    node = again.register("a")
+    assert node.node_id == 1
+    assert again.exists(b"a", b"b") == [1, 1]
+    again.sync(node, Event(b"b"))
+    assert again.exists(b"a", b"b") == [0, 1]
+
+
+def test_pins_outlive_the_master() -> None:
+    master, _ = one_node(b"a")
+    master.commit(master.directory.pin(TENANT, [b"a"], pinned=True).ops)
+    again = master.restart()
+    assert again.directory.counts().pinned == 1
+    assert again.sync(again.register("a"), Event(b"a")) == [(1, Hold(2, TENANT, [b"a"], 1))]
+
+
+def test_a_catalog_of_something_else_is_refused() -> None:
+    with pytest.raises(Corrupt, match="something else"):
+        Master(1, {b"zoo": b""})
+
+
+# Remove and pin
+
+
+def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
+    master, _ = one_node(b"a", b"b")
+    removal = master.directory.plan_remove(TENANT, [b"a", b"none"], force=False)
+    assert list(removal.flags) == [1, 0]
+    assert removal.commands.messages() == [(1, Drop(1, TENANT, [b"a"], [1]))]
+    assert master.directory.dropped(1, TENANT, [b"a"], [1], b"\0") == []
+    assert master.exists(b"a") == [1]
+    master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\1"))
+    assert master.exists(b"a", b"b") == [0, 1]
+    assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redb"]
+
+
+def test_a_remove_reaches_a_commit_in_flight() -> None:
+    master, node = one_node()
+    master.directory.plan_publish(1, publish(node.epoch, [Event(b"k", 7)]))
+    removal = master.directory.plan_remove(TENANT, [b"k"], force=False)
+    assert (list(removal.flags), removal.commands.messages()) == ([0], [(1, Drop(1, TENANT, [b"k"], [7]))])
+
+
+def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
+    master, node = one_node(b"a", b"both")
+    other = master.register("b")
+    master.publish(other, Event(b"both"))
+    die(master, node)
+    removal = master.directory.plan_remove(TENANT, [b"a", b"both"], force=False)
+    master.commit(removal.ops)
+    assert removal.commands.messages() == [(2, Drop(1, TENANT, [b"both"], [1]))]
+    assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redboth"]
+    master.directory.check_integrity()
+
+
+def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> None:
+    master, node = one_node(b"a", b"kept")
+    other = master.register("b")
+    master.sync(other)
+    die(master, node)
+    master.publish(other, Event(b"a", 5))
+    removal = master.directory.plan_remove(TENANT, [b"a"], force=False)
+    master.commit(removal.ops)
+    master.commit(master.directory.dropped(other.node_id, TENANT, [b"a"], [5], b"\1"))
+    master = master.restart()
+    other = master.register("b")
+    master.sync(other)
+    node = master.register("a", instance=2)
+    commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
+    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1]))]
+    assert master.exists(b"a", b"kept") == [0, 1]
+    master.sweep()
+    assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
+    master.publish(node, Event(b"a", 10_000))
+    assert master.exists(b"a") == [1]
+
+
+def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
+    master, _node = one_node(b"a")
+    die(master, master.register("away"))
+    master.commit(master.directory.plan_remove(TENANT, [b"a"], force=False).ops)
+    assert [key for key in master.catalog if key.startswith(b"r")]
+    master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\0"))
+    assert not [key for key in master.catalog if key.startswith(b"r")]
+    master.directory.check_integrity()
+
+
+def test_a_pinned_block_is_removed_only_by_force() -> None:
+    master, _ = one_node(b"a")
+    pinning = master.directory.pin(TENANT, [b"a", b"none"], pinned=True)
+    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], 1))])
+    removal = master.directory.plan_remove(TENANT, [b"a"], force=False)
+    assert (list(removal.flags), removal.commands.messages()) == ([0], [])
+    removal = master.directory.plan_remove(TENANT, [b"a"], force=True)
+    assert (list(removal.flags), len(removal.commands.messages()), len(removal.ops)) == ([1], 1, 1)
+    assert master.directory.counts().pinned == 0
+
+
+def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:
+    master, node = one_node(b"a")
+    master.commit(master.directory.pin(TENANT, [b"a"], pinned=True).ops)
+    die(master, node)
+    pinning = master.directory.pin(TENANT, [b"a", b"none"], pinned=False)
+    master.commit(pinning.ops)
+    assert (pinning.flags, pinning.commands.messages()) == (b"\0\0", [])
+    assert not [key for key in master.catalog if key.startswith(b"p")]
+
+
+KEYS = st.sampled_from([b"a", b"b"])
+NAMES = st.sampled_from(["one", "two"])
+
+
+class Store:
+    """What a node really has: key to (generation, tier mask), and which of it was acknowledged under its registration."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, tuple[int, int]] = {}
+        self.acknowledged: set[bytes] = set()
+        self.writes: dict[bytes, int] = {}
+        """How often each key was written: tells two writes of one generation apart."""
+        self.instance = 1
+        self.node: Node | None = None
+        self.is_synced = False
+
+    def drop(self, key: bytes) -> None:
+        self.blocks.pop(key, None)
+        self.acknowledged.discard(key)
+
+
+class AgainstNodes(RuleBasedStateMachine):
+    """What the directory shows of a node that has told its inventory is what that node has, and all that was acknowledged is shown.
+
+    Batches for the catalog wait in a queue and become durable one by one; a killed master loses the queue and nothing else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0))
+        self.stores = {"one": Store(), "two": Store()}
+        self.queue: list[tuple[list[Op], Plan | None, str, list[tuple[bytes, int]]]] = []
+        self.generation = 0
+        for name in self.stores:
+            self.comes_back(name, restarted=True)
+
+    def publish(self, name: str, *events: Event, phase: int = PHASE_STREAM) -> None:
+        store = self.stores[name]
+        if store.node is None or not store.node.is_live:
+            return
+        plan = self.master.directory.plan_publish(store.node.node_id, publish(store.node.epoch, events, phase))
+        self.queue.append((plan.ops, plan, name, [(event.key, store.writes[event.key]) for event in events if event.kind == EVENT_COMMIT]))
+        self.obey(plan.commands.messages())
+
+    def obey(self, commands: list[tuple[int, Drop | Hold]]) -> list[tuple[int, Drop, bytes]]:
+        answers = []
+        for node_id, command in commands:
+            name = next(name for name, store in self.stores.items() if store.node and store.node.node_id == node_id)
+            if isinstance(command, Drop):
+                blocks = zip(command.keys, command.generations, strict=True)
+                answers.append((node_id, command, bytes([self.drop(name, key, generation) for key, generation in blocks])))
+        return answers
+
+    def drop(self, name: str, key: bytes, generation: int) -> bool:
+        store = self.stores[name]
+        if key not in store.blocks or store.blocks[key][0] > generation or not (store.node and store.node.is_live):
+            return False
+        present = store.blocks[key][0]
+        store.drop(key)
+        self.publish(name, Event(key, present, EVENT_GONE))
+        return True
+
+    @rule(name=NAMES, key=KEYS, tiers=st.sampled_from([DRAM, NVME]), newer=st.booleans())
+    def write(self, name: str, key: bytes, tiers: int, newer: bool) -> None:
+        store = self.stores[name]
+        if store.node and store.node.is_live:
+            self.generation += newer
+            store.drop(key)
+            store.blocks[key] = (self.generation, tiers)
+            store.writes[key] = store.writes.get(key, 0) + 1
+            self.publish(name, Event(key, self.generation, checksum=self.generation, tiers=tiers))
+
+    @rule(name=NAMES, key=KEYS)
+    def evict(self, name: str, key: bytes) -> None:
+        store = self.stores[name]
+        if key in store.blocks:
+            self.drop(name, key, store.blocks[key][0])
+
+    @rule(name=NAMES, key=KEYS, tiers=st.sampled_from([DRAM, NVME]))
+    def move(self, name: str, key: bytes, tiers: int) -> None:
+        store = self.stores[name]
+        if key in store.blocks and store.node and store.node.is_live:
+            store.blocks[key] = (store.blocks[key][0], tiers)
+            self.publish(name, Event(key, store.blocks[key][0], EVENT_MOVED, tiers=tiers))
+
+    @rule(batches=st.integers(1, 8))
+    @precondition(lambda self: self.queue)
+    def durable(self, batches: int) -> None:
+        for _ in range(min(batches, len(self.queue))):
+            self._durable()
+
+    def _durable(self) -> None:
+        ops, plan, name, commits = self.queue.pop(0)
+        self.master.commit(ops)
+        if plan is None:
+            return
+        store = self.stores[name]
+        if store.node and store.node.epoch == plan.epoch and not store.node.forgotten:
+            store.acknowledged |= {key for key, write in commits if key in store.blocks and store.writes[key] == write}
+        effects = self.master.directory.apply(plan)
+        self.queue.append((effects.ops, None, "", []))
+        self.obey(effects.commands.messages())
+
+    @rule(name=NAMES, restarted=st.booleans())
+    def comes_back(self, name: str, restarted: bool) -> None:
+        self.lose_link(name)
+        self.register(name, restarted)
+        self.inventory(name)
+
+    @rule(name=NAMES, restarted=st.booleans())
+    def register(self, name: str, restarted: bool) -> None:
+        store = self.stores[name]
+        if restarted and not (store.node and store.node.is_live):
+            store.instance += 1
+            store.blocks = {key: block for key, block in store.blocks.items() if block[1] == NVME}
+        self._register(name)
+
+    def _register(self, name: str) -> None:
+        store = self.stores[name]
+        store.node = self.master.register(name, store.instance)
+        store.is_synced = False
+        store.acknowledged.clear()
+
+    @rule(name=NAMES)
+    def inventory(self, name: str) -> None:
+        store = self.stores[name]
+        if store.node and store.node.is_live:
+            self.publish(name, phase=PHASE_SYNC_BEGIN)
+            events = [Event(key, gen, checksum=gen, tiers=tiers) for key, (gen, tiers) in store.blocks.items()]
+            self.publish(name, *events, phase=PHASE_SYNC)
+            self.publish(name, phase=PHASE_SYNC_END)
+            store.is_synced = True
+
+    @rule(name=NAMES)
+    def lose_link(self, name: str) -> None:
+        node = self.stores[name].node
+        if node:
+            die(self.master, node)
+
+    @rule(seconds=st.sampled_from([1, 6, 61]))
+    def wait(self, seconds: int) -> None:
+        self.master.now_ns += seconds * S
+        for node in self.master.directory.members.live():
+            self.master.directory.heartbeat(node.node_id, node.epoch, (Tier(),), {}, self.master.now_ns)
+        self.master.directory.tick(self.master.now_ns)
+
+    @rule(rows=st.integers(1, 3))
+    def sweep(self, rows: int) -> None:
+        self.queue.append((self.master.directory.sweep(rows), None, "", []))
+
+    @rule(key=KEYS, force=st.booleans())
+    def remove(self, key: bytes, force: bool) -> None:
+        removal = self.master.directory.plan_remove(TENANT, [key], force=force)
+        self.queue.append((removal.ops, None, "", []))
+        for node_id, drop, flags in self.obey(removal.commands.messages(force=force)):
+            ops = self.master.directory.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags)
+            self.queue.append((ops, None, "", []))
+
+    @rule(key=KEYS, pinned=st.booleans())
+    def pin(self, key: bytes, pinned: bool) -> None:
+        self.queue.append((self.master.directory.pin(TENANT, [key], pinned=pinned).ops, None, "", []))
+
+    @rule(key=KEYS)
+    def reserve(self, key: bytes) -> None:
+        if self.master.directory.members.live():
+            grants = self.master.directory.reserve(TENANT, [key], [1], now_ns=self.master.now_ns)
+            assert (grants.statuses[0] == PRESENT) == bool(self.master.exists(key)[0])
+
+    @rule()
+    def kill_the_master(self) -> None:
+        acknowledged = {name: set(store.acknowledged) for name, store in self.stores.items() if store.is_synced}
+        self.queue.clear()
+        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0))
+        for name, keys in acknowledged.items():
+            self._register(name)
+            for key in keys:
+                if not self.is_beaten(name, key):
+                    assert self.master.exists(key) == [1], key
+        for name in self.stores:
+            self._register(name)
+            self.inventory(name)
+
+    def is_beaten(self, name: str, key: bytes) -> bool:
+        """The catalog names a newer version at a node that is not back yet."""
+        record = decode(*next(item for item in self.master.catalog.items() if item[0] == b"b\x03red" + key))
+        assert isinstance(record, BlockRecord)
+        return record.version.generation > self.stores[name].blocks[key][0]
+
+    @invariant()
+    def what_is_shown_of_a_node_is_what_it_has(self) -> None:
+        self.master.directory.check_integrity()
+        for key in (b"a", b"b"):
+            found = self.master.directory.lookup(TENANT, [key])
+            for name, store in self.stores.items():
+                if not (store.node and store.node.is_live and store.is_synced):
+                    continue
+                shown = store.node.node_id in found.nodes
+                assert not shown or store.blocks.get(key, (-1,))[0] == found.generations[0], (name, key)
+                assert shown or key not in store.acknowledged, (name, key)
+                assert key not in store.acknowledged or b"b\x03red" + key in self.master.catalog
+
+
+TestAgainstNodes = AgainstNodes.TestCase
+TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30, deadline=None, derandomize=True)

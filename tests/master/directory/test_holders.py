@@ -1,0 +1,83 @@
+"""Promises of holders.py."""
+
+from array import array
+
+from kvstore.master.directory.holders import HINT, HolderSets, with_holder, without_holder
+
+
+def test_equal_sets_share_one_index_until_their_last_row_leaves() -> None:
+    sets = HolderSets()
+    one, two = sets.enter(((1, 2),)), sets.enter(((1, 2),))
+    assert one == two
+    sets.leave(one)
+    assert sets[one] == ((1, 2),)
+    sets.leave(two)
+    sets.check_integrity([])
+    assert sets.enter(((3, 2),)) == one
+
+
+def test_nobodys_set_is_index_0_and_never_counted() -> None:
+    sets = HolderSets()
+    assert sets.enter(()) == 0
+    sets.leave(0)
+    sets.check_integrity([0, 0])
+    assert not sets.live[0]
+
+
+def test_a_set_is_live_while_one_of_its_nodes_is() -> None:
+    sets = HolderSets()
+    both, second = sets.enter(((1, 2), (2, 4 | HINT))), sets.enter(((2, 2),))
+    sets.set_live([1])
+    assert (sets.live[both], sets.live[second]) == (1, 0)
+    assert sets.readable_at(both) == array("I", [1])
+    sets.set_live([1, 2])
+    assert sets.readable_at(both) == array("I", [1, 2])
+    assert sets.tiers[both] == b"\x02\x04"
+    assert sets.live_blocks() == 2
+    assert (sets.blocks_at(1), sets.blocks_at(2), sets.blocks_at(3)) == (1, 2, 0)
+    sets.check_integrity([both, second])
+
+
+def test_a_rewrite_changes_all_rows_of_a_node_at_once() -> None:
+    sets = HolderSets()
+    sets.set_live([1, 2])
+    first, both = sets.enter(((1, 2),)), sets.enter(((1, 2), (2, 2)))
+    sets.rewrite(1, lambda state: state | HINT)
+    assert sets[both] == ((1, 2 | HINT), (2, 2))
+    sets.rewrite(1, lambda state: state)
+    sets.rewrite(1, lambda _state: None)
+    assert sets[both] == ((2, 2),)
+    assert sets.empty == {first}
+    assert not sets.live[first]
+    sets.check_integrity([first, both])
+    sets.leave(first)
+    assert not sets.empty
+
+
+def test_sets_made_equal_by_a_rewrite_drain_apart() -> None:
+    sets = HolderSets()
+    hint, plain = sets.enter(((1, 2 | HINT),)), sets.enter(((1, 2),))
+    sets.rewrite(1, lambda state: state | HINT)
+    sets.check_integrity([hint, plain])
+    assert sets.enter(((1, 2 | HINT),)) == hint
+    sets.leave(plain)
+    sets.check_integrity([hint, hint])
+    sets.rewrite(1, lambda _state: None)
+    sets.leave(hint)
+    sets.leave(hint)
+    sets.check_integrity([])
+
+
+def test_an_equal_set_that_lost_its_name_is_rewritten_too() -> None:
+    sets = HolderSets()
+    named, unnamed = sets.enter(((1, 2 | HINT),)), sets.enter(((1, 2),))
+    sets.rewrite(1, lambda state: state | HINT)
+    sets.rewrite(1, lambda _state: None)
+    assert sets.empty == {named, unnamed}
+    sets.check_integrity([named, unnamed])
+
+
+def test_pairs_are_kept_by_node() -> None:
+    assert with_holder(((3, 1),), 2, 4) == ((2, 4), (3, 1))
+    assert with_holder(((2, 1),), 2, 4) == ((2, 4),)
+    assert without_holder(((2, 1), (3, 1)), 2) == ((3, 1),)

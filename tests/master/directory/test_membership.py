@@ -1,0 +1,142 @@
+"""Promises of membership.py."""
+
+import pytest
+
+from kvstore.master.directory.membership import ALIVE, DEAD, SYNCING, Membership, NodeInfo
+from kvstore.master.directory.records import MAX_DESCRIPTION_BYTES, Description
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+from tests.master.blocks import Tier
+
+TTL_NS = 10
+
+
+def members() -> Membership:
+    return Membership(wall_ns=1000, node_ttl_ns=TTL_NS)
+
+
+def test_a_node_keeps_its_id_and_gets_a_new_epoch_each_time() -> None:
+    nodes = members()
+    node, is_new = nodes.register(NodeInfo("a", 1), (), 0)
+    first = node.epoch
+    assert (node.node_id, is_new, node.state) == (1, True, SYNCING)
+    assert first > 1000
+    again, is_new = nodes.register(NodeInfo("a", 1), (), 5)
+    assert again is node
+    assert not is_new
+    assert node.epoch > first
+
+
+def test_ids_follow_those_of_the_catalog() -> None:
+    nodes = members()
+    nodes.remember("old", 7, 0)
+    assert [node.node_id for node in nodes] == [7]
+    assert not nodes.live()
+    assert nodes.register(NodeInfo("new", 1), (), 0)[0].node_id == 8
+    assert nodes.register(NodeInfo("old", 1), (), 0)[0].node_id == 7
+
+
+def test_a_second_live_process_of_a_name_is_refused_and_a_dead_ones_heir_is_not() -> None:
+    nodes = members()
+    nodes.register(NodeInfo("a", 1, tcp="host:1"), (), 0)
+    with pytest.raises(InvalidArgument, match="a live node already has the name 'a', at host:1"):
+        nodes.register(NodeInfo("a", 2), (), 5)
+    nodes.expire(TTL_NS)
+    assert nodes.register(NodeInfo("a", 2), (), TTL_NS)[0].is_live
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 255"):
+        members().register(NodeInfo(name, 1), (), 0)
+
+
+def test_what_a_node_says_of_itself_is_kept_and_each_change_has_a_higher_revision() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(b"topology", b"transfer"))
+    first = node.revision
+    assert (node.description, first > 0) == (Description(b"topology", b"transfer"), True)
+    nodes.register(NodeInfo("a", 1), (), 1, Description(b"topology", b"transfer"))
+    assert node.revision == first, "nothing has changed"
+    before = node.description
+    assert nodes.describe(1, node.epoch, topology=b"other", transfer=None) == (node, before)
+    assert (node.description, node.revision > first) == (Description(b"other", b"transfer"), True)
+    second = node.revision
+    nodes.describe(1, node.epoch, topology=None, transfer=b"")
+    assert (node.description, node.revision > second) == (Description(b"other", b""), True)
+    third = node.revision
+    nodes.describe(1, node.epoch, topology=b"other", transfer=b"")
+    assert node.revision == third
+    with pytest.raises(StaleEpoch):
+        nodes.describe(1, node.epoch - 1, topology=b"", transfer=None)
+
+
+def test_a_description_over_the_limit_is_refused() -> None:
+    nodes = members()
+    most, more = bytes(MAX_DESCRIPTION_BYTES), bytes(MAX_DESCRIPTION_BYTES + 1)
+    for description in (Description(more), Description(b"", more)):
+        with pytest.raises(InvalidArgument, match="at most 262144 bytes each"):
+            nodes.register(NodeInfo("a", 1), (), 0, description)
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(most, most))
+    with pytest.raises(InvalidArgument, match="not 262144 and 262145"):
+        nodes.describe(1, node.epoch, topology=None, transfer=more)
+    assert node.description == Description(most, most)
+
+
+def test_silence_for_the_ttl_is_death_and_heartbeats_prevent_it() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    nodes.heartbeat(1, node.epoch, (), {}, 5)
+    assert nodes.expire(TTL_NS) == []
+    assert nodes.expire(5 + TTL_NS) == [node]
+    assert (node.state, node.changed_ns) == (DEAD, 15)
+    with pytest.raises(StaleEpoch, match="must register again"):
+        nodes.heartbeat(1, node.epoch, (), {}, 16)
+
+
+def test_only_the_newest_registration_may_speak() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    old = node.epoch
+    nodes.register(NodeInfo("a", 1), (), 0)
+    with pytest.raises(StaleEpoch):
+        nodes.check(1, old)
+    with pytest.raises(StaleEpoch):
+        nodes.check(9, old)
+    assert nodes.check(1, node.epoch) is node
+
+
+def test_a_broken_link_kills_only_its_own_registration() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    old = node.epoch
+    nodes.register(NodeInfo("a", 1), (), 1)
+    assert not nodes.disconnected(1, old, 2)
+    assert not nodes.disconnected(9, old, 2)
+    node.state = ALIVE
+    assert nodes.disconnected(1, node.epoch, 3)
+    assert not nodes.disconnected(1, node.epoch, 4)
+
+
+def test_a_long_dead_node_is_to_be_forgotten_once_a_death() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    assert nodes.forgettable(100, 20) == []
+    nodes.disconnected(1, node.epoch, 100)
+    assert nodes.forgettable(119, 20) == []
+    assert nodes.forgettable(120, 20) == [node]
+    assert nodes.forgettable(121, 20) == []
+    nodes.register(NodeInfo("a", 1), (), 130)
+    assert not node.forgotten
+    assert nodes.named("a") is node
+    assert nodes.named("b") is None
+    assert nodes.get(1) is node
+
+
+def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() -> None:
+    nodes = members()
+    tiers = (Tier("dram", 100, 30, 10), Tier("nvme", 1000, 500), Tier("hbm", 50, health="lost"))
+    node, _ = nodes.register(NodeInfo("a", 1), tiers, 0)
+    node.reserved_bytes = 60
+    assert (node.free_bytes, node.capacity_bytes, node.largest_bytes, node.dram_bytes) == (500, 1100, 1000, 100)
+    nodes.heartbeat(1, node.epoch, (), {"gets": 3}, 1)
+    assert (node.free_bytes, node.largest_bytes, node.counters) == (0, 0, {"gets": 3})

@@ -1,0 +1,358 @@
+"""Promises of publishing.py: what is seen, when, and what the catalog ends with, in every order of events."""
+
+import pytest
+
+from kvstore.master.directory.publishing import Plan
+from kvstore.master.directory.records import BlockRecord, decode
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Drop,
+    Hold,
+)
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
+
+
+def plan(master: Master, epoch: int, *events: Event, node_id: int = 1) -> Plan:
+    made = master.directory.plan_publish(node_id, publish(epoch, events))
+    master.directory.check_integrity()
+    return made
+
+
+def durable(master: Master, *plans: Plan) -> None:
+    for made in plans:
+        master.commit(made.ops)
+    for made in plans:
+        master.commit(master.directory.apply(made).ops)
+        master.directory.check_integrity()
+
+
+def gone(key: bytes, generation: int = 1) -> Event:
+    return Event(key, generation, EVENT_GONE)
+
+
+def blocks(master: Master) -> list[BlockRecord]:
+    records = [decode(key, value) for key, value in sorted(master.catalog.items())]
+    return [record for record in records if isinstance(record, BlockRecord)]
+
+
+def holders(master: Master, key: bytes) -> list[int]:
+    return list(master.directory.lookup(TENANT, [key]).nodes)
+
+
+def test_a_commit_is_seen_only_once_it_is_durable() -> None:
+    master = Master()
+    node = master.register("a")
+    made = plan(master, node.epoch, Event(b"k", 5))
+    assert master.exists(b"k") == [0]
+    durable(master, made)
+    assert master.exists(b"k") == [1]
+    assert [(record.key, record.holders, record.version.generation) for record in blocks(master)] == [(b"k", (1,), 5)]
+
+
+def test_what_is_gone_is_gone_before_the_catalog_knows() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"))
+    made = plan(master, node.epoch, gone(b"k"))
+    assert master.exists(b"k") == [0]
+    durable(master, made)
+    assert not blocks(master)
+
+
+def test_gone_while_the_commit_waits_is_never_seen() -> None:
+    master = Master()
+    node = master.register("a")
+    durable(master, plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, gone(b"k")))
+    assert master.exists(b"k") == [0]
+    assert not blocks(master)
+
+
+def test_commit_gone_and_commit_in_flight_wait_for_the_last_commit() -> None:
+    master = Master()
+    node = master.register("a")
+    first, second, third = (plan(master, node.epoch, event) for event in (Event(b"k"), gone(b"k"), Event(b"k")))
+    durable(master, first, second)
+    assert master.exists(b"k") == [0]
+    durable(master, third)
+    assert master.exists(b"k") == [1]
+    assert len(blocks(master)) == 1
+
+
+def test_commit_gone_and_commit_in_one_message_is_one_block() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"), gone(b"k"), Event(b"k"), Event(b"k"))
+    assert master.exists(b"k") == [1]
+
+
+def test_a_repeated_commit_changes_nothing_and_is_not_answered_before_the_first_is_durable() -> None:
+    master = Master()
+    node = master.register("a")
+    first, again = plan(master, node.epoch, Event(b"k")), plan(master, node.epoch, Event(b"k"))
+    assert again.ops == first.ops
+    durable(master, first)
+    assert master.exists(b"k") == [1]
+    durable(master, again)
+    assert plan(master, node.epoch, Event(b"k")).ops == []
+    assert holders(master, b"k") == [1]
+
+
+def test_gone_of_an_older_generation_is_late_news() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k", 5), gone(b"k", 4), gone(b"unknown"))
+    assert master.exists(b"k") == [1]
+
+
+def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    durable(master, plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2))
+    assert holders(master, b"k") == [1, 2]
+    assert blocks(master)[0].holders == (1, 2)
+    master.publish(one, gone(b"k"))
+    assert holders(master, b"k") == [2]
+    assert blocks(master)[0].holders == (2,)
+
+
+def test_a_replica_beside_a_durable_block_is_seen_when_durable() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    made = plan(master, two.epoch, Event(b"k"), node_id=2)
+    assert holders(master, b"k") == [1]
+    durable(master, made)
+    assert holders(master, b"k") == [1, 2]
+
+
+def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 5))
+    made = plan(master, two.epoch, Event(b"k", 9, checksum=8), node_id=2)
+    assert holders(master, b"k") == [1]
+    master.commit(made.ops)
+    assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5]))]
+    assert holders(master, b"k") == [2]
+    assert [record.holders for record in blocks(master)] == [(2,)]
+    master.publish(one, gone(b"k", 5))
+    assert holders(master, b"k") == [2]
+
+
+def test_the_lower_generation_is_told_to_drop_at_once() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 9))
+    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5]))]
+    assert holders(master, b"k") == [1]
+    assert blocks(master)[0].holders == (1,)
+
+
+def test_of_two_in_flight_the_higher_generation_stays_whoever_came_first() -> None:
+    for generations in ((5, 9), (9, 5)):
+        master = Master()
+        one, two = master.register("a"), master.register("b")
+        first = plan(master, one.epoch, Event(b"k", generations[0], checksum=1))
+        second = plan(master, two.epoch, Event(b"k", generations[1], checksum=2), node_id=2)
+        durable(master, first, second)
+        winner = 1 + generations.index(9)
+        assert holders(master, b"k") == [winner]
+        assert [record.holders for record in blocks(master)] == [(winner,)]
+
+
+def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    slow = plan(master, one.epoch, Event(b"k", 5, checksum=1))
+    fast = plan(master, two.epoch, Event(b"k", 9, checksum=2), node_id=2)
+    master.commit([*slow.ops, *fast.ops])
+    master.directory.apply(fast)
+    effects = master.directory.apply(slow)
+    assert effects.commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5]))]
+    assert holders(master, b"k") == [2]
+
+
+def test_a_nodes_own_newer_version_replaces_its_older_one() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k", 5))
+    master.publish(two, Event(b"k", 5))
+    made = plan(master, one.epoch, Event(b"k", 9, checksum=8))
+    assert holders(master, b"k") == [2]
+    newest = plan(master, one.epoch, Event(b"k", 10, checksum=9))
+    durable(master, made, newest)
+    assert holders(master, b"k") == [1]
+    assert master.directory.lookup(TENANT, [b"k"]).generations[0] == 10
+
+
+def test_moved_changes_tiers_in_memory_and_never_the_catalog() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"))
+    moved = plan(
+        master, node.epoch, Event(b"k", 1, EVENT_MOVED, tiers=DRAM | NVME), Event(b"k", 2, EVENT_MOVED), Event(b"x", 1, EVENT_MOVED)
+    )
+    assert moved.ops == []
+    assert master.directory.lookup(TENANT, [b"k"]).tiers == bytes([DRAM | NVME])
+
+
+def test_moved_while_the_commit_waits_counts() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    first, other = plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2)
+    durable(master, first, other, plan(master, one.epoch, Event(b"k", 1, EVENT_MOVED, tiers=NVME)))
+    assert master.directory.lookup(TENANT, [b"k"]).tiers == bytes([NVME, DRAM])
+    made, moved = plan(master, one.epoch, Event(b"n")), plan(master, one.epoch, Event(b"n", 1, EVENT_MOVED, tiers=NVME))
+    durable(master, made, moved)
+    assert master.directory.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
+
+
+def test_a_stale_registration_is_refused_and_its_commits_in_flight_are_void() -> None:
+    master = Master()
+    node = master.register("a")
+    old = node.epoch
+    made = plan(master, old, Event(b"k"))
+    master.register("a")
+    durable(master, made)
+    assert master.exists(b"k") == [0]
+    with pytest.raises(StaleEpoch):
+        plan(master, old, Event(b"k"))
+    assert not blocks(master)
+
+
+def test_a_commit_that_became_durable_after_its_node_was_forgotten_is_void() -> None:
+    master = Master()
+    node = master.register("a")
+    made = plan(master, node.epoch, Event(b"k"))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.directory.tick(100 * S)
+    durable(master, made)
+    assert not blocks(master)
+
+
+def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"kept"), Event(b"lost"), Event(b"streamed"))
+    master.publish(node, Event(b"kept"), phase=PHASE_SYNC_BEGIN)
+    assert master.exists(b"kept", b"lost", b"streamed") == [1, 1, 1]
+    master.publish(node, Event(b"new"), phase=PHASE_SYNC)
+    master.publish(node, Event(b"streamed", 1, EVENT_MOVED, tiers=NVME))
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert node.state == "alive"
+    assert master.exists(b"kept", b"lost", b"streamed", b"new") == [1, 0, 1, 1]
+    master.sweep()
+    assert [record.key for record in blocks(master)] == [b"kept", b"new", b"streamed"]
+
+
+def test_an_end_without_a_begin_takes_nothing_away() -> None:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, Event(b"k"))
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert master.exists(b"k") == [1]
+
+
+def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_inventory() -> None:
+    master = Master()
+    node = master.register("a", 1)
+    master.publish(node, Event(b"dram"), Event(b"nvme", tiers=NVME), Event(b"both", tiers=DRAM | NVME))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 0, 0]
+    node = master.register("a", 2)
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 1]
+    assert master.directory.lookup(TENANT, [b"both"]).tiers == bytes([NVME])
+    master.sync(node, Event(b"nvme", tiers=NVME))
+    assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 0]
+
+
+def test_the_same_process_keeps_everything_as_hints() -> None:
+    master = Master()
+    master.publish(master.register("a", 1), Event(b"dram"))
+    master.register("a", 1)
+    assert master.exists(b"dram") == [1]
+
+
+def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k"), Event(b"other"))
+    master.directory.pin(TENANT, [b"k"], pinned=True)
+    hold = (1, Hold(1, TENANT, [b"k"], 1))
+    assert master.sync(master.register("a"), Event(b"k"), Event(b"other")) == [hold]
+    other = master.register("b")
+    assert master.publish(other, Event(b"k")) == [(2, hold[1])]
+
+
+def test_a_pin_ends_with_its_block_but_not_with_one_of_two_replicas() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.publish(two, Event(b"k"))
+    master.commit(master.directory.pin(TENANT, [b"k"], pinned=True).ops)
+    master.publish(one, gone(b"k"))
+    assert master.directory.counts().pinned == 1
+    master.publish(two, gone(b"k"))
+    assert master.directory.counts().pinned == 0
+    assert [key for key in master.catalog if key.startswith(b"p")] == []
+
+
+def test_a_commit_ends_the_reservation_it_answers() -> None:
+    master = Master()
+    node = master.register("a")
+    grants = master.directory.reserve(TENANT, [b"k", b"other"], [1, 1], now_ns=0)
+    master.publish(node, Event(b"k", grants.generations[0]), Event(b"other", 3))
+    assert master.directory.counts().reserved == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")],
+)
+def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: object, what: str) -> None:
+    master = Master()
+    node = master.register("a")
+    message = publish(node.epoch, [Event(b"k", kind=EVENT_COMMIT)])
+    setattr(message, field, value)
+    with pytest.raises(InvalidArgument, match=what):
+        master.directory.plan_publish(node.node_id, message)
+    message = publish(node.epoch, [Event(b"k", tenant="x" * 129)])
+    with pytest.raises(InvalidArgument, match="128"):
+        master.directory.plan_publish(node.node_id, message)
+    assert master.directory.counts().blocks == 0
+    assert master.register("b", 1, Tier()).node_id == 2
+
+
+def test_holders_that_cannot_be_asked_are_taken_off() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.publish(two, Event(b"k"))
+    master.directory.disconnected(1, one.epoch, 0)
+    master.commit(master.directory.plan_remove(TENANT, [b"k", b"none"], force=False).ops)
+    assert blocks(master)[0].holders == (2,)
+
+
+def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory() -> None:
+    master = Master()
+    one, two = master.register("a"), master.register("b")
+    master.publish(one, Event(b"k"))
+    master.directory.pin(TENANT, [b"k"], pinned=True)
+    assert master.sync(two, Event(b"other")) == []
+
+
+def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_newer_one_is_taken() -> None:
+    master = Master()
+    node = master.register("a")
+    master.directory._tenants.of(TENANT).removed[b"k"] = 5
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 5)]))
+    assert (made.ops, made.commits) == ([], [])
+    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5]))]
+    made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 6)]))
+    assert len(made.commits) == 1

@@ -1,0 +1,138 @@
+"""Promises of records.py."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory.records import (
+    MAX_TENANT_BYTES,
+    PART_BYTES,
+    BlockRecord,
+    Description,
+    DescriptionPart,
+    NodeRecord,
+    PinRecord,
+    RemovedRecord,
+    Version,
+    check_tenant,
+    decode,
+    delete_block,
+    join_description,
+    pin,
+    put_block,
+    put_description,
+    put_node,
+    removed,
+    tenant_prefix,
+)
+from kvstore.protocol.errors import Corrupt, InvalidArgument
+
+U64 = st.integers(0, (1 << 64) - 1)
+TEXT = st.text(max_size=30)
+KEY = st.binary(min_size=1, max_size=255)
+
+
+@settings(derandomize=True, deadline=None)
+@given(TEXT, KEY, U64, U64, U64, TEXT, st.binary(max_size=255), st.lists(st.integers(0, (1 << 32) - 1), max_size=300))
+def test_a_block_comes_back_as_it_was(
+    tenant: str, key: bytes, size: int, checksum: int, generation: int, namespace: str, parent: bytes, holders: list[int]
+) -> None:
+    version = Version(size, checksum, generation, namespace, parent)
+    op = put_block(tenant_prefix(tenant), key, version, holders)
+    assert op.value is not None
+    assert decode(op.key, op.value) == BlockRecord(tenant, key, version, tuple(holders))
+    assert delete_block(tenant_prefix(tenant), key).key == op.key
+
+
+def test_records_of_the_largest_tenant_and_key_fit_the_catalog() -> None:
+    op = put_block(tenant_prefix("t" * MAX_TENANT_BYTES), bytes(255), Version(1, 1, 1, "n" * 255, bytes(255)), range(65_535))
+    assert len(op.key) <= 400
+    check_tenant("t" * 128)
+    with pytest.raises(InvalidArgument, match="128"):
+        check_tenant("t" * 129)
+
+
+def test_a_node_and_a_pin_come_back() -> None:
+    op = put_node("näme", 77)
+    assert decode(op.key, op.value or b"") == NodeRecord("näme", 77)
+    op = pin(tenant_prefix("red"), b"key", pinned=True)
+    assert decode(op.key, b"") == PinRecord("red", b"key")
+    assert pin(tenant_prefix("red"), b"key", pinned=False).value is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"b", b""),
+        (b"b\x03redkey", b"short"),
+        (b"b\x03redkey", b"\x02" + bytes(28)),
+        (b"b\x03redkey", b"\x01" + bytes(24) + b"\x00\x00\x01\x00"),
+        (b"b\x01\xffkey", b"\x01" + bytes(28)),
+        (b"nname", b"123"),
+        (b"d", b""),
+        (b"d\0\xff", b""),
+        (b"p\x03redkey", b"full"),
+        (b"zoo", b""),
+    ],
+)
+def test_what_is_no_record_is_refused(key: bytes, value: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(key, value)
+
+
+def test_a_removal_comes_back() -> None:
+    op = removed(tenant_prefix("red"), b"key", 1 << 60)
+    assert op.value is not None
+    assert decode(op.key, op.value) == RemovedRecord("red", b"key", 1 << 60)
+    assert removed(tenant_prefix("red"), b"key", None).value is None
+    with pytest.raises(Corrupt, match="damaged"):
+        decode(op.key, b"short")
+
+
+def stored(*changes: list[Op]) -> list[DescriptionPart]:
+    """The parts that are in the catalog after these operations."""
+    catalog: dict[bytes, bytes] = {}
+    for op in itertools.chain(*changes):
+        if op.value is None:
+            del catalog[op.key]
+        else:
+            assert len(op.value) <= 64 << 10
+            catalog[op.key] = op.value
+    parts = [decode(key, value) for key, value in catalog.items()]
+    assert all(isinstance(part, DescriptionPart) and part.name == "näme" for part in parts)
+    return parts  # type: ignore[return-value]
+
+
+SMALL = Description(b"topology", b"transfer")
+LARGE = Description(b"t" * (2 * PART_BYTES), bytes(PART_BYTES))
+
+
+@pytest.mark.parametrize("description", [SMALL, LARGE, Description(b"", b"x"), Description(b"x", b"")])
+def test_a_description_comes_back_whatever_its_size(description: Description) -> None:
+    parts = stored(put_description("näme", description, Description()))
+    assert join_description(parts) == join_description(parts[::-1]) == description
+    assert put_description("näme", description, description) == []
+
+
+def test_a_smaller_description_leaves_nothing_of_the_one_before() -> None:
+    first, second = put_description("näme", LARGE, Description()), put_description("näme", SMALL, LARGE)
+    assert (len(first), len(stored(first, second))) == (4, 1)
+    assert join_description(stored(first, second)) == SMALL
+    assert stored(first, second, put_description("näme", Description(), SMALL)) == []
+    assert join_description([]) == Description()
+
+
+def test_a_description_that_was_written_in_part_is_none() -> None:
+    ops = put_description("näme", LARGE, Description())
+    for missing in range(len(ops)):
+        assert join_description(stored(ops[:missing] + ops[missing + 1 :])) == Description()
+    mixed = stored(put_description("näme", SMALL, Description()), ops[1:])
+    assert join_description(mixed) == Description()
+
+
+def test_a_description_of_another_form_is_refused() -> None:
+    with pytest.raises(Corrupt, match="form 2"):
+        join_description([DescriptionPart("näme", 0, b"\2" + bytes(20))])

@@ -1,0 +1,46 @@
+"""Promises of reservations.py."""
+
+from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.tenants import Tenants
+
+LIVE = frozenset({1})
+
+
+def test_generations_are_unique_and_above_all_that_was_seen() -> None:
+    reservations, red = Reservations(ttl_ns=10, last_generation=100), Tenants().of("red")
+    assert list(reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)) == [101, 102]
+    reservations.saw(500)
+    reservations.saw(3)
+    assert list(reservations.grant(red, [b"c"], [1], [1], 0)) == [501]
+    assert reservations.last_generation == 501
+    reservations.check_integrity([red])
+
+
+def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None:
+    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    reservations.grant(red, [b"a"], [1], [1], 0)
+    assert reservations.held(red, b"a", LIVE, 9)
+    assert not reservations.held(red, b"a", LIVE, 10)
+    assert not reservations.held(red, b"a", frozenset(), 9)
+    assert not reservations.held(red, b"b", LIVE, 9)
+
+
+def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
+    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
+    reservations.grant(red, [b"b"], [1], [1], 5)
+    reservations.expire([red], 10)
+    assert list(red.reserved) == [b"b"]
+    reservations.check_integrity([red])
+    reservations.expire([red], 15)
+    assert not red.reserved
+
+
+def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
+    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    (generation,) = reservations.grant(red, [b"a"], [1], [1], 0)
+    reservations.end(red, b"a", generation + 1)
+    assert b"a" in red.reserved
+    reservations.end(red, b"a", generation)
+    reservations.end(red, b"a", generation)
+    assert b"a" not in red.reserved

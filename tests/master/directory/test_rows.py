@@ -1,0 +1,131 @@
+"""Promises of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.master.directory.records import Version
+from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.tenants import Tenant, Tenants
+
+HELD = ((1, 2),)
+
+
+def table() -> tuple[Rows, Tenant]:
+    tenants = Tenants()
+    return Rows(tenants), tenants.of("red")
+
+
+def version(generation: int = 1, parent: bytes = b"", namespace: str = "ns") -> Version:
+    return Version(10, 20, generation, namespace, parent)
+
+
+def test_a_row_gives_back_what_was_put_in() -> None:
+    rows, red = table()
+    row = rows.insert(red, b"a", version(namespace="one"), HELD)
+    assert rows.version(row) == version(namespace="one")
+    assert rows.pairs(row) == HELD
+    assert rows.is_version(row, version(namespace="another"))
+    rows.insert(red, b"a", version(2), ((1, 2), (2, 2)))
+    assert rows.version(row).generation == 2
+    assert not rows.is_version(row, version())
+    rows.check_integrity()
+
+
+def test_a_free_row_is_used_again() -> None:
+    rows, red = table()
+    row = rows.insert(red, b"a", version(), HELD)
+    rows.remove(row)
+    assert b"a" not in red.rows
+    assert rows.insert(red, b"b", version(), HELD) == row
+    rows.check_integrity()
+
+
+def test_a_namespace_is_forgotten_with_its_last_block_and_its_number_used_again() -> None:
+    rows, red = table()
+    row = rows.insert(red, b"a", version(namespace="one"), HELD)
+    assert len(rows.namespaces) == 2
+    rows.remove(row)
+    assert len(rows.namespaces) == 1
+    row = rows.insert(red, b"a", version(namespace="two"), HELD)
+    assert rows.version(row).namespace == "two"
+    assert rows.version(rows.insert(red, b"b", version(namespace="two"), HELD)).namespace == "two"
+
+
+def test_a_parent_that_went_finds_its_children_when_it_comes_back() -> None:
+    rows, red = table()
+    parent = rows.insert(red, b"p", version(), HELD)
+    child = rows.insert(red, b"c", version(parent=b"p"), HELD)
+    rows.remove(parent)
+    assert not rows.pairs(parent)
+    assert rows.insert(red, b"p", version(5), HELD) == parent
+    assert rows.version(child).parent == b"p"
+    rows.check_integrity()
+
+
+def test_a_chain_of_parents_that_went_goes_with_its_last_child() -> None:
+    rows, red = table()
+    first = rows.insert(red, b"1", version(), HELD)
+    second = rows.insert(red, b"2", version(parent=b"1"), HELD)
+    third = rows.insert(red, b"3", version(parent=b"2"), HELD)
+    rows.remove(first)
+    rows.remove(second)
+    assert len(red.rows) == 3
+    rows.remove(third)
+    assert not red.rows
+    rows.check_integrity()
+
+
+def test_an_unknown_parent_or_oneself_is_none() -> None:
+    rows, red = table()
+    assert rows.parents[rows.insert(red, b"a", version(parent=b"unknown"), HELD)] == NO_ROW
+    assert rows.parents[rows.insert(red, b"b", version(parent=b"b"), HELD)] == NO_ROW
+
+
+def test_from_a_catalog_children_come_before_their_parents() -> None:
+    rows, red = table()
+    child = rows.insert(red, b"a", version(parent=b"b"), HELD, make_parent=True)
+    parent = rows.insert(red, b"b", version(parent=b"c"), HELD, make_parent=True)
+    rows.insert(red, b"c", version(), HELD, make_parent=True)
+    assert rows.version(child).parent == b"b"
+    assert rows.version(parent).parent == b"c"
+    rows.insert(red, b"a", version(parent=b"c"), HELD, make_parent=True)
+    assert rows.version(child).parent == b"b"
+    rows.check_integrity()
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """Any order of inserts and removes leaves the parents that a dictionary of links says."""
+
+    KEYS = st.sampled_from([bytes([65 + n]) for n in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.red = table()
+        self.held: set[bytes] = set()
+        self.links: dict[bytes, bytes] = {}
+
+    @rule(key=KEYS, parent=KEYS)
+    def insert(self, key: bytes, parent: bytes) -> None:
+        if key not in self.links:
+            self.links[key] = parent if parent in self.links and parent != key else b""
+        self.rows.insert(self.red, key, version(parent=parent), HELD)
+        self.held.add(key)
+
+    @rule(key=KEYS)
+    def remove(self, key: bytes) -> None:
+        if key in self.held:
+            self.held.remove(key)
+            self.rows.remove(self.red.rows[key])
+        while gone := [link for link in self.links if link not in self.held and link not in self.links.values()]:
+            for link in gone:
+                del self.links[link]
+
+    @invariant()
+    def agrees(self) -> None:
+        self.rows.check_integrity()
+        assert {key: self.rows.version(row).parent for key, row in self.red.rows.items()} == self.links
+
+
+TestAgainstModel = AgainstModel.TestCase
+TestAgainstModel.settings = settings(derandomize=True, deadline=None)

@@ -1,0 +1,31 @@
+"""Promises of tenants.py."""
+
+import pytest
+
+from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.errors import InvalidArgument
+
+
+def test_a_tenant_is_made_once_and_found_by_name_and_index() -> None:
+    tenants = Tenants()
+    assert tenants.get("red") is None
+    red, blue = tenants.of("red"), tenants.of("blue")
+    assert tenants.of("red") is red
+    assert tenants.get("blue") is blue
+    assert tenants.at(blue.index) is blue
+    assert list(tenants) == [red, blue]
+
+
+def test_a_tenant_that_has_nothing_is_forgotten_and_its_index_used_again() -> None:
+    tenants = Tenants()
+    red, blue = tenants.of("red"), tenants.of("blue")
+    blue.pins.add(b"key")
+    tenants.forget_empty()
+    assert list(tenants) == [blue]
+    assert tenants.of("green").index == red.index
+    assert tenants.at(blue.index) is blue
+
+
+def test_a_name_too_long_for_the_catalog_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="128"):
+        Tenants().of("x" * 200)

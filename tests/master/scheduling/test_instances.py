@@ -1,0 +1,230 @@
+"""Promises of instances.py; a state machine holds it against a naive model that keeps everything and sums up anew each time."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.master.scheduling.instances import UNMEASURED_BYTES_PER_S, DecodeMember, Instances, PrefillMember, Promise
+from kvstore.master.scheduling.scheduling import instances as module
+from kvstore.protocol.errors import Full, InvalidArgument
+from tests.master.blocks import S
+from tests.master.scheduling.reports import decode, prefill
+
+
+def instances(*, max_instances: int = 10) -> Instances:
+    return Instances(instance_ttl_s=5.0, max_instances=max_instances)
+
+
+def to_prefill(at_s: float, prefill_s: float, *, ttl_s: float = 3.0) -> Promise:
+    return Promise(int(at_s * S), int((at_s + ttl_s) * S), prefill_ns=int(prefill_s * S))
+
+
+def to_decode(at_s: float, tokens: int, *, ttl_s: float = 3.0) -> Promise:
+    return Promise(int(at_s * S), int((at_s + ttl_s) * S), context_tokens=tokens)
+
+
+def test_an_instance_joins_by_its_first_report_and_leaves_by_silence() -> None:
+    known = instances()
+    known.report(prefill("a"), 0)
+    known.report(decode("b"), 0)
+    known.report(prefill("a"), 3 * S)
+    assert known.expire(5 * S - 1) == []
+    assert known.expire(5 * S) == ["b"]
+    assert (list(known.prefill), list(known.decode)) == (["a"], [])
+    assert known.expire(8 * S) == ["a"]
+    assert known.get("a") is None
+
+
+def test_an_instance_leaves_at_once_when_it_says_so_and_twice_is_no_error() -> None:
+    known = instances()
+    known.report(decode("b"), 0)
+    known.leave("b")
+    known.leave("b")
+    assert known.get("b") is None
+
+
+def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() -> None:
+    known = instances(max_instances=2)
+    known.report(prefill("a"), 0)
+    known.report(decode("b"), 0)
+    with pytest.raises(Full, match=r"2 instances already.*'c' cannot join"):
+        known.report(prefill("c"), 0)
+    known.report(prefill("a", queue_s=1), 0)
+    known.report(prefill("b"), 0)
+    assert sorted(known.prefill) == ["a", "b"]
+    known.check_integrity()
+
+
+def test_a_report_that_cannot_be_changes_nothing() -> None:
+    known = instances()
+    with pytest.raises(InvalidArgument):
+        known.report(prefill(queue_s=-1), 0)
+    assert known.get("p") is None
+
+
+def test_under_a_new_role_it_is_another_instance() -> None:
+    known = instances()
+    known.report(prefill("a"), 0)
+    known.prefill["a"].promise(1, to_prefill(0, 1))
+    known.report(decode("a"), 0)
+    member = known.get("a")
+    assert isinstance(member, DecodeMember)
+    assert (member.unseen_requests, member.scheduled) == (0, 0)
+
+
+def test_a_kept_report_has_no_lists() -> None:
+    known = instances()
+    known.report(prefill("a", seen_request_ids=[1], queue_s=2), 0)
+    member = known.get("a")
+    assert member is not None
+    assert member.report == prefill("a", queue_s=2)
+
+
+def test_a_queue_shrinks_with_time_and_grows_with_promises() -> None:
+    member = PrefillMember(prefill(queue_s=4), 0)
+    assert member.view(1 * S).queue_s == 3
+    member.promise(1, to_prefill(1, 2))
+    assert member.view(1 * S).queue_s == 5
+    assert member.view(2 * S).queue_s == 4
+    assert (member.unseen_requests, member.unseen_s, member.scheduled) == (1, 2, 1)
+
+
+def test_an_idle_instance_does_a_promised_prefill_as_soon_as_it_has_it() -> None:
+    member = PrefillMember(prefill(), 0)
+    member.promise(1, to_prefill(1, 0.5))
+    assert member.view(int(1.25 * S)).queue_s == 0.25
+    assert member.view(2 * S).queue_s == 0
+
+
+def test_what_was_seen_is_in_the_report_and_what_was_not_comes_on_top() -> None:
+    member = PrefillMember(prefill(), 0)
+    member.promise(1, to_prefill(0, 2))
+    member.promise(2, to_prefill(0, 1))
+    member.renew(prefill(queue_s=1.5), [1, 99], int(0.5 * S))
+    assert member.view(int(0.5 * S)).queue_s == 2.5
+    assert (member.unseen_requests, member.scheduled) == (1, 2)
+
+
+def test_what_has_not_come_in_for_too_long_counts_as_lost() -> None:
+    member = PrefillMember(prefill(queue_s=10), 0)
+    member.promise(1, to_prefill(0, 2, ttl_s=1))
+    member.promise(2, to_prefill(0, 4, ttl_s=2))
+    assert member.view(S - 1).queue_s > 15
+    assert member.view(1 * S).queue_s == 13
+    assert member.view(2 * S).queue_s == 8
+    assert member.unseen_requests == 0
+
+
+def test_beyond_the_limit_the_oldest_promise_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PROMISED", 2)
+    member = PrefillMember(prefill(), 0)
+    for number, prefill_s in enumerate((1, 2, 4)):
+        member.promise(number, to_prefill(0, prefill_s))
+    assert (member.unseen_requests, member.view(0).queue_s) == (2, 6)
+
+
+def test_what_is_sent_is_backlog_until_it_should_have_left_or_is_reported() -> None:
+    member = PrefillMember(prefill(send_bytes_per_s=100.0, send_backlog_bytes=50), 0)
+    member.send(200, 0)
+    assert (member.view(0).send_backlog_bytes, member.view(1 * S).send_backlog_bytes, member.view(3 * S).send_backlog_bytes) == (
+        250,
+        150,
+        0,
+    )
+    member.send(100, 3 * S)
+    assert member.view(3 * S).send_backlog_bytes == 100
+    member.renew(prefill(send_bytes_per_s=10.0, send_backlog_bytes=70), [], 3 * S)
+    assert (member.view(3 * S).send_backlog_bytes, member.view(3 * S).send_bytes_per_s) == (70, 10)
+
+
+def test_an_instance_that_has_measured_nothing_is_taken_to_send_at_a_plausible_rate() -> None:
+    assert PrefillMember(prefill(), 0).view(0).send_bytes_per_s == UNMEASURED_BYTES_PER_S
+
+
+def test_promised_sequences_are_in_the_batch_before_they_come_in() -> None:
+    member = DecodeMember(decode(batch=2, context_tokens=100, capacity_tokens=1000), 0)
+    member.promise(1, to_decode(2, 30))
+    view = member.view(0)
+    assert (view.batch, view.context_tokens, view.capacity_tokens) == (3, 130, 1000)
+    assert member.arrivals_ns() == [2 * S]
+    assert member.view(5 * S).batch == 2
+    assert DecodeMember(decode(), 0).view(0).capacity_tokens == 1 << 62
+
+
+@dataclass
+class Naive:
+    """One prefill instance, as somebody who has kept everything would compute it."""
+
+    queue_s: float
+    reported_s: int
+    promises: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+
+    def queue_at(self, now_s: int) -> float:
+        free_s = self.reported_s + self.queue_s
+        for at_s, prefill_s, expires_s in self.promises.values():
+            if expires_s > now_s:
+                free_s = max(free_s, at_s) + prefill_s
+        return max(0.0, free_s - now_s)
+
+
+class Machine(RuleBasedStateMachine):
+    """Whole and half seconds, so that both compute exactly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Instances(instance_ttl_s=6.0, max_instances=3)
+        self.naive: dict[str, Naive] = {}
+        self.now_s = 0
+        self.last_id = 0
+
+    names = st.sampled_from("abcde")
+    halves = st.integers(0, 20).map(lambda count: count / 2)
+
+    @rule(name=names, queue_s=halves, seen=st.sets(st.integers(1, 30)))
+    def report(self, name: str, queue_s: float, seen: set[int]) -> None:
+        report = prefill(name, queue_s=queue_s, seen_request_ids=sorted(seen))
+        if name not in self.naive and len(self.naive) == 3:
+            with pytest.raises(Full):
+                self.known.report(report, self.now_s * S)
+            return
+        self.known.report(report, self.now_s * S)
+        model = self.naive.setdefault(name, Naive(0, 0))
+        model.queue_s, model.reported_s = queue_s, self.now_s
+        model.promises = {number: promise for number, promise in model.promises.items() if number not in seen}
+
+    @rule(name=names, prefill_s=halves, ttl_s=st.integers(1, 8))
+    def promise(self, name: str, prefill_s: float, ttl_s: int) -> None:
+        if name in self.naive:
+            self.last_id += 1
+            self.known.prefill[name].promise(self.last_id, to_prefill(self.now_s, prefill_s, ttl_s=ttl_s))
+            self.naive[name].promises[self.last_id] = (self.now_s, prefill_s, self.now_s + ttl_s)
+
+    @rule(name=names)
+    def leave(self, name: str) -> None:
+        self.known.leave(name)
+        self.naive.pop(name, None)
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds: int) -> None:
+        self.now_s += seconds
+        silent = [name for name, model in self.naive.items() if model.reported_s + 6 <= self.now_s]
+        assert sorted(self.known.expire(self.now_s * S)) == sorted(silent)
+        for name in silent:
+            del self.naive[name]
+
+    @invariant()
+    def agrees(self) -> None:
+        self.known.check_integrity()
+        assert self.known.prefill.keys() == self.naive.keys()
+        for name, model in self.naive.items():
+            assert math.isclose(self.known.prefill[name].view(self.now_s * S).queue_s, model.queue_at(self.now_s))
+            waiting = [promise for promise in model.promises.values() if promise[2] > self.now_s]
+            assert self.known.prefill[name].unseen_requests == len(waiting)
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMachine = Machine.TestCase

@@ -1,0 +1,250 @@
+"""Promises of scheduling.py, on a directory with blocks in it, and with no clock but the test's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvstore.master.directory.membership import Node
+from kvstore.master.scheduling.estimators import LiveEstimators
+from kvstore.master.scheduling.instances import Instances
+from kvstore.master.scheduling.scheduling import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, Prompt, Scheduling
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.scheduler.admission import make_admission
+from kvstore.scheduler.baselines import make_dispatcher
+from kvstore.scheduler.request import Slo
+from tests.master.blocks import TENANT, Event, Master, S
+from tests.master.scheduling.reports import decode, prefill
+
+KEYS = [b"%04d" % number for number in range(100)]
+PROMPT = Prompt(tenant=TENANT, keys=KEYS, block_tokens=100, input_tokens=10_050, output_tokens=100, slo=Slo())
+"""A prefill of 1.005 s by the guess, 0.01 s a block."""
+
+
+class Scheduled:
+    """A directory, nodes a, b and c, and the scheduling before it. Prefill instance pX has its blocks at node X."""
+
+    def __init__(self, dispatcher: str = "kvcache_centric", *, admission: str = "all", max_instances: int = 100) -> None:
+        self.master = Master()
+        self.nodes: dict[str, Node] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
+        self.estimators = LiveEstimators(None)
+        self.copies: list[tuple[str, list[bytes], int, int]] = []
+        self.now_ns = 0
+        self.scheduling = Scheduling(
+            self.master.directory,
+            Instances(instance_ttl_s=5.0, max_instances=max_instances),
+            make_dispatcher(dispatcher, self.estimators.for_dispatcher()),
+            self.estimators,
+            admission=make_admission(admission, self.estimators),
+            replicate=self._replicate,
+            decision_ttl_s=3.0,
+            first_request_id=1000,
+        )
+
+    def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+        self.copies.append((tenant, list(keys), node_id, source_node_id))
+
+    def hold(self, name: str, count: int, *, size: int = 1000) -> None:
+        self.master.sync(self.nodes[name], *(Event(key, size=size) for key in KEYS[:count]))
+
+    def report(self, *reports: pb.ReportRequest) -> None:
+        for report in reports:
+            self.scheduling.report(report, self.now_ns)
+
+    def ask(self, prompt: Prompt = PROMPT) -> pb.ScheduleReply:
+        return self.scheduling.schedule(prompt, self.now_ns)
+
+    def shown(self) -> dict[str, pb.InstanceStatus]:
+        return {each.report.name: each for each in self.scheduling.show(self.now_ns).instances}
+
+
+@pytest.fixture
+def live() -> Scheduled:
+    """pa has 80 blocks, pb 20, pc none; one decode instance."""
+    scheduled = Scheduled()
+    scheduled.hold("a", 80)
+    scheduled.hold("b", 20)
+    scheduled.report(prefill("pa", node="a"), prefill("pb", node="b"), prefill("pc", node="c"), decode("d"))
+    return scheduled
+
+
+def test_a_request_goes_where_its_longest_prefix_is(live: Scheduled) -> None:
+    reply = live.ask()
+    assert (reply.prefill, reply.decode, reply.prefill_address, reply.decode_address) == ("pa", "d", "http://pa", "http://d")
+    assert (reply.prefix_blocks, reply.transfer_from, reply.transfer_blocks) == (80, "", 0)
+    assert reply.prefill_s == pytest.approx(0.205)
+    assert live.copies == []
+    assert (reply.request_id, live.ask().request_id) == (1000, 1001)
+
+
+def test_where_the_holder_is_busy_its_blocks_are_sent_to_another(live: Scheduled) -> None:
+    live.report(prefill("pa", node="a", queue_s=20.0, send_bytes_per_s=1e6, send_backlog_bytes=20_000))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from, reply.transfer_blocks) == ("pb", 80, "pa", 60)
+    assert reply.transfer_s == pytest.approx(60 * 1000 / 1e6 + 0.02)
+    assert live.copies == [(TENANT, KEYS[20:80], live.nodes["b"].node_id, live.nodes["a"].node_id)]
+    counters = live.scheduling.show(0).counters
+    assert (counters["scheduled"], counters["transfers"], counters["transfer_blocks"]) == (1, 1, 60)
+    assert live.ask().transfer_s > reply.transfer_s, "what was ordered first is sent first"
+
+
+def test_an_instance_whose_node_is_not_there_computes_what_it_lacks() -> None:
+    live = Scheduled()
+    live.hold("a", 80)
+    live.report(prefill("pa", node="a", queue_s=20.0), prefill("px", node="unheard of"), prefill("py"), decode("d"))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from, reply.transfer_s) == ("px", 0, "", 0)
+    assert reply.prefill_s == pytest.approx(1.005)
+    assert live.copies == []
+    late = live.ask(replace(PROMPT, slo=Slo(ttft_s=0.5)))
+    assert (late.rejected, late.rejected_limit) == ("ttft", 0.5)
+
+
+def test_the_blocks_of_a_node_that_died_are_nobodys(live: Scheduled) -> None:
+    node = live.nodes["a"]
+    live.master.directory.disconnected(node.node_id, node.epoch, 0)
+    live.report(prefill("pb", node="b", queue_s=0.1), prefill("pc", node="c", queue_s=0.15))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pb", 20, ""), "idle, but nothing can be sent to pa"
+    live.report(prefill("pb", node="b", queue_s=0.3))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pc", 20, "pb")
+    live.report(prefill("pb", node="b", queue_s=0.3), prefill("pc", node="c", queue_s=0.3))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pa", 0, "")
+
+
+def test_a_burst_is_spread_before_anyone_has_reported_it() -> None:
+    live = Scheduled()
+    live.report(*(prefill(f"p{number}", node="c") for number in range(4)), decode("d0"), decode("d1"))
+    replies = [live.ask() for _ in range(8)]
+    assert sorted(reply.prefill for reply in replies) == sorted(["p0", "p1", "p2", "p3"] * 2)
+    assert [reply.decode for reply in replies].count("d0") == 4
+    assert [reply.queue_s for reply in replies] == pytest.approx([0.0] * 4 + [1.005] * 4)
+
+
+def test_what_an_instance_has_seen_it_counts_itself(live: Scheduled) -> None:
+    reply = live.ask()
+    assert (live.shown()["pa"].unseen_requests, live.shown()["d"].unseen_requests) == (1, 1)
+    assert live.shown()["pa"].unseen_s == pytest.approx(reply.prefill_s)
+    live.report(prefill("pa", node="a", seen_request_ids=[reply.request_id]), decode("d", seen_request_ids=[reply.request_id]))
+    assert (live.shown()["pa"].unseen_requests, live.shown()["d"].unseen_requests) == (0, 0)
+    assert live.shown()["pa"].scheduled == 1
+
+
+def test_a_decode_instance_has_until_the_first_token_to_see_a_request(live: Scheduled) -> None:
+    live.report(*(prefill(name, node="c", queue_s=4.0) for name in ("pa", "pb", "pc")))
+    live.ask()
+    live.now_ns = int(4.9 * S)
+    assert live.shown()["d"].unseen_requests == 1
+    assert sum(each.unseen_requests for each in live.shown().values()) == 1, "the prefill instance should have had it at once"
+    live.now_ns = int(8.1 * S)
+    assert live.shown()["d"].unseen_requests == 0
+
+
+def test_a_silent_instance_gets_nothing_more(live: Scheduled) -> None:
+    live.now_ns = 4 * S
+    live.report(prefill("pc", node="c"), decode("d"))
+    live.now_ns = 5 * S
+    assert sorted(live.scheduling.tick(live.now_ns)) == ["pa", "pb"]
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks) == ("pc", 0)
+
+
+def test_without_instances_of_either_role_it_goes_nowhere() -> None:
+    live = Scheduled()
+    assert live.ask().rejected == "no_instance"
+    live.report(prefill("p"))
+    assert live.ask().rejected == "no_instance"
+    live.scheduling.instances.leave("p")
+    live.report(decode("d"))
+    reply = live.ask()
+    assert (reply.rejected, reply.request_id, reply.prefill) == ("no_instance", 0, "")
+    assert live.scheduling.show(0).counters["rejected_no_instance"] == 3
+
+
+def test_an_slo_that_cannot_be_kept_is_a_rejection_with_its_figures(live: Scheduled) -> None:
+    reply = live.ask(replace(PROMPT, slo=Slo(ttft_s=0.1)))
+    assert (reply.rejected, reply.rejected_limit) == ("ttft", 0.1)
+    assert reply.rejected_value == pytest.approx(0.205)
+    assert live.ask(replace(PROMPT, slo=Slo(tbt_s=0.001))).rejected == "tbt"
+    assert all(each.unseen_requests == 0 for each in live.shown().values()), "nothing was promised"
+
+
+def test_early_admission_goes_by_the_decode_load_as_reported_and_lets_the_rest_in() -> None:
+    live = Scheduled(admission="early")
+    live.report(prefill("p"), decode("d", batch=100, context_tokens=4_000_000))
+    slo = Slo(tbt_s=0.05)
+    reply = live.ask(replace(PROMPT, slo=slo))
+    assert (reply.rejected, reply.rejected_limit) == ("decode_load", 0.05)
+    assert reply.rejected_value > 0.1
+    live.report(decode("d", batch=1, context_tokens=100))
+    assert live.ask(replace(PROMPT, slo=slo)).prefill == "p"
+
+
+def test_predicted_admission_does_not_count_what_will_have_ended() -> None:
+    live = Scheduled(admission="predicted")
+    slo = Slo(tbt_s=0.05)
+    live.report(prefill("p"), decode("d", batch=100, context_tokens=4_000_000))
+    assert live.ask(replace(PROMPT, slo=slo)).rejected == "decode_load", "as long as nobody knows how long they take, none will have ended"
+    short = replace(PROMPT, output_tokens=1)
+    assert live.ask(short).prefill == "p"
+    live.report(
+        prefill("p", seen_request_ids=[1000], queue_s=5.0), decode("d", batch=100, context_tokens=4_000_000, seen_request_ids=[1000])
+    )
+    assert live.ask(replace(short, slo=slo)).prefill == "p"
+
+
+def test_an_answer_of_unknown_length_is_taken_to_be_of_usual_length(live: Scheduled) -> None:
+    room = PROMPT.input_tokens + UNKNOWN_OUTPUT_TOKENS
+    live.report(decode("d", capacity_tokens=room - 1))
+    assert live.ask(replace(PROMPT, output_tokens=0)).rejected == "capacity"
+    live.report(decode("d", capacity_tokens=room))
+    assert live.ask(replace(PROMPT, output_tokens=0)).decode == "d"
+
+
+def test_the_dispatcher_is_a_choice() -> None:
+    live = Scheduled("round_robin")
+    live.hold("a", 80)
+    live.report(prefill("pa", node="a"), prefill("pb", node="b"), decode("d"))
+    assert [live.ask().prefill for _ in range(4)] == ["pa", "pb", "pa", "pb"]
+    assert live.scheduling.show(0).dispatcher == "round_robin"
+
+
+def test_what_instances_measure_is_learned_and_what_cannot_be_changes_nothing() -> None:
+    live = Scheduled(max_instances=1)
+    samples = [pb.PrefillSample(input_tokens=100 * n, duration_s=n) for n in range(1, 33)]
+    with pytest.raises(InvalidArgument):
+        live.report(prefill("p", prefill_samples=[*samples, pb.PrefillSample(input_tokens=1, prefix_tokens=2, duration_s=1)]))
+    assert live.shown() == {}
+    live.report(decode("d"))
+    with pytest.raises(Full):
+        live.report(prefill("p", prefill_samples=samples))
+    assert live.scheduling.show(0).estimators == "prefill: a linear guess; decode: a linear guess"
+    live.report(decode("d", prefill_samples=samples))
+    assert live.scheduling.show(0).estimators.startswith("prefill: fitted to 32 samples")
+
+
+def test_looking_is_no_access_and_makes_no_tenant(live: Scheduled) -> None:
+    live.ask(replace(PROMPT, tenant="nobody"))
+    live.master.directory.check_integrity()
+    assert list(live.master.directory.list_keys("nobody")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"input_tokens": 0, "keys": []}, "input_tokens is 0"),
+        ({"input_tokens": MAX_TOKENS + 1}, "input_tokens is"),
+        ({"output_tokens": MAX_TOKENS + 1}, "output_tokens is"),
+        ({"block_tokens": 0}, "block_tokens is 0"),
+        ({"input_tokens": 9_999}, "100 keys of blocks of 100 tokens for a prompt of 9999"),
+        ({"keys": [b"k"] * (MAX_PROMPT_BLOCKS + 1), "block_tokens": 1, "input_tokens": MAX_TOKENS}, "at most 65536"),
+        ({"keys": [b"a", b""]}, "1 to 255 bytes"),
+        ({"keys": [b"a" * 256]}, "1 to 255 bytes"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        replace(PROMPT, **changes)  # type: ignore[arg-type]

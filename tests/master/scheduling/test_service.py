@@ -1,0 +1,148 @@
+"""Promises of service.py, over real gRPC, with a master whose nodes are played by the test."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Copy
+from kvstore.protocol.control_pb2_grpc import SchedulerStub
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+from tests.master.scheduling.reports import decode, prefill
+
+KEYS = [b"%d" % number for number in range(10)]
+
+
+class Asked:
+    """The service, as its callers have it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = SchedulerStub(channel)  # type: ignore[no-untyped-call]
+
+    def report(self, *reports: pb.ReportRequest) -> pb.ReportReply:
+        replies: list[pb.ReportReply] = [self._stub.Report(report, timeout=TIMEOUT_S) for report in reports]
+        return replies[-1]
+
+    def schedule(self, **fields: object) -> pb.ScheduleReply:
+        request = pb.ScheduleRequest(tenant="red", keys=KEYS, block_tokens=1000, input_tokens=10_000)
+        request.MergeFrom(pb.ScheduleRequest(**fields))  # type: ignore[arg-type]
+        reply: pb.ScheduleReply = self._stub.Schedule(request, timeout=TIMEOUT_S)
+        return reply
+
+    def leave(self, name: str) -> None:
+        self._stub.Leave(pb.LeaveRequest(name=name), timeout=TIMEOUT_S)
+
+    def instances(self) -> pb.InstancesReply:
+        reply: pb.InstancesReply = self._stub.Instances(pb.InstancesRequest(), timeout=TIMEOUT_S)
+        return reply
+
+
+@contextlib.contextmanager
+def asked(places: Places) -> Iterator[Asked]:
+    with grpc.insecure_channel(places.control) as channel:
+        yield Asked(channel)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=60.0, instance_ttl_s=60.0, report_interval_s=0.125) as found:
+        yield found
+
+
+@pytest.fixture
+def service(places: Places) -> Iterator[Asked]:
+    with asked(places) as found:
+        yield found
+
+
+def test_a_request_is_placed_by_its_prefix_and_the_transfer_is_ordered_from_the_nodes(places: Places, service: Asked) -> None:
+    one, two = NodeSide(places, "one", 1), NodeSide(places, "two", 2)
+    one.sync(*(Event(key) for key in KEYS[:8]))
+    two.sync(*(Event(key) for key in KEYS[:3]))
+    service.report(prefill("p1", node="one"), prefill("p2", node="two"), decode("d"))
+    reply = service.schedule()
+    assert (reply.prefill, reply.decode, reply.prefix_blocks, reply.transfer_from) == ("p1", "d", 8, "")
+    service.report(prefill("p1", node="one", queue_s=30.0))
+    reply = service.schedule()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from, reply.transfer_blocks) == ("p2", 8, "p1", 5)
+    header, body = two.read()
+    assert header.type == Copy.TYPE
+    assert Copy.unpack(memoryview(body)).keys == KEYS[3:8]
+    one.close()
+    two.close()
+
+
+def test_a_burst_of_concurrent_requests_is_spread(service: Asked) -> None:
+    service.report(*(prefill(f"p{number}") for number in range(4)), decode("d0"), decode("d1"))
+    with ThreadPoolExecutor(8) as threads:
+        replies = list(threads.map(lambda _: service.schedule(input_tokens=1_000_000), range(8)))
+    assert sorted(reply.prefill for reply in replies) == sorted(["p0", "p1", "p2", "p3"] * 2)
+    assert sorted(reply.decode for reply in replies) == sorted(["d0", "d1"] * 4)
+    assert len({reply.request_id for reply in replies}) == 8
+    assert sum(each.unseen_requests for each in service.instances().instances) == 16
+
+
+def test_a_report_is_answered_with_the_interval_and_shown(service: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="kvstore.master")
+    assert service.report(prefill("p", queue_s=2.5), prefill("p", queue_s=3.5)).report_interval_s == 0.125
+    (shown,) = service.instances().instances
+    assert shown.report == prefill("p", queue_s=3.5)
+    assert 0 <= shown.report_age_s < TIMEOUT_S
+    assert [message for message in caplog.messages if "joined" in message] == ["instance p (ROLE_PREFILL) has joined, at http://p"]
+    service.leave("p")
+    service.leave("p")
+    assert not service.instances().instances
+
+
+def test_no_instances_is_an_answer_and_no_error(service: Asked) -> None:
+    assert service.schedule().rejected == "no_instance"
+    assert service.instances().counters == {"scheduled": 0, "transfers": 0, "transfer_blocks": 0, "rejected_no_instance": 1}
+
+
+def test_an_slo_of_zero_is_none_and_a_negative_one_is_refused(service: Asked) -> None:
+    service.report(prefill("p", queue_s=100.0), decode("d"))
+    assert service.schedule(ttft_slo_s=0.0).prefill == "p"
+    assert service.schedule(ttft_slo_s=50.0).rejected == "ttft"
+    for field in ("ttft_slo_s", "tbt_slo_s"):
+        with pytest.raises(grpc.RpcError) as refused:
+            service.schedule(**{field: -1.0})
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert field.replace("_slo", "") in str(refused.value.details())
+
+
+def test_errors_become_the_status_of_their_branch(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, max_instances=1) as places, asked(places) as service:
+        with pytest.raises(grpc.RpcError) as nameless:
+            service.report(prefill(""))
+        service.report(prefill("p"))
+        with pytest.raises(grpc.RpcError) as full:
+            service.report(decode("d"))
+        with pytest.raises(grpc.RpcError) as odd:
+            service.schedule(input_tokens=9_999)
+    assert nameless.value.code() == odd.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert full.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    with master_in_thread(tmp_path / "run", tokens=str(file)) as places, asked(places) as service:
+        assert service.schedule(token="secret").rejected == "no_instance"
+        for wrong in ({"token": "guess"}, {"tenant": "blue", "token": "secret"}):
+            with pytest.raises(grpc.RpcError) as refused:
+                service.schedule(**wrong)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_silent_instance_leaves_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with master_in_thread(tmp_path, instance_ttl_s=0.01) as places, asked(places) as service:
+        service.report(prefill("p"))
+        while service.instances().instances:
+            pass
+    assert "instance p is silent for 0.01 s and gets no more requests" in caplog.messages
