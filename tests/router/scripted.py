@@ -14,7 +14,7 @@ from kvstore.client.instances.client import Placement, Refusal
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Work
 from kvstore.router.sse import done, event
-from kvstore.router.standin_tokens import continuation, text_of
+from kvstore.router.standin.tokens import continuation, text_of
 from kvstore.scheduler.request import Slo
 
 T = TypeVar("T")

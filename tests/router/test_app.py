@@ -22,7 +22,7 @@ from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
 from kvstore.router.relay import Relay
 from kvstore.router.sse import DONE, EventParser, event
-from kvstore.router.standin_tokens import text_of
+from kvstore.router.standin.tokens import text_of
 from kvstore.router.tokenizing import ByteTokenizer
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.request import Slo

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvstore.router import daemon, standin
+from kvstore.router import daemon
+from kvstore.router.standin.engine import engine as standin
 from tests.client.processes import Process
 
 NO_MASTER = ("--master", "127.0.0.1:1")
@@ -60,5 +61,5 @@ def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.Monk
 
 def test_importing_the_programs_needs_no_aiohttp() -> None:
     """What else they import, the settings' document does too."""
-    code = "import sys; sys.modules['aiohttp'] = None; import kvstore.router.daemon, kvstore.router.standin, kvstore.router.config"
+    code = "import sys; sys.modules['aiohttp'] = None; import kvstore.router.daemon, kvstore.router.standin.engine, kvstore.router.config"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

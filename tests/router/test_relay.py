@@ -16,7 +16,7 @@ from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
 from kvstore.router.relay import Answer, Relay, Whole
 from kvstore.router.sse import done, event
-from kvstore.router.standin_tokens import text_of
+from kvstore.router.standin.tokens import text_of
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (

@@ -18,7 +18,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router.standin_tokens import continuation, text_of
+from kvstore.router.standin.tokens import continuation, text_of
 from tests.system.running import DEADLINE_S, System, refusal, until
 
 MODEL: Final = "llama3-8b"
@@ -59,7 +59,7 @@ class Fleet:
         role, node = ENGINES[name]
         self.engines[name] = self.start(
             name,
-            "kvstore.router.standin",
+            "kvstore.router.standin.engine",
             *("--role", role, "--node", node, "--name", name, "--gpu", "A100-80G", "--speedup", "50"),
             *("--block-bytes", "256"),
         )
@@ -256,7 +256,7 @@ def test_an_engine_that_is_stopped_leaves_at_once(fleet: Fleet) -> None:
 
 
 def test_an_engine_that_cannot_be_is_one_clear_line() -> None:
-    assert refusal("kvstore.router.standin", "--model", "no-such-model").startswith("kvstore-standin: error: ")
+    assert refusal("kvstore.router.standin.engine", "--model", "no-such-model").startswith("kvstore-standin: error: ")
 
 
 def test_logs_have_no_tracebacks(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt, KVStoreError
-from kvstore.router.standin_blocks import BlockStore
+from kvstore.router.standin.blocks import BlockStore
 from kvstore.scheduler.estimators.interface import PrefillTime
 from kvstore.scheduler.request import Request
 

@@ -1,4 +1,4 @@
-"""Promises of standin_prefill.py, with a real store. A prefill takes microseconds of the clock."""
+"""Promises of prefill.py, with a real store. A prefill takes microseconds of the clock."""
 
 import asyncio
 import time
@@ -10,8 +10,8 @@ import pytest
 from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
-from kvstore.router.standin_blocks import BlockStore, TiedClient
-from kvstore.router.standin_prefill import Clock, PrefillEngine
+from kvstore.router.standin.blocks import BlockStore, TiedClient
+from kvstore.router.standin.prefill import Clock, PrefillEngine
 from tests.router.scripted import run
 
 NOBODY = "127.0.0.1:1"

@@ -1,6 +1,6 @@
 """A stand-in for an inference engine: a process that keeps the time that its model would take on its GPU, and computes nothing.
 
-    python -m kvstore.router.standin --role prefill --node node-0 --master HOST:PORT --model llama3-8b --gpu A100-80G
+    python -m kvstore.router.standin.engine --role prefill --node node-0 --master HOST:PORT --model llama3-8b --gpu A100-80G
 
 It answers the router as an engine does, reports to the master's scheduler, and really puts and gets blocks. Standard output carries one
 JSON line when it serves: {"event": "ready", "listen": ..., "name": ..., "pid": ...}. Exit code 2: the settings cannot be met.
@@ -22,10 +22,10 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
-from kvstore.router.standin_blocks import BlockStore, TiedClient
-from kvstore.router.standin_config import PREFILL, SECTION, StandinSettings
-from kvstore.router.standin_decode import DecodeEngine
-from kvstore.router.standin_prefill import PrefillEngine
+from kvstore.router.standin.blocks import BlockStore, TiedClient
+from kvstore.router.standin.config import PREFILL, SECTION, StandinSettings
+from kvstore.router.standin.decode import DecodeEngine
+from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, say
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu
@@ -85,14 +85,14 @@ class Standin:
                     await serve(app, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=reporter.close)
 
     def _prefill(self, fixed: InstanceReport, blocks: BlockStore, scheduler: SchedulerClient) -> "tuple[web.Application, Reporter]":
-        from kvstore.router.standin_app import PrefillApp
+        from kvstore.router.standin.app import PrefillApp
 
         engine = PrefillEngine(self._times, blocks, self._namespace, speedup=self._settings.speedup)
         reporter = Reporter(scheduler, lambda: replace(fixed, queue_s=engine.queue_s))
         return PrefillApp(fixed.name, engine, reporter).web, reporter
 
     def _decode(self, fixed: InstanceReport, blocks: BlockStore, scheduler: SchedulerClient) -> "tuple[web.Application, Reporter]":
-        from kvstore.router.standin_app import DecodeApp
+        from kvstore.router.standin.app import DecodeApp
 
         def on_step(batch: int, context_tokens: int, duration_s: float) -> None:
             reporter.decoded(batch=batch, context_tokens=context_tokens, duration_s=duration_s)

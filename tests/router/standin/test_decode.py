@@ -1,11 +1,11 @@
-"""Promises of standin_decode.py. A step takes a microsecond of the clock."""
+"""Promises of decode.py. A step takes a microsecond of the clock."""
 
 import asyncio
 
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.router.standin_decode import DecodeEngine, Joined
+from kvstore.router.standin.decode import DecodeEngine, Joined
 from tests.router.scripted import following, run
 
 

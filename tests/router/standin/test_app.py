@@ -1,4 +1,4 @@
-"""Promises of standin_app.py: the engine's side of the protocol, with a real store and a real scheduler."""
+"""Promises of app.py: the engine's side of the protocol, with a real store and a real scheduler."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -15,11 +15,11 @@ from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
-from kvstore.router.standin_app import DecodeApp, PrefillApp
-from kvstore.router.standin_blocks import BlockStore, TiedClient
-from kvstore.router.standin_decode import DecodeEngine
-from kvstore.router.standin_prefill import PrefillEngine
-from kvstore.router.standin_tokens import text_of
+from kvstore.router.standin.app import DecodeApp, PrefillApp
+from kvstore.router.standin.blocks import BlockStore, TiedClient
+from kvstore.router.standin.decode import DecodeEngine
+from kvstore.router.standin.prefill import PrefillEngine
+from kvstore.router.standin.tokens import text_of
 from tests.router.scripted import following, placement, run, work
 
 PROMPT = list(range(18))

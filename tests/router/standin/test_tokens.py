@@ -1,11 +1,11 @@
-"""Promises of standin_tokens.py."""
+"""Promises of tokens.py."""
 
 from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.router.standin_tokens import continuation, text_of
+from kvstore.router.standin.tokens import continuation, text_of
 
 TOKENS = st.lists(st.integers(0, (1 << 31) - 1), max_size=50)
 

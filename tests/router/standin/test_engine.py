@@ -1,4 +1,4 @@
-"""Promises of standin.py as a program; what it does with requests is in test_standin_*.py and tests/system/test_router.py."""
+"""Promises of engine.py as a program; what it does with requests is in test_standin_*.py and tests/system/test_router.py."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.cluster import Cluster
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router import standin
+from kvstore.router.standin.engine import engine as standin
 from tests.client.processes import Process
 from tests.router.scripted import following
 from tests.system.running import until
@@ -37,7 +37,7 @@ def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[st
 
 def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> None:
     flags = ("--role", "prefill", "--node", "node-0", "--master", "127.0.0.1:1", "--speedup", "1000")
-    engine = Process("kvstore.router.standin", *flags, log=tmp_path / "log")
+    engine = Process("kvstore.router.standin.engine", *flags, log=tmp_path / "log")
     try:
         assert engine.ready["name"] == f"prefill-{engine.ready['listen']}"
         body = {"prompt": [1, 2], "max_tokens": 1, "kv_transfer_params": {}}
@@ -52,7 +52,7 @@ def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> No
 
 def test_its_reports_say_what_it_is(two_nodes: Cluster, tmp_path: Path) -> None:
     flags = ("--role", "decode", "--node", "node-1", "--name", "told", "--advertise", "http://elsewhere:1", "--capacity-tokens", "5000")
-    engine = Process("kvstore.router.standin", *flags, "--master", two_nodes.address, log=tmp_path / "log")
+    engine = Process("kvstore.router.standin.engine", *flags, "--master", two_nodes.address, log=tmp_path / "log")
     try:
         with SchedulerClient(ClientSettings(master=two_nodes.address)) as scheduler:
 

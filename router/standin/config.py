@@ -12,7 +12,7 @@ DECODE: Final = "decode"
 
 @dataclass(frozen=True, slots=True)
 class StandinSettings:
-    """Flags of `python -m kvstore.router.standin`, `KVSTORE_STANDIN_*`, or [standin] in the TOML file."""
+    """Flags of `python -m kvstore.router.standin.engine`, `KVSTORE_STANDIN_*`, or [standin] in the TOML file."""
 
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))
     listen: str = setting("127.0.0.1:0", "HOST:PORT for requests (HTTP).")

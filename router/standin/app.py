@@ -17,10 +17,10 @@ from kvstore.router.answers import problem_of
 from kvstore.router.orders import parse_json
 from kvstore.router.serving import hang_up
 from kvstore.router.sse import done, event
-from kvstore.router.standin_blocks import BlockStore
-from kvstore.router.standin_decode import DecodeEngine, Joined
-from kvstore.router.standin_prefill import PrefillEngine, load
-from kvstore.router.standin_tokens import continuation, text_of
+from kvstore.router.standin.blocks import BlockStore
+from kvstore.router.standin.decode import DecodeEngine, Joined
+from kvstore.router.standin.prefill import PrefillEngine, load
+from kvstore.router.standin.tokens import continuation, text_of
 
 MAX_BODY_BYTES: Final = 64 << 20
 

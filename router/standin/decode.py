@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.router.standin_tokens import continuation
+from kvstore.router.standin.tokens import continuation
 from kvstore.scheduler.estimators.interface import DecodeTime
 
 OnStep = Callable[[int, int, float], None]

@@ -1,11 +1,11 @@
-"""Promises of standin_blocks.py, in a real store."""
+"""Promises of blocks.py, in a real store."""
 
 import pytest
 
 from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
-from kvstore.router.standin_blocks import BATCH_BLOCKS, BlockStore, TiedClient
+from kvstore.router.standin.blocks import BATCH_BLOCKS, BlockStore, TiedClient
 from tests.router.scripted import run
 
 
