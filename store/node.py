@@ -21,25 +21,25 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
 from kvstore.rpc.session import Session
-from kvstore.store.answering import Answers
 from kvstore.store.asking import ask
-from kvstore.store.block import DRAM, NVME, TIERS, Block
-from kvstore.store.claims import Claims
+from kvstore.store.blocks.block import DRAM, NVME, TIERS, Block
+from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings
-from kvstore.store.copies import Copies
 from kvstore.store.engine import make_engine
-from kvstore.store.events import EventLog
-from kvstore.store.leases import Leases
 from kvstore.store.link import Identity, MasterLink, new_instance
-from kvstore.store.mover import Mover
+from kvstore.store.moves.mover import Mover
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.publisher import Publisher
-from kvstore.store.puts import PutService
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.puts import PutService
+from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
+from kvstore.store.replicas.copies import Copies
 from kvstore.store.service import NodeService
-from kvstore.store.table import BlockTable
-from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec

@@ -4,7 +4,7 @@ import logging
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
 from kvstore.rpc.address import parse_address
-from kvstore.store.block import DRAM, HBM, NVME, Block, from_recovered
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, from_recovered
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.nvme import NvmeTier

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvstore.protocol.errors import Denied, Unauthorized
 from kvstore.protocol.session_messages import ROLE_NODE
 from kvstore.rpc.session import Session
-from kvstore.store.open_puts import Put
+from kvstore.store.blocks.open_puts import Put
 
 MAX_SLABS = 64
 """Slabs named or passed in one message; the kernel passes at most 253 descriptors."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
-from kvstore.store.block import Block
+from kvstore.store.blocks.block import Block
 
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
 """Sends one message to the master and calls back once with None (durable) or the error."""

@@ -10,11 +10,11 @@ from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Read, Release
 from kvstore.protocol.session_messages import ROLE_CLIENT
 from kvstore.rpc.session import Session
-from kvstore.store.block import DRAM, TIERS, Block
-from kvstore.store.leases import Leases
-from kvstore.store.mover import Mover, SlowRead
+from kvstore.store.blocks.block import DRAM, TIERS, Block
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.moves.mover import Mover, SlowRead
 from kvstore.store.peer import Peer, peer_of
-from kvstore.store.table import BlockTable
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 

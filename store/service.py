@@ -14,15 +14,15 @@ from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hel
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
 from kvstore.rpc.address import host_id
 from kvstore.rpc.session import Session
-from kvstore.store.copies import Copies
-from kvstore.store.leases import Leases
-from kvstore.store.mover import Mover
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.moves.mover import Mover
 from kvstore.store.peer import MAX_SLABS, Peer, peer_of, writer_of
-from kvstore.store.puts import PutService
+from kvstore.store.puts.puts import PutService
+from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
-from kvstore.store.table import BlockTable
-from kvstore.store.waiting import WaitingRoom
+from kvstore.store.replicas.copies import Copies
 from kvstore.tiers.dram import DramTier
 
 MAX_TENANT_BYTES = 128

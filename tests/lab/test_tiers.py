@@ -14,10 +14,10 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import tiers as module
 from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.store import table
-from kvstore.store.block import DRAM, NVME
+from kvstore.store.blocks import table
+from kvstore.store.blocks.block import DRAM, NVME
+from kvstore.store.blocks.move import Move
 from kvstore.store.config import NodeSettings
-from kvstore.store.move import Move
 from kvstore.tiers.policies.by_name import POLICIES, Clock, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
 from tests.lab.prompts import prompts, requests

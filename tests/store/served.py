@@ -22,18 +22,18 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server
 from kvstore.rpc.session import Session
-from kvstore.store.answering import Answers
-from kvstore.store.block import Block
-from kvstore.store.claims import Claims
-from kvstore.store.copies import Copies
-from kvstore.store.leases import Leases
-from kvstore.store.mover import Mover
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.moves.mover import Mover
 from kvstore.store.publisher import Publisher
-from kvstore.store.puts import PutService
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.puts import PutService
+from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
+from kvstore.store.replicas.copies import Copies
 from kvstore.store.service import NodeService
-from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
 from tests.store.tables import Store

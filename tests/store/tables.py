@@ -5,12 +5,12 @@ from pathlib import Path
 
 import xxhash
 
-from kvstore.store.block import DRAM, HBM, NVME, Block
-from kvstore.store.copy_job import CopyJob, fetch
-from kvstore.store.events import EventLog
-from kvstore.store.move import Move
-from kvstore.store.open_puts import Put
-from kvstore.store.table import BlockTable
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.moves.copy_job import CopyJob, fetch
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.settings import Size
-from kvstore.store.block import DRAM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.config import NodeSettings
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier

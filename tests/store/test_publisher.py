@@ -17,7 +17,7 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.store.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
 

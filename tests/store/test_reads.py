@@ -9,8 +9,8 @@ from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Read
 from kvstore.store import reads
-from kvstore.store.block import DRAM, NVME, Block
-from kvstore.store.mover import SlowRead
+from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.moves.mover import SlowRead
 from tests.rpc.wires import frame
 from tests.store.failing_tier import FailingNvme
 from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served, until

@@ -1,4 +1,4 @@
-"""Promises of reads.py, mover.py and fetching.py about values that NVMe holds encoded, through real sockets."""
+"""Promises of reads.py, moves/mover.py and replicas/fetching.py about values that NVMe holds encoded, through real sockets."""
 
 import logging
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import host_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.block import NVME, Block
-from kvstore.store.fetching import Source, Wanted, fetch
+from kvstore.store.blocks.block import NVME, Block
+from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from kvstore.tiers.nvme import NvmeTier
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
 from tests.store.tensors import SHAPE, after, tensor_value

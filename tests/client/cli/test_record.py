@@ -16,7 +16,7 @@ from kvstore.client.cli.main import record as cli_record
 from kvstore.client.cli.record import interrupts, record
 from kvstore.client.tools.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
-from kvstore.store.events import RING_EVENTS
+from kvstore.store.blocks.events import RING_EVENTS
 from tests.client.embedded import embedded
 
 COMMAND = (

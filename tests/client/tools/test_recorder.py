@@ -19,7 +19,7 @@ from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent,
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import EventBatch
-from kvstore.store.events import RING_EVENTS
+from kvstore.store.blocks.events import RING_EVENTS
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
 

@@ -1,0 +1,102 @@
+"""Which block leaves a tier: one eviction policy a slot group, and the rule by which a group gets another group's memory.
+
+A slot freed in one group (tenant and size class) is of no use to another until its whole slab is free. So the victim is normally of
+the newcomer's own group. But when the coldest block of all is in another group, its slab is taken if the whole of it is colder than
+the victim; else that group owes us, and its slab is taken once it owes a whole one. Memory so follows the load: what is cold goes
+first, and at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvstore.store.blocks.block import Block
+from kvstore.tiers.policies.interface import EvictionPolicy
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The blocks of a group by key, which is unique in one tenant, and the order of these keys. The policy knows keys and no blocks: a
+    block that comes back is a new Block and the same key."""
+
+    policy: EvictionPolicy[bytes]
+    blocks: dict[bytes, Block] = field(default_factory=dict)
+
+    def victim(self, evictable: Callable[[Block], bool]) -> Block | None:
+        blocks = self.blocks
+        key = self.policy.victim(lambda key: evictable(blocks[key]))
+        return blocks[key] if key is not None else None
+
+
+class EvictionOrder:
+    """The readable blocks of one tier in the order they would leave. Not thread-safe: the node's loop is the only caller.
+
+    A group's policy is there while the group has blocks: tenants and sizes of the past cost a search for the coldest nothing.
+    So what it remembers of blocks that left ends with the group's last block.
+    """
+
+    def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]]) -> None:
+        self._make_policy = make_policy
+        self._groups: dict[int, _Group] = {}
+        self._debts: dict[int, tuple[int, int]] = {}
+        """Group to (bytes it is owed, bytes at which they are paid)."""
+
+    def insert(self, block: Block, group: int) -> None:
+        """A block whose key is not in the group."""
+        members = self._groups.get(group)
+        if members is None:
+            members = self._groups[group] = _Group(self._make_policy())
+        members.blocks[block.key] = block
+        members.policy.insert(block.key, block.parent or None)
+
+    def touch(self, block: Block, group: int) -> None:
+        self._groups[group].policy.touch(block.key)
+
+    def remove(self, block: Block, group: int) -> None:
+        members = self._groups[group]
+        del members.blocks[block.key]
+        members.policy.remove(block.key)
+        if not members.blocks:
+            del self._groups[group]
+            self._debts.pop(group, None)
+
+    def holds(self, block: Block, group: int) -> bool:
+        return group in self._groups and self._groups[group].blocks.get(block.key) is block
+
+    def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """The group's next block to leave; None when it has none that may."""
+        members = self._groups.get(group)
+        return members.victim(evictable) if members is not None else None
+
+    def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """Of the other groups' next victims the one read longest ago."""
+        victims = [members.victim(evictable) for other, members in self._groups.items() if other != group]
+        return min((block for block in victims if block is not None), key=lambda block: block.last_access, default=None)
+
+    def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
+        """Of all groups' next victims the one read longest ago."""
+        return self.coldest_elsewhere(-1, evictable)
+
+    def owe(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
+        """`group` gives up a block of `size_bytes` though a colder one is elsewhere; True when it is now owed a whole slab.
+
+        `slab_bytes` says what the colder one's slab costs, 0 for nothing. It is asked once a debt: it walks the slab.
+        """
+        owed_bytes, due_bytes = self._debts[group] if group in self._debts else (0, slab_bytes())
+        owed_bytes += size_bytes
+        if owed_bytes >= due_bytes:
+            self._debts.pop(group, None)
+            return True
+        self._debts[group] = (owed_bytes, due_bytes)
+        return False
+
+    def __len__(self) -> int:
+        return sum(len(members.blocks) for members in self._groups.values())
+
+    def check_integrity(self) -> None:
+        """Assert the policies' invariants, and that each has the keys of its blocks and is not empty. For tests; O(blocks)."""
+        for members in self._groups.values():
+            members.policy.check_integrity()
+            assert members.blocks
+            assert len(members.policy) == len(members.blocks)
+            assert all(block.key == key and key in members.policy for key, block in members.blocks.items())
+        assert self._debts.keys() <= self._groups.keys()

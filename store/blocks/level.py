@@ -1,0 +1,147 @@
+"""One tier as the block table sees it: which blocks have a copy there, in what order they would leave, and how much is leaving already."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.store.blocks.block import Block, Loss
+from kvstore.store.blocks.eviction import EvictionOrder
+from kvstore.tiers.policies.interface import EvictionPolicy
+from kvstore.tiers.slab_tier import SlabTier
+from kvstore.tiers.tier import Slot, Tier
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What happened in one tier since the node started."""
+
+    hits: int = 0
+    evictions: int = 0
+    demotions: int = 0
+    promotions: int = 0
+
+
+@dataclass(slots=True)
+class EncodedTotals:
+    """What a tier's encoded copies come to: the bytes of their values, those stored, the payload's share of these, the elements."""
+
+    value_bytes: int = 0
+    stored_bytes: int = 0
+    payload_bytes: int = 0
+    elements: int = 0
+
+    def count(self, block: Block, loss: Loss | None, times: int) -> None:
+        """Add (1) or take away (-1) a copy, if it is encoded."""
+        if loss is None or loss.encoding is None:
+            return
+        self.value_bytes += times * block.size_bytes
+        self.stored_bytes += times * loss.encoding.size_bytes
+        self.payload_bytes += times * loss.encoding.payload_bytes
+        self.elements += times * loss.encoding.elements
+
+
+class Level:
+    """See the module. It frees and copies nothing. The block table is the only caller."""
+
+    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[bytes]], high: float, low: float) -> None:
+        """`high` and `low` are watermarks, as shares of the capacity."""
+        self.index = index
+        self.tier = tier
+        self.high_bytes = tier.capacity_bytes * high
+        self.low_bytes = tier.capacity_bytes * low
+        self.counts = TierCounts()
+        self.order = EvictionOrder(make_policy)
+        self.leaving_bytes = 0
+        """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
+        self.is_suspended = False
+        self.encoded = EncodedTotals()
+        self._by_slot: dict[int, Block] = {}
+        self._slab_slots: Callable[[Slot], list[Slot]] = tier.slab_slots if isinstance(tier, SlabTier) else lambda slot: [slot]
+
+    @property
+    def takes_values(self) -> bool:
+        return not self.is_suspended and self.tier.health == "ok"
+
+    def add(self, block: Block) -> None:
+        """The block's slot here holds its value from now on."""
+        slot = self._slot(block)
+        self.order.insert(block, slot.group)
+        self._by_slot[slot.index] = block
+        if block.lossy:
+            self.encoded.count(block, block.loss_in(self.index), 1)
+
+    def remove(self, block: Block) -> None:
+        """The block's slot here is about to go, as is what `lossy` says of it."""
+        slot = self._slot(block)
+        if block.lossy:
+            self.encoded.count(block, block.loss_in(self.index), -1)
+        self.order.remove(block, slot.group)
+        del self._by_slot[slot.index]
+
+    def victims(self, group: int) -> list[Block]:
+        """Who leaves for a newcomer of `group`: its own coldest block, or all blocks of the slab that another group owes it."""
+        own = self.order.victim(group, is_evictable)
+        if own is not None:
+            colder = self.order.coldest_elsewhere(group, is_evictable)
+            if colder is None or colder.last_access >= own.last_access:
+                return [own]
+            slot = self._slot(colder)
+            if not self.order.owe(group, own.size_bytes, lambda: self._price(slot, own)):
+                return [own]
+        return self._coldest_whole_slab(group) or ([own] if own is not None else [])
+
+    def _price(self, slot: Slot, own: Block) -> int:
+        """Bytes the group of `own` gives up before it gets the slab of `slot`: none if all that is there was read before `own` was."""
+        mates = self._slab_slots(slot)
+        holders = [self._by_slot.get(mate.index) for mate in mates]
+        is_colder = all(holder is not None and holder.last_access < own.last_access for holder in holders)
+        return 0 if is_colder else sum(mate.size_bytes for mate in mates)
+
+    def _coldest_whole_slab(self, group: int) -> list[Block]:
+        """All blocks of another group's slab that can be emptied at once; none when a lease, pin or open put is in every slab.
+
+        Blocks of a slab that stays occupied would leave for nothing.
+        """
+        known: dict[int, bool] = {}
+
+        def can_go_with_its_slab(block: Block) -> bool:
+            slot = self._slot(block)
+            if slot.index not in known:
+                mates = self._slab_slots(slot)
+                holders = [self._by_slot.get(mate.index) for mate in mates]
+                answer = all(holder is not None and is_evictable(holder) for holder in holders)
+                known.update((mate.index, answer) for mate in mates)
+            return known[slot.index]
+
+        coldest = self.order.coldest_elsewhere(group, can_go_with_its_slab)
+        return [self._by_slot[mate.index] for mate in self._slab_slots(self._slot(coldest))] if coldest is not None else []
+
+    def _slot(self, block: Block) -> Slot:
+        slot = block.slots[self.index]
+        assert slot is not None
+        return slot
+
+    def __len__(self) -> int:
+        """Blocks with a copy here."""
+        return len(self._by_slot)
+
+    def check_integrity(self) -> None:
+        """Assert that slots, order and bytes agree. For tests; O(blocks)."""
+        self.tier.check_integrity()
+        self.order.check_integrity()
+        assert len(self.order) == len(self._by_slot)
+        encoded = EncodedTotals()
+        for index, block in self._by_slot.items():
+            slot = self._slot(block)
+            loss = block.loss_in(self.index)
+            encoded.count(block, loss, 1)
+            assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
+            assert slot.index == index
+            assert self.order.holds(block, slot.group)
+        assert encoded == self.encoded
+        total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
+        assert total_bytes == self.tier.capacity_bytes
+        assert self.leaving_bytes == sum(block.size_bytes for block in self._by_slot.values() if block.leaving == self.index)
+
+
+def is_evictable(block: Block) -> bool:
+    return not (block.readers or block.pinned or block.moving)

@@ -1,0 +1,99 @@
+"""The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.tiers.tier import Slot
+
+
+class Grant(Protocol):
+    """Leave to write a slot from another host, by the transfer engine."""
+
+    def revoke(self) -> bool:
+        """Nothing new may be written. True once nothing is being written any more either; may be called again."""
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """An open put: the block it will make visible, and until when. Its bytes are undefined until the writer says `commit`."""
+
+    put_id: int
+    block: Block
+    owner: object
+    expires_ns: int
+    grant: Grant | None = None
+
+    @property
+    def slot(self) -> Slot:
+        """Where the value goes."""
+        slot = self.block.slots[DRAM]
+        assert slot is not None
+        return slot
+
+
+class OpenPuts:
+    """At most one a key. It owns no slot: the block table frees what `close` and the `reclaim`s give back."""
+
+    def __init__(self, *, ttl_ns: int) -> None:
+        self._ttl_ns = ttl_ns
+        self._puts: dict[int, Put] = {}
+        self._writers: dict[tuple[str, bytes], Put] = {}
+        self._expiry: deque[Put] = deque()
+        self._stranded: dict[object, dict[int, Put]] = {}
+        self._next_id = 1
+
+    def of_key(self, tenant: str, key: bytes) -> Put | None:
+        return self._writers.get((tenant, key))
+
+    def get(self, put_id: int, owner: object) -> Put | None:
+        """The open put of that id, if it is `owner`'s."""
+        put = self._puts.get(put_id)
+        return put if put is not None and put.owner is owner else None
+
+    def of_owner(self, owner: object) -> list[Put]:
+        return [put for put in self._puts.values() if put.owner is owner]
+
+    def add(self, block: Block, owner: object, *, now_ns: int) -> Put:
+        """Begin a put of a block that has its slot; nobody else may be writing its key."""
+        put = Put(self._next_id, block, owner, now_ns + self._ttl_ns)
+        self._next_id += 1
+        self._puts[put.put_id] = self._writers[block.tenant, block.key] = put
+        self._expiry.append(put)
+        return put
+
+    def close(self, put: Put) -> None:
+        """The put is over, however it ended."""
+        del self._puts[put.put_id]
+        del self._writers[put.block.tenant, put.block.key]
+
+    def expire(self, *, now_ns: int) -> list[Put]:
+        """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
+        expired = []
+        while self._expiry and (self._expiry[0].expires_ns <= now_ns or self._expiry[0].put_id not in self._puts):
+            put = self._expiry.popleft()
+            if put.put_id in self._puts:
+                self.close(put)
+                self._stranded.setdefault(put.owner, {})[put.put_id] = put
+                expired.append(put)
+        return expired
+
+    def reclaim(self, put_id: int, owner: object) -> Put | None:
+        """The writer of an expired put has said that it is done: the put, whose slot is free now, if this is one."""
+        of_owner = self._stranded.get(owner)
+        put = of_owner.pop(put_id, None) if of_owner is not None else None
+        if of_owner is not None and not of_owner:
+            del self._stranded[owner]
+        return put
+
+    def reclaim_all(self, owner: object) -> list[Put]:
+        """The writer is gone: its expired puts, whose slots are free now."""
+        return list(self._stranded.pop(owner, {}).values())
+
+    def __len__(self) -> int:
+        return len(self._puts)
+
+    def check_integrity(self) -> None:
+        """Assert that both indexes agree, and that every open put will expire. For tests; O(puts)."""
+        assert set(self._writers.values()) == set(self._puts.values()) <= set(self._expiry)

@@ -1,0 +1,395 @@
+"""The block table: what a node holds, where, and what must leave for something new. Pure bookkeeping over the tiers.
+
+It owns every slot of every tier and all Block objects. It copies nothing and waits for nothing: a copy between tiers is planned
+here (`take_moves`), made by the mover in a worker thread, and recorded here when it is done (`finish_move`). `now_ns` is passed in.
+The node's loop is the only caller.
+
+A block is visible from `commit` until it is dropped. At most one block a key is visible, and at most one writer a key is at work.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.blocks.ended_puts import EndedPuts
+from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
+from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.tiers.policies.interface import EvictionPolicy
+from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.value_codec import Encoding
+
+PROMOTE_AT_HITS = 2
+"""A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
+
+Emit = Callable[[int, Block], None]
+"""Called with (EVENT_..., block) for everything the master must hear, in order."""
+
+
+class BlockTable:
+    """See the module."""
+
+    def __init__(
+        self,
+        tiers: dict[int, Tier],
+        *,
+        make_policy: Callable[[], EvictionPolicy[bytes]],
+        emit: Emit,
+        events: EventLog,
+        put_ttl_ns: int,
+        high_watermark: float,
+        low_watermark: float,
+        encoding_of: Callable[[Block], Encoding | None] | None = None,
+    ) -> None:
+        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
+
+        With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
+        """
+        self._levels = {index: Level(index, tier, make_policy, high_watermark, low_watermark) for index, tier in sorted(tiers.items())}
+        self._landing = self._levels[DRAM]
+        self._emit = emit
+        self._encoding_of = encoding_of
+        self.events = events
+        self._blocks: dict[str, dict[bytes, Block]] = {}
+        self._puts = OpenPuts(ttl_ns=put_ttl_ns)
+        self._ended = EndedPuts(self._puts, self._landing.tier)
+        self._clock = 0
+        self._moves: list[Move] = []
+        self.misses = 0
+        self.corrupt_reads = 0
+
+    # --- puts ---
+
+    def find(self, tenant: str, key: bytes) -> Block | None:
+        """The visible block of a key; not an access."""
+        of_tenant = self._blocks.get(tenant)
+        return of_tenant.get(key) if of_tenant is not None else None
+
+    def writer(self, tenant: str, key: bytes) -> Put | None:
+        """The put at work on a key, if any."""
+        return self._puts.of_key(tenant, key)
+
+    def open(self, block: Block, owner: object, *, now_ns: int) -> Put | None:
+        """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
+
+        None when there is no room now: room is being made if it can be (see `take_moves`), ask again when a move has finished.
+        Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
+        """
+        assert self._puts.of_key(block.tenant, block.key) is None
+        slot = self._make_room(self._landing, block.size_bytes, block.tenant)
+        if slot is None:
+            return None
+        block.slots[DRAM] = slot
+        return self._puts.add(block, owner, now_ns=now_ns)
+
+    def put(self, put_id: int, owner: object) -> Put | None:
+        """The open put of that id, if it is `owner`'s."""
+        return self._puts.get(put_id, owner)
+
+    def commit(self, put: Put, checksum: int) -> Block:
+        """The slot holds the value: make it visible. A put that has been closed (committed, aborted, expired) must not come here."""
+        self._puts.close(put)
+        block = put.block
+        block.checksum = checksum
+        self._show(block, self._landing)
+        self._emit(EVENT_COMMIT, block)
+        return block
+
+    def commit_claimed(self, put: Put, checksum: int, generation: int) -> None:
+        """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
+        self._puts.close(put)
+        put.block.checksum, put.block.generation = checksum, generation
+        self._show(put.block, self._landing)
+
+    def disown(self, block: Block, generation: int) -> None:
+        """The master has made a block visible under `generation` that is not here any more: tell it."""
+        block.generation, block.is_gone = generation, True
+        self._emit(EVENT_GONE, block)
+
+    def abort(self, put: Put) -> None:
+        """See EndedPuts, as for the next three."""
+        self._ended.abort(put)
+
+    def expire(self, *, now_ns: int) -> int:
+        return self._ended.expire(now_ns=now_ns)
+
+    def settle(self, put_id: int, owner: object) -> None:
+        self._ended.settle(put_id, owner)
+
+    def forget_owner(self, owner: object) -> None:
+        self._ended.forget_owner(owner)
+
+    # --- reads ---
+
+    def read(self, tenant: str, key: bytes, generation: int) -> Block | None:
+        """The block for a reader: an access. None for a miss, or when `generation` (0: any) is not the block's."""
+        block = self.find(tenant, key)
+        if block is None or (generation and generation != block.generation):
+            self.misses += 1
+            return None
+        index = block.fastest()
+        assert index is not None
+        self._levels[index].counts.hits += 1
+        block.hits += 1
+        self._clock += 1
+        block.last_access = self._clock
+        for index, slot in enumerate(block.slots):
+            if slot is not None:
+                self._levels[index].order.touch(block, slot.group)
+        return block
+
+    def acquire(self, block: Block) -> None:
+        """A reader starts: the block's slots stay as they are until `release`."""
+        block.readers += 1
+
+    def release(self, block: Block) -> None:
+        """A reader is done. The last one of a block that is gone frees its slots."""
+        block.readers -= 1
+        if block.is_gone:
+            self._free_quarantined(block)
+
+    def wants_promotion(self, block: Block) -> bool:
+        """Whether a block that is not in DRAM has been read often enough to be copied there."""
+        return block.hits >= PROMOTE_AT_HITS and not block.moving and block.slots[DRAM] is None
+
+    def begin_promotion(self, block: Block) -> Slot | None:
+        """A DRAM slot to read the block into, or None if there is none to be had at once. `finish_move` ends it."""
+        try:
+            slot = self._make_room(self._landing, block.size_bytes, block.tenant, may_wait=False)
+        except KVStoreError:  # larger than a DRAM that was larger before the restart, or the system refuses memory
+            return None
+        block.moving = slot is not None
+        return slot
+
+    # --- leaving ---
+
+    def drop(self, block: Block) -> None:
+        """Make the block invisible and free its slots, or quarantine them until its readers and the copy under way are done."""
+        of_tenant = self._blocks[block.tenant]
+        del of_tenant[block.key]
+        if not of_tenant:
+            del self._blocks[block.tenant]
+        block.is_gone = True
+        self._stop_leaving(block)
+        for index, slot in enumerate(block.slots):
+            if slot is not None:
+                self._levels[index].remove(block)
+                self._levels[index].tier.quarantine(slot)
+        self._free_quarantined(block)
+        if self.events.is_recording:
+            self.events.removed(block)
+        self._emit(EVENT_GONE, block)
+
+    def drop_copy(self, block: Block, index: int) -> None:
+        """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the
+        copy, unless its tier never gives a slot to another block (NVMe)."""
+        slot = block.slots[index]
+        if block.is_gone or slot is None:
+            return
+        if sum(other is not None for other in block.slots) == 1:
+            self.drop(block)
+            return
+        self._levels[index].remove(block)
+        if block.lossy:
+            block.set_loss(index, None)
+        block.slots[index] = None
+        self._levels[index].tier.free(slot)
+        self._emit(EVENT_MOVED, block)
+
+    def _free_quarantined(self, block: Block) -> None:
+        """Free the slots of a block that is gone, unless someone still uses them."""
+        if block.readers or block.moving:
+            return
+        for index, slot in enumerate(block.slots):
+            if slot is not None:
+                self._levels[index].tier.release(slot)
+                block.slots[index] = None
+
+    def _show(self, block: Block, level: Level) -> None:
+        self._blocks.setdefault(block.tenant, {})[block.key] = block
+        level.add(block)
+        self._clock += 1
+        block.last_access = self._clock
+
+    # --- room ---
+
+    def _make_room(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
+        """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
+        while True:
+            try:
+                return level.tier.allocate(size_bytes, tenant=tenant)
+            except TierFull:
+                victims = level.victims(level.tier.group(size_bytes, tenant=tenant))
+                if not victims:
+                    return None
+                # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
+                is_patient = not may_wait or level.leaving_bytes >= size_bytes
+                if is_patient and not all(self._can_leave_now(block, level) for block in victims):
+                    return None
+                still_here = [block for block in victims if not self._evict(block, level)]
+                if still_here:
+                    return None
+
+    def _lower(self, index: int) -> Level | None:
+        """The next lower tier that takes values."""
+        levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
+        return next((level for level in levels if level.takes_values), None)
+
+    def suspend(self, index: int, *, is_suspended: bool) -> None:
+        """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
+        self._levels[index].is_suspended = is_suspended
+
+    def _can_leave_now(self, block: Block, level: Level) -> bool:
+        return block.is_also_outside(level.index) or self._lower(level.index) is None
+
+    def _evict(self, block: Block, level: Level) -> bool:
+        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
+        if block.is_also_outside(level.index):
+            self.drop_copy(block, level.index)
+            return True
+        lower = self._lower(level.index)
+        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
+            return False
+        level.counts.evictions += 1
+        self.drop(block)
+        return True
+
+    def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
+        is_demotion = target.index > source.index
+        encoding = None
+        if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:
+            encoding = self._encoding_of(block)
+        size_bytes = block.size_bytes if encoding is None else encoding.size_bytes
+        try:
+            slot = self._make_room(target, size_bytes, block.tenant, may_wait=is_demotion)
+        except KVStoreError:  # larger than that tier, or it just failed
+            return False
+        if slot is None:
+            return False
+        block.moving = True
+        if is_demotion:
+            block.leaving = source.index
+            source.leaving_bytes += block.size_bytes
+        self._moves.append(Move(block, source.index, target.index, slot, encoding))
+        return True
+
+    def relieve(self) -> None:
+        """Plan demotions from each tier above its high watermark down to the low one, counting those under way.
+
+        Blocks leave the node for it from the lowest tier only."""
+        for level in self._levels.values():
+            if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
+                self._relieve(level)
+
+    def _relieve(self, level: Level) -> None:
+        while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
+            block = level.order.coldest(is_evictable)
+            if block is None:
+                return
+            if block.is_also_outside(level.index):
+                self.drop_copy(block, level.index)
+                continue
+            lower = self._lower(level.index)
+            if lower is None or not self._plan_move(block, level, lower):
+                return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
+
+    def warm(self, block: Block) -> None:
+        """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
+        hbm = self._levels.get(HBM)
+        if hbm is None or block.hits < PROMOTE_AT_HITS or block.slots[HBM] is not None or block.moving:
+            return
+        if hbm.takes_values:
+            self._plan_move(block, self._landing, hbm)
+
+    def take_moves(self) -> list[Move]:
+        """The copies planned since the last call, for the mover."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def finish_move(self, block: Block, source: int, target: int, slot: Slot, *, is_done: bool, loss: Loss | None = None) -> None:
+        """A copy has been made, or could not be. A demoted block leaves its source unless it is being read again meanwhile.
+
+        `loss`: the copy does not give what was put.
+        """
+        was_leaving = block.leaving is not None
+        self._stop_leaving(block)
+        block.moving = False
+        if block.is_gone or not is_done:
+            self._levels[target].tier.free(slot)
+            if block.is_gone:
+                self._free_quarantined(block)
+            return
+        block.slots[target] = slot
+        if loss is not None or block.lossy:
+            block.set_loss(target, loss)
+        block.hits = 0
+        self._levels[target].add(block)
+        if not was_leaving:
+            self._levels[target].counts.promotions += 1
+        else:
+            self._levels[source].counts.demotions += 1
+            if not block.readers and not block.pinned:
+                self.drop_copy(block, source)
+                return
+        self._emit(EVENT_MOVED, block)
+
+    def _stop_leaving(self, block: Block) -> None:
+        if block.leaving is not None:
+            self._levels[block.leaving].leaving_bytes -= block.size_bytes
+            block.leaving = None
+
+    # --- the whole ---
+
+    def recover(self, blocks: Iterable[Block]) -> int:
+        """Take over blocks found in NVMe at start; returns how many. Of two with one key the higher generation stays."""
+        level, count = self._levels[NVME], 0
+        for block in blocks:
+            old, slot = self.find(block.tenant, block.key), block.slots[NVME]
+            assert slot is not None
+            if old is not None and old.generation >= block.generation:
+                level.tier.free(slot)
+                continue
+            if old is not None:
+                self.drop(old)
+                count -= 1
+            # The tier cannot know the tenant of what it found.
+            block.slots[NVME] = replace(slot, group=level.tier.group(slot.size_bytes, tenant=block.tenant))
+            self._show(block, level)
+            count += 1
+        return count
+
+    def blocks(self) -> Iterator[Block]:
+        """Every visible block; the table must not change meanwhile."""
+        for of_tenant in self._blocks.values():
+            yield from of_tenant.values()
+
+    def levels(self) -> Iterator[tuple[int, Tier, TierCounts, int]]:
+        """(index, tier, counts, blocks) of each tier that is there."""
+        for index, level in self._levels.items():
+            yield index, level.tier, level.counts, len(level)
+
+    def encoded(self, index: int) -> EncodedTotals:
+        return self._levels[index].encoded
+
+    @property
+    def open_puts(self) -> int:
+        return len(self._puts)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raises InvalidArgument for a value that DRAM can never hold."""
+        capacity = self._landing.tier.capacity_bytes
+        if size_bytes > capacity:
+            raise InvalidArgument(f"a value of {size_bytes} bytes is larger than this node's DRAM tier of {capacity} bytes")
+
+    def check_integrity(self) -> None:
+        """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
+        for index, level in self._levels.items():
+            level.check_integrity()
+            assert sum(block.slots[index] is not None for block in self.blocks()) == len(level)
+        for block in self.blocks():
+            block.check_integrity()
+        self._puts.check_integrity()
+        self._ended.check_integrity()

@@ -1,0 +1,179 @@
+"""Copies between tiers, in threads of their own: demotions and warm-ups planned by the table, and reads from tiers that block.
+
+The node's loop plans and records; here only bytes move. Slots of a planned copy and of a block being read are neither freed nor
+reused until the loop is told that it is over, so the threads need no locks.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError
+from kvstore.rpc.reactor import Reactor
+from kvstore.store.blocks.block import Block, Loss
+from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.moves.copy_job import CopyJob, fetch
+from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.value_codec import ValueCodec
+
+log = logging.getLogger("kvstore.store")
+
+
+class SlowRead(NamedTuple):
+    """One block to be read from a tier that blocks, into `destination`. `loss` is what its copy there gives in place of what was put."""
+
+    block: Block
+    tier: int
+    slot: Slot
+    destination: memoryview
+    loss: Loss | None = None
+
+
+class Mover:
+    """Owns the threads. Methods belong to the node's loop; `on_room` is called there whenever slots may have become free."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        table: BlockTable,
+        tiers: dict[int, Tier],
+        *,
+        batch_bytes: int,
+        read_threads: int,
+        tier_retry_s: float,
+        on_room: Callable[[], None],
+        codec: ValueCodec | None = None,
+    ) -> None:
+        """`codec` makes the encoded values that the table plans."""
+        self._reactor = reactor
+        self._table = table
+        self._tiers = tiers
+        self._batch_bytes = batch_bytes
+        self._tier_retry_s = tier_retry_s
+        self._on_room = on_room
+        self._codec = codec
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="mover")
+        self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="tier-reader")
+
+    def kick(self) -> None:
+        """Start the copies that the table wants. Called after every round of events."""
+        self._table.relieve()
+        moves = self._table.take_moves()
+        if not moves:
+            return
+        for pair in sorted({(move.source, move.target) for move in moves}):
+            self._start([move for move in moves if (move.source, move.target) == pair])
+
+    def _start(self, moves: list[Move]) -> None:
+        batch: list[Move] = []
+        size_bytes = 0
+        for move in moves:
+            if batch and size_bytes + move.block.size_bytes > self._batch_bytes:
+                self._submit(batch)
+                batch, size_bytes = [], 0
+            batch.append(move)
+            size_bytes += move.block.size_bytes
+        self._submit(batch)
+
+    def _submit(self, batch: list[Move]) -> None:
+        """Hand over what is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
+        jobs = []
+        for move in batch:
+            slot = move.block.slots[move.source]
+            if move.block.is_gone or slot is None:
+                self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
+            else:
+                jobs.append(CopyJob(move, slot, self._tiers[move.source]))
+        if jobs:
+            self._writer.submit(self._copy, jobs)
+
+    def _copy(self, jobs: list[CopyJob]) -> None:
+        """In the writer's thread."""
+        first = jobs[0].move
+        failure: Exception | None = None
+        try:
+            fetch(self._tiers[first.source], jobs)
+            if self._codec is not None:
+                for job in jobs:
+                    if job.move.encoding is not None:
+                        job.encode(self._codec)
+            self._tiers[first.target].write_batch([job.record() for job in jobs if job.is_good])
+        except (TierFull, KVStoreError) as error:
+            failure = error
+        except Exception as error:
+            log.exception("a copy between tiers failed")
+            failure = error
+        self._reactor.call_soon(lambda: self._finish(jobs, failure))
+
+    def _finish(self, jobs: list[CopyJob], failure: Exception | None) -> None:
+        target = jobs[0].move.target
+        if failure is not None:
+            log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)
+            self._rest(target)
+        for job in jobs:
+            move = job.move
+            is_done = failure is None and job.is_good
+            move.block.stays_raw |= job.is_refused
+            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
+            if job.damage is not None:
+                log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
+                self._table.drop_copy(move.block, move.source)
+        self._on_room()
+
+    def _rest(self, tier: int) -> None:
+        """The tier refused: go on without it for a while."""
+        self._table.suspend(tier, is_suspended=True)
+        self._reactor.call_later(self._tier_retry_s, lambda: self._table.suspend(tier, is_suspended=False))
+
+    def read(self, reads: Sequence[SlowRead], done: Callable[[list[Exception | None]], None]) -> None:
+        """Read blocks from tiers that block; `done` gets one answer each, in the loop's thread. The caller holds the blocks."""
+
+        def work() -> None:
+            answers: list[Exception | None] = [None] * len(reads)
+            for tier in {read.tier for read in reads}:
+                indexes = [index for index, read in enumerate(reads) if read.tier == tier]
+                try:
+                    found = self._tiers[tier].read_batch_into(
+                        [reads[index].slot for index in indexes], [reads[index].destination for index in indexes]
+                    )
+                except Exception as error:
+                    log.exception("reading from %s failed", self._tiers[tier].name)
+                    found = [error] * len(indexes)
+                for index, answer in zip(indexes, found, strict=True):
+                    answers[index] = answer or _check_decoded(reads[index])
+            self._reactor.call_soon(lambda: done(answers))
+
+        self._readers.submit(work)
+
+    def flush(self, done: Callable[[], None] = lambda: None) -> None:
+        """Make deletions durable where a tier queues them; `done` is called in the loop's thread."""
+
+        def work() -> None:
+            for tier in self._tiers.values():
+                flush: Callable[[], None] = getattr(tier, "flush", lambda: None)
+                try:
+                    flush()
+                except Exception as error:  # of whatever kind: `done` is called all the same
+                    log.warning("deletions in %s wait: %s", tier.name, error)
+            self._reactor.call_soon(done)
+
+        self._writer.submit(work)
+
+    def close(self) -> None:
+        """Wait for the copies under way; those that have not begun are given up."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
+
+
+def _check_decoded(read: SlowRead) -> Exception | None:
+    """What was decoded must be what this node, or the one before it on this folder, decoded when it wrote the value: its readers are told
+    that checksum, and other releases of torch may round otherwise."""
+    if read.loss is None or len(read.destination) == read.slot.size_bytes:
+        return None
+    if xxhash.xxh3_64_intdigest(read.destination) == read.loss.checksum:
+        return None
+    return ChecksumMismatch(f"{read.slot} does not decode to what it decoded to when it was written")

@@ -1,0 +1,1 @@
+"""Blocks fetched from another node by order of the master."""

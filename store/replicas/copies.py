@@ -1,0 +1,288 @@
+"""Copies of other nodes' blocks, by order of the master: a queue, one batch at a time, and the master's last word on each.
+
+A copy is a put whose writer is this node: a slot in DRAM, invisible, filled by a thread (store/replicas/fetching.py). What has arrived is shown
+only once the master has said that the block is still the one it ordered, so that nothing removed or replaced meanwhile comes back.
+A copy makes room as a put does, but goes behind the puts that wait for room, and is given up rather than wait for long.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.protocol.catalog_messages import Copied, Copy
+from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.session_messages import Flags, Hello
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.reactor import Reactor
+from kvstore.store.blocks.block import DRAM, Block, Loss
+from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.puts.waiting import WaitingRoom
+from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.tiers.dram import DramTier
+
+BATCH_BLOCKS: Final = 1024
+"""Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""
+ROOM_WAIT_NS: Final = 1_000_000_000
+"""How long an order waits for room before it is given up."""
+
+Ask = Callable[[Copied, Callable[[Flags | KVStoreError], None]], None]
+"""Sends a Copied to the master and calls back once with its answer or an error."""
+
+log = logging.getLogger("kvstore.store")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """What the blocks of one Copy have in common. `epoch` is the registration under which it came."""
+
+    source: Source
+    hello: Hello
+    namespace: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """One block that is ordered."""
+
+    order: _Order
+    key: bytes
+    size_bytes: int
+    checksum: int
+    generation: int
+    parent: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Blocks of one order that are fetched together, and the owner of their puts. A block without a put is lost, for one of `errors`."""
+
+    order: _Order
+    items: list[_Item] = field(default_factory=list)
+    puts: list[Put | None] = field(default_factory=list)
+    errors: list[KVStoreError] = field(default_factory=list)
+
+    def add(self, item: _Item, put: Put | None) -> None:
+        self.items.append(item)
+        self.puts.append(put)
+
+
+class Copies:
+    """Owns the thread. Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        table: BlockTable,
+        dram: DramTier,
+        waiting: WaitingRoom,
+        *,
+        batch_bytes: int,
+        queue_blocks: int,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s` is the time that a batch has to be fetched."""
+        self._reactor = reactor
+        self._table = table
+        self._dram = dram
+        self._waiting = waiting
+        self._batch_bytes = batch_bytes
+        self._queue_blocks = queue_blocks
+        self._timeout_s = timeout_s
+        self._queue: deque[_Item] = deque()
+        self._batch: _Batch | None = None
+        self._stuck_ns = 0
+        """Since when the first in the queue lacks room; 0: it does not."""
+        self._ask: Ask | None = None
+        self._epoch = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copies")
+        self.copied_blocks = 0
+        self.copied_bytes = 0
+        self.failed = 0
+        """Blocks that were ordered and taken on, and did not become visible."""
+
+    def __len__(self) -> int:
+        """Blocks that wait or are under way."""
+        return len(self._queue) + (len(self._batch.items) if self._batch is not None else 0)
+
+    def counters(self) -> dict[str, int]:
+        """For the node's status."""
+        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes}
+        return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
+
+    def link_up(self, ask: Ask, epoch: int) -> None:
+        """There is a link to the master, under this registration."""
+        self.link_down()
+        self._ask, self._epoch = ask, epoch
+
+    def link_down(self) -> None:
+        """The link broke, and with it go the orders that came by it: the master does not know them any more."""
+        self._ask, self._epoch = None, 0
+        self.failed += len(self._queue)
+        self._queue.clear()
+
+    def take(self, message: Copy, hello: Hello) -> bytes:
+        """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`."""
+        source = Source(message.source, message.host_id, message.unix, message.tcp)
+        order = _Order(source, hello, message.namespace, self._epoch)
+        columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
+        flags = bytearray()
+        for key, size, checksum, generation, parent in columns:
+            is_taken = len(self._queue) < self._queue_blocks and self._is_absent(message.tenant, key)
+            if is_taken:
+                self._queue.append(_Item(order, key, size, checksum, generation, parent))
+            flags.append(is_taken)
+        self.step()
+        return bytes(flags)
+
+    def step(self) -> None:
+        """Begin the next batch if none is under way. Called whenever there may be room, and by the node's tick."""
+        if self._batch is not None or not self._queue:
+            return
+        batch = self._next_batch()
+        if batch is None and self._stuck_ns and self._reactor.now_ns() >= self._stuck_ns + ROOM_WAIT_NS:
+            batch = self._give_up()
+        if batch is None:
+            self._stuck_ns = self._stuck_ns or self._reactor.now_ns()
+            return
+        self._stuck_ns = 0
+        self._batch = batch
+        wanted = [
+            Wanted(item.key, item.generation, item.checksum, self._dram.view(put.slot))
+            for item, put in zip(batch.items, batch.puts, strict=True)
+            if put is not None
+        ]
+        if wanted:
+            self._thread.submit(self._work, batch, wanted)
+        else:
+            self._report(batch)
+
+    def close(self) -> None:
+        """Wait for the batch under way, no longer than its deadline."""
+        self._thread.shutdown(cancel_futures=True)
+
+    # --- a batch ---
+
+    def _next_batch(self) -> _Batch | None:
+        """The first blocks of the queue, with their slots. None: there is no room for the first, or puts wait for room."""
+        if len(self._waiting):
+            return None
+        batch, left_bytes = _Batch(self._queue[0].order), self._batch_bytes
+        while self._queue and self._queue[0].order is batch.order and len(batch.items) < BATCH_BLOCKS:
+            item = self._queue[0]
+            if batch.items and item.size_bytes > left_bytes:
+                break
+            put = None
+            try:
+                put = self._open(item, batch)
+            except KVStoreError as error:
+                batch.errors.append(error)
+            else:
+                if put is None:
+                    break
+            self._queue.popleft()
+            batch.add(item, put)
+            left_bytes -= item.size_bytes
+        return batch if batch.items else None
+
+    def _open(self, item: _Item, batch: _Batch) -> Put | None:
+        """A put for the block; None: no room now. Raises StaleHandle: it has come by another way, and whatever the table has against it."""
+        tenant = item.order.hello.tenant
+        if not self._is_absent(tenant, item.key):
+            raise StaleHandle("the block has been put here meanwhile")
+        block = Block(tenant, item.key, item.size_bytes, item.generation, item.order.namespace, item.parent)
+        return self._table.open(block, batch, now_ns=self._reactor.now_ns())
+
+    def _give_up(self) -> _Batch:
+        """What is left of the first order: a batch without puts."""
+        batch = _Batch(self._queue[0].order)
+        while self._queue and self._queue[0].order is batch.order:
+            batch.add(self._queue.popleft(), None)
+        batch.errors.append(Full(f"no room was freed within {ROOM_WAIT_NS / 1e9:g} s"))
+        return batch
+
+    def _work(self, batch: _Batch, wanted: Sequence[Wanted]) -> None:
+        """In the thread."""
+        results: list[int | KVStoreError]
+        try:
+            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s))
+        except KVStoreError as error:
+            results = [error] * len(wanted)
+        except Exception as error:
+            log.exception("fetching blocks of another node failed")
+            results = [Unavailable(f"internal error: {type(error).__name__}: {error}")] * len(wanted)
+        self._reactor.call_soon(lambda: self._fetched(batch, results))
+
+    def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
+        opened = [index for index, put in enumerate(batch.puts) if put is not None]
+        for index, result in zip(opened, results, strict=True):
+            put = batch.puts[index]
+            assert put is not None
+            if not isinstance(result, KVStoreError) and not self._is_open(put):
+                result = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
+            if isinstance(result, KVStoreError):
+                self._forget(put)
+                batch.puts[index] = None
+                batch.errors.append(result)
+            elif result != batch.items[index].checksum:
+                put.block.set_loss(DRAM, Loss(result))
+        self._report(batch)
+
+    def _report(self, batch: _Batch) -> None:
+        """Tell the master what has arrived, and what has not."""
+        items, order = batch.items, batch.order
+        if batch.errors:
+            error, lost = batch.errors[0], batch.puts.count(None)
+            log.warning("%d of %d blocks not copied from node %d: %s: %s", lost, len(items), order.source.node_id, _name(error), error)
+        if self._ask is None or order.epoch != self._epoch:
+            self._decided(batch, Unavailable("the link over which the copies were ordered is gone"))
+            return
+        arrived = bytes(put is not None for put in batch.puts)
+        message = Copied(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
+        self._ask(message, lambda reply: self._decided(batch, reply))
+
+    def _decided(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
+        """Show what the master says may be seen, and forget the rest."""
+        if isinstance(reply, Flags) and len(reply.flags) != len(batch.items):
+            reply = ProtocolError("the master answered a Copied for other keys")
+        flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))
+        refused = 0
+        for item, put, flag in zip(batch.items, batch.puts, flags, strict=True):
+            if put is not None and flag and self._is_open(put):
+                self._table.commit_claimed(put, item.checksum, item.generation)
+                self.copied_blocks += 1
+                self.copied_bytes += item.size_bytes
+                continue
+            self.failed += 1
+            if put is None:
+                continue
+            refused += 1
+            self._forget(put)
+            if flag:  # it expired while the master decided
+                self._table.disown(put.block, item.generation)
+        if refused:
+            why = f"{_name(reply)}: {reply}" if isinstance(reply, KVStoreError) else "removed or replaced meanwhile"
+            log.warning("%d of %d blocks copied from node %d are dropped: %s", refused, len(flags), batch.order.source.node_id, why)
+        self._batch = None
+        self._waiting.retry()
+        self.step()
+
+    def _forget(self, put: Put) -> None:
+        if self._is_open(put):
+            self._table.abort(put)
+        else:
+            self._table.settle(put.put_id, put.owner)
+
+    def _is_open(self, put: Put) -> bool:
+        return self._table.put(put.put_id, put.owner) is put
+
+    def _is_absent(self, tenant: str, key: bytes) -> bool:
+        return self._table.find(tenant, key) is None and self._table.writer(tenant, key) is None
+
+
+def _name(error: KVStoreError) -> str:
+    return type(error).__name__

@@ -1,0 +1,83 @@
+"""Blocks fetched from another node: one connection, one Read, values straight into the memory given, each checked. Blocking and without
+state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/copies.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
+from kvstore.protocol.session_messages import Hello
+from kvstore.rpc.address import Address, host_id, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.tiers.value_codec import is_raw_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A node as the master tells of it: `unix` ("" for none) works on the host whose boot id is `host_id`."""
+
+    node_id: int
+    host_id: str
+    unix: str
+    tcp: str
+
+
+class Wanted(NamedTuple):
+    """A block of one generation, its checksum as it was put, and `size_bytes` of memory for it, which stays the caller's."""
+
+    key: bytes
+    generation: int
+    checksum: int
+    destination: memoryview
+
+
+def fetch(source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Deadline) -> list[int | KVStoreError]:
+    """For each block the xxh3_64 of the bytes that are in the destination now, or why they are not; its content is undefined then.
+
+    It is the checksum wanted, but for a raw tensor value of which the source has only what came back from an encoded copy.
+
+    Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing has been fetched.
+    """
+    channel = _open(source, hello, deadline)
+    try:
+        read = Read([one.key for one in wanted], [one.generation for one in wanted], MAX_VALUE_BYTES, 0)
+        blocks = channel.call(read, Blocks, deadline)
+        _check(source, blocks, wanted)
+        channel.read_into([one.destination for one, status in zip(wanted, blocks.statuses, strict=True) if status == INLINE], deadline)
+    finally:
+        channel.close()
+    columns = zip(wanted, blocks.statuses, blocks.checksums, strict=True)
+    return [_verdict(source, one, status, served) for one, status, served in columns]
+
+
+def _open(source: Source, hello: Hello, deadline: Deadline) -> Channel:
+    if source.unix and source.host_id == host_id():
+        try:
+            return Channel.open(Address(unix=source.unix), hello, deadline)
+        except Unavailable:  # another mount namespace: TCP does as well
+            pass
+    return Channel.open(parse_address(source.tcp), hello, deadline)
+
+
+def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted]) -> None:
+    """Raises ProtocolError unless the values that follow are those asked for: their bytes go where a value of another size has no room."""
+    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= {INLINE, MISS}:
+        raise ProtocolError(f"node {source.node_id} did not send the {len(wanted)} blocks that it was asked for")
+    for one, status, size_bytes in zip(wanted, blocks.statuses, blocks.sizes, strict=True):
+        if status == INLINE and size_bytes != len(one.destination):
+            raise ProtocolError(f"node {source.node_id} has {size_bytes} bytes for a block of {len(one.destination)}")
+
+
+def _verdict(source: Source, one: Wanted, status: int, served: int) -> int | KVStoreError:
+    """`served` is what the source says of the bytes: it counts against the checksum wanted only where a codec may have changed them."""
+    if status == MISS:
+        return StaleHandle(f"node {source.node_id} does not have the block in this generation any more")
+    found = xxhash.xxh3_64_intdigest(one.destination)
+    if found != one.checksum and not (found == served and is_raw_tensor(one.destination)):
+        return ChecksumMismatch(f"node {source.node_id} sent a value whose xxh3_64 is not the one recorded")
+    return found

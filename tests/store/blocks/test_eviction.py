@@ -1,0 +1,127 @@
+"""Promises of eviction.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
+
+import pytest
+
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.eviction import EvictionOrder
+from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.lru import LRU
+
+
+def block(name: str, last_access: int) -> Block:
+    return Block("red", name.encode(), 100, 1, last_access=last_access)
+
+
+def anyone(block: Block) -> bool:
+    return True
+
+
+@pytest.fixture
+def order() -> EvictionOrder:
+    return EvictionOrder(lambda: make_policy("lru"))
+
+
+def test_a_group_without_blocks_has_no_victim(order: EvictionOrder) -> None:
+    assert order.victim(3, anyone) is None
+    assert order.coldest(anyone) is None
+    assert order.coldest_elsewhere(3, anyone) is None
+
+
+def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrder) -> None:
+    old, new = block("old", 1), block("new", 2)
+    order.insert(old, 0)
+    order.insert(new, 0)
+    order.insert(block("other", 0), 1)
+    assert order.victim(0, anyone) is old
+    assert order.victim(0, lambda one: one is not old) is new
+    order.touch(old, 0)
+    assert order.victim(0, anyone) is new
+
+
+def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
+    mine, cold, warm = block("mine", 1), block("cold", 2), block("warm", 3)
+    for group, one in enumerate((mine, cold, warm)):
+        order.insert(one, group)
+    assert order.coldest_elsewhere(0, anyone) is cold
+    assert order.coldest_elsewhere(0, lambda one: one is not cold) is warm
+    assert order.coldest_elsewhere(0, lambda one: one is mine) is None
+    assert order.coldest(anyone) is mine
+
+
+def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
+    order.insert(block("mine", 1), 0)
+    asked: list[int] = []
+
+    def slab_bytes() -> int:
+        asked.append(1)
+        return 300
+
+    assert [order.owe(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
+    assert len(asked) == 2
+    assert order.owe(0, 300, slab_bytes)
+    order.check_integrity()
+
+
+def test_a_group_that_has_no_blocks_left_leaves_nothing_behind(order: EvictionOrder) -> None:
+    only = block("only", 1)
+    order.insert(only, 4)
+    order.owe(4, 1, lambda: 100)
+    assert order.holds(only, 4)
+    assert not order.holds(block("only", 1), 4)
+    order.remove(only, 4)
+    assert not order.holds(only, 4)
+    assert len(order) == 0
+    order.check_integrity()
+    order.insert(only, 4)
+    assert order.owe(4, 99, lambda: 99), "the debt of the past is gone"
+
+
+def test_its_length_counts_blocks_of_all_groups(order: EvictionOrder) -> None:
+    first = block("a", 1)
+    order.insert(first, 0)
+    order.insert(block("b", 2), 0)
+    order.insert(block("c", 3), 1)
+    order.remove(first, 0)
+    assert len(order) == 2
+    order.check_integrity()
+
+
+def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
+    """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
+    order = EvictionOrder(lambda: make_policy("lhd"))
+    order.insert(block("stays", 1), 0)
+    first = block("back", 2)
+    order.insert(first, 0)
+    order.remove(first, 0)
+    again = block("back", 3)
+    order.insert(again, 0)
+    new = block("new", 4)
+    order.insert(new, 0)
+    assert order.holds(again, 0)
+    assert not order.holds(first, 0)
+    order.remove(order.victim(0, anyone) or again, 0)
+    assert order.victim(0, anyone) is new
+    order.check_integrity()
+
+
+def test_the_policy_is_told_keys_and_parents() -> None:
+    told: list[tuple[bytes, bytes | None]] = []
+
+    class Told(LRU[bytes]):
+        def insert(self, key: bytes, parent: bytes | None = None) -> None:
+            told.append((key, parent))
+            super().insert(key, parent)
+
+    order = EvictionOrder(Told)
+    order.insert(block("first", 1), 0)
+    order.insert(Block("red", b"second", 100, 1, parent=b"first"), 0)
+    assert told == [(b"first", None), (b"second", b"first")]
+
+
+def test_two_groups_may_hold_blocks_of_one_key(order: EvictionOrder) -> None:
+    mine, theirs = block("same", 1), Block("blue", b"same", 100, 1, last_access=2)
+    order.insert(mine, 0)
+    order.insert(theirs, 1)
+    order.remove(mine, 0)
+    assert order.victim(1, anyone) is theirs
+    order.check_integrity()

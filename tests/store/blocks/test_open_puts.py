@@ -1,0 +1,76 @@
+"""Promises of open_puts.py: one writer a key, an end for every put, and slots kept until their writers are done with them."""
+
+import pytest
+
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.tiers.tier import Slot
+
+RED, BLUE = object(), object()
+
+
+@pytest.fixture
+def puts() -> OpenPuts:
+    return OpenPuts(ttl_ns=10)
+
+
+def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> Put:
+    block = Block("red", name.encode(), 1, 1)
+    block.slots[DRAM] = Slot(ord(name), 1, 1)
+    put = puts.add(block, owner, now_ns=now_ns)
+    puts.check_integrity()
+    return put
+
+
+def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> None:
+    put = add(puts, "a")
+    assert puts.of_key("red", b"a") is put
+    assert puts.of_key("blue", b"a") is None
+    assert puts.get(put.put_id, RED) is put
+    assert puts.get(put.put_id, BLUE) is None
+    assert puts.get(put.put_id + 1, RED) is None
+    assert put.put_id != 0
+
+
+def test_a_closed_put_is_open_no_more_and_does_not_expire(puts: OpenPuts) -> None:
+    put = add(puts, "a")
+    puts.close(put)
+    assert puts.of_key("red", b"a") is puts.get(put.put_id, RED) is None
+    assert len(puts) == 0
+    assert puts.expire(now_ns=99) == []
+    puts.check_integrity()
+
+
+def test_puts_expire_at_their_time_in_order(puts: OpenPuts) -> None:
+    first, second = add(puts, "a"), add(puts, "b", now_ns=5)
+    assert puts.expire(now_ns=9) == []
+    assert puts.expire(now_ns=10) == [first]
+    assert puts.of_key("red", b"a") is None
+    assert len(puts) == 1
+    assert puts.expire(now_ns=15) == [second]
+
+
+def test_entries_of_closed_puts_are_forgotten_before_their_time(puts: OpenPuts) -> None:
+    for _ in range(3):
+        puts.close(add(puts, "a"))
+    assert puts.expire(now_ns=1) == []
+    assert len(puts._expiry) == 0
+
+
+def test_an_expired_puts_slot_is_reclaimed_once_by_its_own_writer(puts: OpenPuts) -> None:
+    first, second = add(puts, "a"), add(puts, "b")
+    puts.expire(now_ns=10)
+    assert puts.reclaim(first.put_id, BLUE) is None
+    assert puts.reclaim(first.put_id, RED) is first
+    assert puts.reclaim(first.put_id, RED) is None
+    assert puts.reclaim(second.put_id, RED) is second
+    assert puts.reclaim_all(RED) == []
+
+
+def test_the_end_of_a_writer_gives_back_all_its_expired_slots_and_names_its_open_puts(puts: OpenPuts) -> None:
+    expired = [add(puts, name) for name in "ab"]
+    puts.expire(now_ns=10)
+    mine, _other = add(puts, "c", now_ns=10), add(puts, "d", owner=BLUE, now_ns=10)
+    assert puts.of_owner(RED) == [mine]
+    assert puts.reclaim_all(RED) == expired
+    assert puts.reclaim_all(RED) == []

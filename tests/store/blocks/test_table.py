@@ -1,0 +1,301 @@
+"""Promises of table.py, over real tiers: what is visible, what leaves for what, and which slots nobody else may get."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.store.blocks.block import DRAM, NVME
+from tests.store.tables import PUT_TTL_NS, Store, value_of
+
+MakeStore = Callable[..., Store]
+
+
+def kinds(store: Store) -> list[tuple[int, str, int]]:
+    """The events since the last call, as (kind, key, tier mask)."""
+    said = [(kind, block.key.decode(), mask) for kind, block, mask in store.events]
+    store.events.clear()
+    return said
+
+
+# --- puts ---
+
+
+def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    assert store.table.find("red", b"a") is None
+    assert store.table.writer("red", b"a") is put
+    block = store.commit(put)
+    assert store.table.find("red", b"a") is block
+    assert store.table.find("blue", b"a") is None
+    assert store.table.writer("red", b"a") is None
+    assert store.bytes_of(block, DRAM) == value_of(block)
+    assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
+
+
+def test_a_claimed_block_is_visible_without_an_event_under_the_masters_generation(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    store.write(put)
+    store.table.commit_claimed(put, 7, 42)
+    assert store.table.read("red", b"a", 42) is put.block
+    assert put.block.checksum == 7
+    assert store.events == []
+
+
+def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None:
+    store = make_store()
+    put = store.open("a")
+    assert put is not None
+    store.table.abort(put)
+    store.table.disown(put.block, 42)
+    assert kinds(store) == [(EVENT_GONE, "a", 0)]
+    assert put.block.generation == 42
+
+
+def test_an_aborted_put_leaves_nothing(make_store: MakeStore) -> None:
+    store = make_store(100)
+    put = store.open("a")
+    assert put is not None
+    store.table.abort(put)
+    assert store.table.writer("red", b"a") is None
+    assert store.table.open_puts == 0
+    assert store.try_put("b") is not None
+
+
+@pytest.mark.parametrize("size_bytes", [1, 100, 4096, 5000])
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_tier_of_n_blocks_bytes_holds_n_blocks_before_any_leaves(make_store: MakeStore, size_bytes: int, count: int) -> None:
+    store = make_store(count * size_bytes)
+    for number in range(count):
+        store.put(str(number), size_bytes)
+    assert len(list(store.table.blocks())) == count
+    store.put("one more", size_bytes)
+    assert len(list(store.table.blocks())) == count
+    assert [block.key for kind, block, _ in store.events if kind == EVENT_GONE] == [b"0"]
+
+
+def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(make_store: MakeStore) -> None:
+    store = make_store(200)
+    put = store.open("a", owner="slow")
+    store.put("b")
+    assert put is not None
+    assert store.table.expire(now_ns=PUT_TTL_NS - 1) == 0
+    assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+    assert store.table.put(put.put_id, "slow") is None
+    assert store.table.writer("red", b"a") is None
+    other = store.open("a", owner="quick", now_ns=PUT_TTL_NS)
+    assert other is not None
+    assert other.slot.index != put.slot.index
+    assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is None
+    store.table.forget_owner("slow")
+    assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
+
+
+def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_store: MakeStore) -> None:
+    store = make_store(100)
+    put = store.open("a", owner="slow")
+    assert put is not None
+    store.table.expire(now_ns=PUT_TTL_NS)
+    store.table.settle(put.put_id, "another")
+    assert store.open("b") is None
+    store.table.settle(put.put_id, "slow")
+    store.table.settle(put.put_id, "slow")
+    assert store.open("b") is not None
+
+
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_still_land(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    writer.begin()
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.table.writer("red", b"a") is None, "another may write the key"
+    store.table.expire(now_ns=PUT_TTL_NS)
+    assert store.open("b", now_ns=PUT_TTL_NS) is None
+    assert store.dram.quarantined_bytes == 100
+    writer.scribble()
+    writer.end()
+    assert store.table.expire(now_ns=PUT_TTL_NS) == 0
+    assert store.dram.quarantined_bytes == 0
+    assert store.try_put("b") is not None
+
+
+@pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
+def test_a_slot_that_nobody_writes_is_free_at_once_when_its_remote_put_ends(make_store: MakeStore, ending: str) -> None:
+    store = make_store(100)
+    put, writer = store.open_remote("a", owner="far")
+    if ending == "aborted":
+        store.table.abort(put)
+    elif ending == "expired":
+        assert store.table.expire(now_ns=PUT_TTL_NS) == 1
+        store.table.settle(put.put_id, "far")  # its writer is told, and has nothing to give back
+    else:
+        store.table.forget_owner("far")
+    assert writer.is_revoked
+    assert store.dram.free_bytes == 100
+    assert store.try_put("b") is not None
+
+
+def test_a_writer_that_is_gone_takes_its_open_puts_along_and_no_others(make_store: MakeStore) -> None:
+    store = make_store(300)
+    store.open("a", owner="x")
+    kept = store.open("b", owner="y")
+    assert kept is not None
+    store.table.forget_owner("x")
+    assert store.table.open_puts == 1
+    assert store.table.put(kept.put_id, "y") is kept
+    assert store.table.put(kept.put_id, "x") is None
+
+
+def test_a_value_larger_than_dram_is_refused(make_store: MakeStore) -> None:
+    store = make_store(100)
+    store.table.check_room(100)
+    with pytest.raises(InvalidArgument, match="larger than this node's DRAM"):
+        store.table.check_room(101)
+    with pytest.raises(InvalidArgument):
+        store.open("a", 101)
+
+
+# --- reads ---
+
+
+def test_a_read_is_an_access_and_a_wrong_generation_a_miss(make_store: MakeStore) -> None:
+    store = make_store(200)
+    first, _second = store.put("a"), store.put("b")
+    assert store.table.read("red", b"a", 0) is first
+    assert store.table.read("red", b"a", first.generation) is first
+    assert store.table.read("red", b"a", first.generation + 1) is None
+    assert store.table.read("red", b"x", 0) is store.table.read("blue", b"a", 0) is None
+    assert store.table.misses == 3
+    store.put("c")
+    assert store.names() == "ac", "b was read longest ago"
+    assert [(index, counts.hits, counts.evictions, blocks) for index, _, counts, blocks in store.table.levels()] == [(DRAM, 2, 1, 2)]
+
+
+def test_a_block_being_read_does_not_leave_and_its_slot_outlives_its_removal(make_store: MakeStore) -> None:
+    store = make_store(200)
+    read, _other = store.put("a"), store.put("b")
+    store.table.acquire(read)
+    store.put("c")
+    assert store.names() == "ac"
+    store.table.drop(read)
+    assert store.names() == "c"
+    assert store.dram.quarantined_bytes == 100
+    store.put("d")
+    assert store.names() == "d", "the slot under the reader is not to be had"
+    store.table.release(read)
+    assert store.dram.quarantined_bytes == 0
+    store.put("e")
+    assert store.names() == "de"
+
+
+def test_the_last_of_several_readers_frees_a_removed_block(make_store: MakeStore) -> None:
+    store = make_store(100)
+    block = store.put("a")
+    store.table.acquire(block)
+    store.table.acquire(block)
+    store.table.drop(block)
+    store.table.release(block)
+    assert store.dram.quarantined_bytes == 100
+    store.table.release(block)
+    assert store.dram.free_bytes == 100
+
+
+def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_go(make_store: MakeStore) -> None:
+    store = make_store(200)
+    pinned, read = store.put("a"), store.put("b")
+    pinned.pinned = True
+    store.table.acquire(read)
+    assert store.open("c") is None
+    store.table.release(read)
+    assert store.open("c") is not None
+    assert store.names() == "a"
+
+
+# --- groups ---
+
+
+def test_another_size_gets_the_slab_that_holds_the_coldest_blocks(make_store: MakeStore) -> None:
+    store = make_store(4 * 4096, slab_bytes=4096)
+    for name in "abcd":
+        store.put(name, 4096)
+    store.table.read("red", b"a", 0)
+    store.put("small", 1024)
+    assert store.names() == "acdsmall"
+
+
+def test_a_newcomers_group_does_not_empty_slabs_that_would_stay_occupied(make_store: MakeStore) -> None:
+    """A lease in every slab of the others: their other blocks would leave for nothing."""
+    store = make_store(4 * 400, slab_bytes=400)
+    blocks = [store.put(f"{number:02}") for number in range(16)]
+    for leased in blocks[::4]:
+        store.table.acquire(leased)
+    assert store.open("big", 300) is None
+    assert len(list(store.table.blocks())) == 16
+    store.table.release(blocks[8])
+    assert store.open("big", 300) is not None
+    assert [block.key for block in store.table.blocks()] == [b"%02d" % number for number in (*range(8), *range(12, 16))]
+
+
+def test_memory_follows_the_load_a_slab_at_a_time(make_store: MakeStore) -> None:
+    store = make_store(4 * 1000, slab_bytes=1000)
+    for number in range(30):
+        store.put(f"old{number}", 100)
+    for number in range(200):
+        store.put(f"new{number}", 100, tenant="blue")
+        assert sum(block.tenant == "red" for block in store.table.blocks()) % 10 == 0, "whole slabs change hands"
+    assert sum(block.tenant == "red" for block in store.table.blocks()) == 0
+    assert sum(block.tenant == "blue" for block in store.table.blocks()) == 40
+
+
+def test_a_slab_that_is_owed_but_occupied_is_not_taken(make_store: MakeStore) -> None:
+    store = make_store(2 * 200, slab_bytes=200)
+    pinned = store.put("a")
+    pinned.pinned = True
+    store.put("b")
+    for number in range(6):
+        store.put(str(number), tenant="blue")
+    assert store.names() == "45ab"
+
+
+def test_a_value_of_several_slabs_takes_them_together(make_store: MakeStore) -> None:
+    store = make_store(8 * 4096, slab_bytes=4096)
+    for name in "abcdefgh":
+        store.put(name, 4096)
+    store.put("LARGE", 3 * 4096)
+    assert store.names() == "LARGEdefgh"
+
+
+# --- the whole ---
+
+
+def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    blocks = [store.block(name) for name in ("a", "b", "a", "b")]
+    for block in blocks:
+        block.slots[NVME] = store.tiers[NVME].allocate(100)
+    assert store.table.recover([blocks[0], blocks[3], blocks[2], blocks[1]]) == 2
+    assert set(store.table.blocks()) == {blocks[2], blocks[3]}
+    assert store.tiers[NVME].used_bytes == 200
+
+
+def test_recovered_blocks_leave_oldest_first(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=200)
+    blocks = [store.block(name) for name in "ab"]
+    for block in blocks:
+        block.slots[NVME] = store.tiers[NVME].allocate(100)
+    store.table.recover(blocks)
+    store.put("c")
+    assert store.open("d") is None
+    assert store.names() == "bc"

@@ -1,0 +1,395 @@
+"""The block table against a naive model, over real tiers, in any order of events: bytes, slots, capacity and what the master hears."""
+
+import tempfile
+from pathlib import Path
+
+import xxhash
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.blocks.level import is_evictable
+from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.open_puts import Put
+from kvstore.store.moves.copy_job import CopyJob
+from kvstore.tiers.tier import Slot
+from kvstore.tiers.value_codec import make_codec
+from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store
+from tests.store.tensors import after, tensor_value
+
+KEYS = st.sampled_from("abcdefgh")
+TENANTS = st.sampled_from(["red", "blue"])
+SIZES = st.sampled_from([300, 300, 300, 700, 1500])
+OWNERS = st.sampled_from(["one", "two"])
+TENSOR = (1, 2, 1, 16, 16)
+"""Shape of tensor values: 1,088 bytes, 640 of them by int8."""
+CODECS = ("int8", "int4/16")
+SEEDS = st.integers(0, 20)
+PICK = st.integers(0, 1 << 16)
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Writers write when they like, also after their put expired; readers look again before they let go; copies end late or fail.
+
+    With a codec, tensor values are encoded on their way to NVMe, and the codec may change.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.now_ns = 0
+        self.puts: list[Put] = []
+        self.expired: list[tuple[Put, memoryview]] = []
+        self.remote: list[RemoteWriter] = []
+        """Writers on other hosts of puts that are open, or over while something is still being written."""
+        self.lingering: list[RemoteWriter] = []
+        """Those of them whose puts are over."""
+        self.readers: list[tuple[Block, memoryview | None, bytes]] = []
+        """With the slot's memory, and what was in it."""
+        self.moves: list[tuple[Move, CopyJob | None]] = []
+        self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
+        self.visible: dict[tuple[str, str], Block] = {}
+        self.heard: dict[Block, int] = {}
+
+    @initialize(
+        policy=st.sampled_from(["lru", "lfu", "sieve"]),
+        hbm_bytes=st.sampled_from([0, 1500]),
+        nvme_bytes=st.sampled_from([0, 1400, 40_000]),
+        slab_bytes=st.sampled_from([100, 1100, 4096]),
+        high=st.sampled_from([1.0, 0.6]),
+        codec=st.sampled_from(["none", "int8", "int8"]),
+    )
+    def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float, codec: str) -> None:
+        self.has_codec = codec != "none"
+        self.has_nvme, self.nvme_is_large = bool(nvme_bytes), nvme_bytes > 20_000
+        self.was_suspended = False
+        self.store = Store(
+            3300,
+            hbm_bytes=hbm_bytes,
+            nvme_bytes=nvme_bytes,
+            folder=Path(self.folder.name),
+            slab_bytes=slab_bytes,
+            policy=policy,
+            high=high,
+            low=high / 2,
+            codec=codec,
+        )
+        self.table = self.store.table
+
+    # --- writers ---
+
+    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS, is_remote=st.booleans(), is_tensor=st.booleans(), seed=SEEDS)
+    def open(self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int) -> None:
+        if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
+            if is_tensor:
+                value = tensor_value(seed, TENSOR, dtype="float16")
+                self.store.next_value(value)
+                size_bytes = len(value)
+            put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
+            if put is not None:
+                self.puts.append(put)
+                if is_remote:
+                    put.grant = RemoteWriter(self.store.dram.view(put.slot))
+                    self.remote.append(put.grant)
+            self.hear()
+
+    @precondition(lambda self: self.remote)
+    @rule(pick=PICK, begins=st.booleans())
+    def write_remotely(self, pick: int, begins: bool) -> None:
+        writer = self.remote[pick % len(self.remote)]
+        writer.begin() if begins else writer.end()
+
+    def over(self, puts: list[Put]) -> None:
+        """These puts have ended, or are just about to."""
+        for put in puts:
+            if put.grant is not None:
+                assert isinstance(put.grant, RemoteWriter)
+                self.remote.remove(put.grant)
+                if put.grant.under_way:
+                    self.lingering.append(put.grant)
+                    self.remote.append(put.grant)
+
+    @precondition(lambda self: self.puts)
+    @rule(pick=PICK)
+    def commit(self, pick: int) -> None:
+        put = self.puts.pop(pick % len(self.puts))
+        self.over([put])
+        if put.grant is not None and not put.grant.revoke():  # as the node's service does
+            self.table.abort(put)
+            return
+        block = self.store.commit(put)
+        self.visible[block.tenant, block.key.decode()] = block
+        self.hear()
+
+    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, is_tensor=st.booleans(), seed=SEEDS)
+    def put(self, key: str, tenant: str, size_bytes: int, is_tensor: bool, seed: int) -> None:
+        """At once; and again if room was made."""
+        for _ in range(2):
+            opened = len(self.puts)
+            self.open(key, tenant, size_bytes, "one", False, is_tensor, seed)
+            if len(self.puts) > opened:
+                self.commit(opened)
+                return
+            self.settle_moves()
+
+    @precondition(lambda self: self.puts)
+    @rule(pick=PICK)
+    def abort(self, pick: int) -> None:
+        put = self.puts.pop(pick % len(self.puts))
+        self.over([put])
+        self.table.abort(put)
+
+    @rule(step_ns=st.sampled_from([1, PUT_TTL_NS // 2, PUT_TTL_NS]))
+    def expire(self, step_ns: int) -> None:
+        self.now_ns += step_ns
+        late = [put for put in self.puts if put.expires_ns <= self.now_ns]
+        self.lingering = [writer for writer in self.lingering if writer.under_way]
+        self.remote = [writer for writer in self.remote if not writer.is_revoked or writer.under_way]
+        self.over(late)
+        self.expired += [(put, self.store.dram.view(put.slot)) for put in late if put.grant is None]
+        self.puts = [put for put in self.puts if put not in late]
+        assert self.table.expire(now_ns=self.now_ns) == len(late)
+
+    @precondition(lambda self: self.expired)
+    @rule(pick=PICK)
+    def settle(self, pick: int) -> None:
+        put, _view = self.expired.pop(pick % len(self.expired))
+        self.table.settle(put.put_id, put.owner)
+
+    @rule(owner=OWNERS)
+    def forget_owner(self, owner: str) -> None:
+        self.over([put for put in self.puts if put.owner == owner])
+        self.table.forget_owner(owner)
+        self.puts = [put for put in self.puts if put.owner != owner]
+        self.expired = [entry for entry in self.expired if entry[0].owner != owner]
+
+    # --- readers ---
+
+    @rule(key=KEYS, tenant=TENANTS)
+    def read(self, key: str, tenant: str) -> None:
+        block = self.table.read(tenant, key.encode(), 0)
+        assert block is self.visible.get((tenant, key))
+        if block is not None:
+            self.table.acquire(block)
+            slot = block.slots[DRAM]
+            view = self.store.dram.view(slot) if slot is not None else None
+            self.readers.append((block, view, bytes(view or b"")))
+            if slot is not None:
+                self.table.warm(block)
+            elif self.table.wants_promotion(block):
+                self.promote(block)
+            self.hear()
+
+    def promote(self, block: Block) -> None:
+        tier = block.fastest()
+        assert tier is not None
+        slot = self.table.begin_promotion(block)
+        if slot is not None:
+            data = self.store.bytes_of(block, tier)
+            assert data is not None
+            self.store.dram.view(slot)[:] = data
+            self.table.acquire(block)
+            self.promotions.append((block, tier, slot, block.loss_of_copy(tier)))
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=PICK)
+    def release(self, pick: int) -> None:
+        block, view, was = self.readers.pop(pick % len(self.readers))
+        assert view is None or bytes(view) == was, "the slot was reused under a reader"
+        self.table.release(block)
+
+    @precondition(lambda self: any(block.slots[DRAM] is None for block in self.visible.values()))
+    @rule(pick=PICK, loses_nvme=st.booleans())
+    def read_up(self, pick: int, loses_nvme: bool) -> None:
+        """A block below DRAM is read until it is in DRAM, if there is room; then, it may be, there only."""
+        below = [place for place, block in self.visible.items() if block.slots[DRAM] is None]
+        tenant, key = below[pick % len(below)]
+        for _ in range(2):
+            self.read(key, tenant)
+            self.release(len(self.readers) - 1)
+        block = self.visible[tenant, key]
+        if self.promotions and self.promotions[-1][0] is block:
+            self.end_promotion(len(self.promotions) - 1, True)
+            if loses_nvme:
+                self.table.drop_copy(block, NVME)
+                self.hear()
+
+    @precondition(lambda self: self.promotions)
+    @rule(pick=PICK, is_done=st.booleans())
+    def end_promotion(self, pick: int, is_done: bool) -> None:
+        block, tier, slot, loss = self.promotions.pop(pick % len(self.promotions))
+        self.table.finish_move(block, tier, DRAM, slot, is_done=is_done, loss=loss)
+        self.table.release(block)
+        self.hear()
+
+    # --- what else happens ---
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK)
+    def drop(self, pick: int) -> None:
+        block = list(self.visible.values())[pick % len(self.visible)]
+        del self.visible[block.tenant, block.key.decode()]
+        self.table.drop(block)
+        self.hear()
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK)
+    def lose_the_nvme_copy(self, pick: int) -> None:
+        block = list(self.visible.values())[pick % len(self.visible)]
+        if block.tier_mask() == 4:
+            del self.visible[block.tenant, block.key.decode()]
+        self.table.drop_copy(block, NVME)
+        self.hear()
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK, pinned=st.booleans())
+    def pin(self, pick: int, pinned: bool) -> None:
+        list(self.visible.values())[pick % len(self.visible)].pinned = pinned
+
+    @rule(index=st.sampled_from([HBM, NVME]), is_suspended=st.booleans())
+    def suspend(self, index: int, is_suspended: bool) -> None:
+        if index in self.store.tiers:
+            self.table.suspend(index, is_suspended=is_suspended)
+            self.was_suspended |= index == NVME
+
+    @precondition(lambda self: self.has_codec and not self.moves and not self.table._moves)
+    @rule(name=st.sampled_from(CODECS))
+    def change_codec(self, name: str) -> None:
+        """As a restart may; what has been encoded must not change with it."""
+        self.store.codec = make_codec(name)
+
+    @rule()
+    def relieve(self) -> None:
+        self.table.relieve()
+        self.hear()
+
+    @rule()
+    def take_moves(self) -> None:
+        self.moves += [(move, self.store.begin(move)) for move in self.table.take_moves()]
+
+    @precondition(lambda self: self.moves)
+    @rule(pick=PICK, is_done=st.booleans())
+    def end_move(self, pick: int, is_done: bool) -> None:
+        move, job = self.moves.pop(pick % len(self.moves))
+        if job is not None and move.source == DRAM:
+            assert xxhash.xxh3_64_intdigest(job.data) == job.checksum, "the source was reused under its copy"
+        elif move.block.is_gone:
+            is_done = False
+        if job is not None and is_done:
+            self.store.copy(job)
+        self.store.end(move, job if is_done else None)
+        self.hear()
+
+    @rule()
+    def settle_moves(self) -> None:
+        """What is planned is done at once."""
+        self.take_moves()
+        while self.moves:
+            self.end_move(0, True)
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK)
+    def evict(self, pick: int) -> None:
+        """A block leaves DRAM, as if its room were needed."""
+        block = list(self.visible.values())[pick % len(self.visible)]
+        if block.slots[DRAM] is not None and is_evictable(block):
+            self.table._evict(block, self.table._landing)
+            self.hear()
+
+    @precondition(lambda self: self.has_codec and self.visible)
+    @rule(pick=PICK, name=st.sampled_from(CODECS))
+    def wear(self, pick: int, name: str) -> None:
+        """Down, up, given up below, and down again, with another codec: the way on which a value could change twice."""
+        place = list(self.visible)[pick % len(self.visible)]
+        for codec in (None, name):
+            if codec is not None and not self.moves and not self.table._moves:
+                self.change_codec(codec)
+            self.settle_moves()
+            if place in self.visible:
+                self.evict(list(self.visible).index(place))
+                self.settle_moves()
+            below = [one for one, block in self.visible.items() if block.slots[DRAM] is None]
+            if place in below:
+                self.read_up(below.index(place), codec is None)
+
+    # --- what always holds ---
+
+    def hear(self) -> None:
+        """Follow the events as a master would; what was evicted leaves the model with them."""
+        for kind, block, mask in self.store.events:
+            if kind == EVENT_GONE:
+                del self.heard[block]
+                key = (block.tenant, block.key.decode())
+                if self.visible.get(key) is block:
+                    assert is_evictable(block), "evicted though it may not leave"
+                    assert not self.nvme_is_large or self.was_suspended, "lost though NVMe has room"
+                    del self.visible[key]
+            else:
+                assert (kind == EVENT_COMMIT) == (block not in self.heard)
+                self.heard[block] = mask
+        self.store.events.clear()
+
+    @invariant()
+    def every_copy_of_every_visible_block_has_its_bytes(self) -> None:
+        for _put, view in self.expired:
+            view[:] = b"\xff" * len(view)
+        for writer in self.remote:
+            writer.scribble()
+        assert {(block.tenant, block.key.decode()): block for block in self.table.blocks()} == self.visible
+        for block in self.visible.values():
+            value = self.store.value_of(block)
+            assert (block.size_bytes, block.checksum) == (len(value), xxhash.xxh3_64_intdigest(value)), "as it was put"
+            for tier in self.store.tiers:
+                found = self.store.bytes_of(block, tier)
+                loss = block.loss_in(tier)
+                is_tensor = block.generation in self.store.values
+                assert loss is None or found in [after(codec, value) for codec in CODECS if is_tensor]
+                assert loss is not None or found in (None, value)
+                assert found is None or block.checksum_in(tier) == xxhash.xxh3_64_intdigest(found)
+
+    @invariant()
+    def the_master_would_know_exactly_what_is_there(self) -> None:
+        assert self.heard == {block: block.tier_mask() for block in self.visible.values()}
+
+    @invariant()
+    def slots_add_up(self) -> None:
+        self.table.check_integrity()
+        dram = self.store.dram
+        moves = [move for move, _ in self.moves] + self.table._moves
+        held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
+        waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
+        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering))
+        assert self.table.open_puts == len(self.puts)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.all_is_free_in_the_end()
+            self.store.close()
+        self.folder.cleanup()
+
+    def all_is_free_in_the_end(self) -> None:
+        self.take_moves()
+        for move, _ in self.moves:
+            self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
+        for block, tier, slot, _ in self.promotions:
+            self.table.finish_move(block, tier, DRAM, slot, is_done=False)
+            self.table.release(block)
+        for block, _, _ in self.readers:
+            self.table.release(block)
+        for owner in ("one", "two"):
+            self.forget_owner(owner)
+        for writer in self.lingering:
+            writer.under_way = 0
+        self.table.expire(now_ns=self.now_ns)
+        for block in list(self.table.blocks()):
+            self.table.drop(block)
+        for one in self.store.tiers.values():
+            assert one.used_bytes == one.quarantined_bytes == 0
+
+
+TableMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+TestTable = TableMachine.TestCase

@@ -1,0 +1,352 @@
+"""Promises of table.py about several tiers: what goes down, what comes up, and that nothing is lost on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.store.blocks.block import DRAM, HBM, NVME
+from kvstore.store.opening import readable_blocks
+from tests.store.tables import Store, value_of
+
+MakeStore = Callable[..., Store]
+
+
+def kinds(store: Store) -> list[tuple[int, str, int]]:
+    """The events since the last call, as (kind, key, tier mask)."""
+    said = [(kind, block.key.decode(), mask) for kind, block, mask in store.events]
+    store.events.clear()
+    return said
+
+
+# --- tiers ---
+
+
+def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    first = store.put("a")
+    store.put("b")
+    kinds(store)
+    assert store.open("c") is None
+    assert store.open("c") is None
+    moves = store.table.take_moves()
+    assert [(move.block.key, move.source, move.target) for move in moves] == [(b"a", DRAM, NVME)], "one is enough, however often asked"
+    assert store.table.find("red", b"a") is first
+    store.finish(moves[0])
+    assert kinds(store) == [(EVENT_MOVED, "a", 4)]
+    store.put("c")
+    assert store.names() == "abc"
+    assert store.bytes_of(first, NVME) == value_of(first)
+    assert [counts.demotions for _, _, counts, _ in store.table.levels()] == [1, 0]
+
+
+def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
+    store = make_store(300, nvme_bytes=5000)
+    blocks = []
+    for number in range(50):
+        while (block := store.try_put(f"{number:02}")) is None:
+            store.settle()
+        blocks.append(block)
+    assert all(kind != EVENT_GONE for kind, _, _ in store.events)
+    for block in blocks:
+        tier = block.fastest()
+        assert tier is not None
+        assert store.bytes_of(block, tier) == value_of(block)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
+    store = make_store(300, nvme_bytes=1000, slab_bytes=100)
+    blocks = [store.put("a", tenant=tenant) for tenant in ("red", "blue")]
+    for block in blocks:
+        store.table._evict(block, store.table._landing)
+    store.settle()
+    if is_restarted:
+        store.tiers[NVME].close()
+        store = make_store(300, nvme_bytes=1000, slab_bytes=100)
+        assert store.table.recover(readable_blocks(store.tiers[NVME])) == 2
+        blocks = list(store.table.blocks())
+    store.table.check_integrity()
+    for block in blocks:
+        store.table.read(block.tenant, b"a", 0)
+        assert store.bytes_of(block, NVME) == value_of(block)
+    store.put("b", tenant="blue")
+    store.table.drop(blocks[0])
+    store.table.drop(blocks[1])
+    store.table.check_integrity()
+    assert store.names() == "b"
+
+
+def test_a_full_nvme_gives_up_the_coldest_whosever_it_is(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=200)
+    for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "blue")):
+        while store.try_put(name, tenant=tenant) is None:
+            store.settle()
+        if name == "b":
+            store.table.read("red", b"a", 0)
+    assert store.names() == "acd"
+
+
+def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
+    for number in range(8):
+        store.put(str(number))
+    store.table.relieve()
+    assert store.table.take_moves() == []
+    store.put("8")
+    store.table.relieve()
+    store.table.relieve()
+    moves = store.table.take_moves()
+    assert [move.block.key for move in moves] == [b"0", b"1", b"2", b"3"]
+    for move in moves:
+        store.finish(move)
+    assert store.dram.used_bytes == 500
+    store.table.relieve()
+    assert store.table.take_moves() == []
+
+
+def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=300, high=0.5, low=0.2, slab_bytes=100)
+    for number in range(5):
+        store.put(str(number)).pinned = True
+    store.put("5", 350)
+    store.table.relieve()
+    assert store.table.take_moves() == [], "too large for NVMe, and the others are pinned"
+    for block in store.table.blocks():
+        block.pinned = False
+    store.table.read("red", b"5", 0)
+    store.table.relieve()
+    store.settle()
+    assert store.names() == "012345"
+    assert store.tiers[NVME].used_bytes == 300
+
+
+def test_relief_drops_copies_that_a_lower_tier_has(make_store: MakeStore) -> None:
+    store = make_store(400, nvme_bytes=1000, high=0.5, low=0.5)
+    block = store.put("a")
+    store.put("b")
+    store.put("c")
+    store.table.relieve()
+    (move,) = store.table.take_moves()
+    store.table.acquire(block)
+    store.finish(move)
+    assert block.tier_mask() == 6, "being read, it stays"
+    store.table.release(block)
+    store.table.relieve()
+    assert store.table.take_moves() == []
+    assert block.tier_mask() == 4
+
+
+def test_relief_waits_for_a_tier_below_that_is_full_of_pinned_blocks(make_store: MakeStore) -> None:
+    store = make_store(300, nvme_bytes=100, high=0.5, low=0.1)
+    first = store.put("a")
+    store.put("b")
+    store.table.relieve()
+    store.settle()
+    first.pinned = True
+    store.put("c")
+    store.table.relieve()
+    assert store.table.take_moves() == []
+    assert store.names() == "abc"
+    while store.try_put("d", 250) is None:
+        store.settle()
+    assert store.names() == "ad", "a put needs the room: what cannot go down is lost"
+
+
+def test_a_value_larger_than_nvme_leaves_for_good_when_its_room_is_needed(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=100)
+    store.put("a", 150)
+    store.put("b", 150)
+    assert store.names() == "b"
+
+
+def test_a_full_nvme_forgets_its_coldest_and_keeps_what_is_above(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=200)
+    for name in "abcdef":
+        while store.try_put(name) is None:
+            store.settle()
+    assert store.names() == "cdef"
+    nvme = next(counts for index, _, counts, _ in store.table.levels() if index == NVME)
+    assert nvme.evictions == 2
+
+
+def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_store: MakeStore) -> None:
+    store = make_store(300, nvme_bytes=100)
+    block = store.put("a")
+    store.put("b")
+    store.put("c")
+    assert store.open("d") is None
+    (move,) = store.table.take_moves()
+    store.table.acquire(block)
+    store.finish(move)
+    store.table.release(block)
+    store.table.read("red", b"a", 0)
+    kinds(store)
+    assert store.open("d") is None
+    assert kinds(store) == [(EVENT_MOVED, "a", 2)]
+    store.settle()
+    assert store.names() == "abc"
+
+
+def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000, hbm_bytes=1000)
+    store.table.suspend(NVME, is_suspended=True)
+    store.table.suspend(HBM, is_suspended=True)
+    first = store.put("a")
+    for _ in range(3):
+        store.table.read("red", b"a", 0)
+    store.table.warm(first)
+    store.put("b")
+    assert store.names() == "b"
+    assert store.table.take_moves() == []
+    store.table.suspend(NVME, is_suspended=False)
+    assert store.open("c") is None
+    store.settle()
+    assert store.names() == "b"
+
+
+def test_a_copy_that_could_not_be_made_leaves_the_block_where_it_was(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.put("a")
+    assert store.open("b") is None
+    (move,) = store.table.take_moves()
+    store.finish(move, is_done=False)
+    assert block.tier_mask() == 2
+    assert not block.moving
+    assert store.tiers[NVME].used_bytes == 0
+    assert store.open("b") is None
+
+
+def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_ends(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.put("a")
+    assert store.open("b") is None
+    (move,) = store.table.take_moves()
+    store.table.acquire(block)
+    store.table.drop(block)
+    assert store.dram.quarantined_bytes == 100
+    store.table.check_integrity()
+    store.table.release(block)
+    assert store.dram.quarantined_bytes == 100, "the copy still reads it"
+    store.finish(move, is_done=True)
+    assert store.dram.free_bytes == 100
+    assert store.tiers[NVME].used_bytes == 0
+    assert kinds(store)[-1] == (EVENT_GONE, "a", 0)
+
+
+def test_a_block_removed_while_it_moves_outlives_the_copy_under_a_reader(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.put("a")
+    assert store.open("b") is None
+    (move,) = store.table.take_moves()
+    store.table.acquire(block)
+    store.table.drop(block)
+    store.finish(move)
+    assert store.dram.quarantined_bytes == 100
+    store.table.release(block)
+    assert store.dram.free_bytes == 100
+
+
+def test_a_block_pinned_while_it_moves_keeps_both_copies(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.put("a")
+    assert store.open("b") is None
+    block.pinned = True
+    store.settle()
+    assert block.tier_mask() == 6
+    assert store.open("b") is None
+
+
+def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_it(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    for name in "abc":
+        while store.try_put(name) is None:
+            store.settle()
+    block = store.table.read("red", b"a", 0)
+    assert block is not None
+    assert block.tier_mask() == 4
+    assert not store.table.wants_promotion(block)
+    store.table.read("red", b"a", 0)
+    assert store.table.wants_promotion(block)
+    assert store.table.begin_promotion(block) is None, "DRAM is full of blocks that are nowhere else"
+    other = store.table.find("red", b"b")
+    assert other is not None
+    store.table.drop(other)
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    assert not store.table.wants_promotion(block), "one at a time"
+    store.table.acquire(block)
+    store.dram.view(slot)[:] = value_of(block)
+    kinds(store)
+    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
+    assert kinds(store) == [(EVENT_MOVED, "a", 6)]
+    assert block.hits == 0
+    dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
+    assert dram.promotions == 1
+    store.table.release(block)
+
+
+def test_a_promotion_takes_the_place_of_a_copy_that_is_further_down_too(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    first = store.put("a")
+    assert store.open("b") is None
+    first.pinned = True
+    store.settle()
+    first.pinned = False
+    store.put("b")
+    second = store.table.find("red", b"b")
+    assert second is not None
+    assert store.open("c") is None
+    second.pinned = True
+    store.settle()
+    second.pinned = False
+    slot = store.table.begin_promotion(first)
+    assert slot is not None
+    assert (first.tier_mask(), second.tier_mask()) == (4, 4)
+    store.table.finish_move(first, NVME, DRAM, slot, is_done=False)
+    assert not first.moving
+    assert store.dram.free_bytes == 100
+
+
+def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.put("a")
+    assert store.open("b") is None
+    store.settle()
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.table.acquire(block)
+    store.table.drop(block)
+    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
+    store.table.release(block)
+    assert store.dram.free_bytes == 100
+    assert store.tiers[NVME].used_bytes == 0
+
+
+def test_a_recovered_block_larger_than_todays_dram_is_not_promoted(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    block = store.block("a", 500)
+    block.slots[NVME] = store.tiers[NVME].allocate(500)
+    assert store.table.recover([block]) == 1
+    assert store.table.begin_promotion(block) is None
+    assert not block.moving
+
+
+def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    block = store.put("a")
+    store.put("b")
+    assert store.open("c") is None
+    (move,) = store.table.take_moves()
+    store.table.acquire(block)
+    store.finish(move)
+    store.table.release(block)
+    kinds(store)
+    store.table.drop_copy(block, NVME)
+    store.table.drop_copy(block, NVME)
+    assert kinds(store) == [(EVENT_MOVED, "a", 2)]
+    store.table.drop_copy(block, DRAM)
+    store.table.drop_copy(block, DRAM)
+    assert kinds(store) == [(EVENT_GONE, "a", 0)]
+    assert store.names() == "b"

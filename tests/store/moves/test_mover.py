@@ -1,0 +1,254 @@
+"""Promises of mover.py, on a real reactor, real threads and real tiers: copies are made, and failures leave every block where it was."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ChecksumMismatch, TierFailed
+from kvstore.rpc.reactor import Reactor
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.moves.mover import Mover, SlowRead
+from kvstore.tiers.tier import TierFull
+from tests.rpc.wires import pump
+from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.tables import Store, value_of
+
+
+class Node:
+    """A store with a mover, its loop run by the test."""
+
+    def __init__(self, folder: Path, *, dram_bytes: int = 300, hbm_bytes: int = 0, batch_bytes: int = 250, retry_s: float = 3600) -> None:
+        self.store = Store(dram_bytes, nvme_bytes=10_000, hbm_bytes=hbm_bytes, folder=folder, slab_bytes=100)
+        nvme = self.store.tiers[NVME]
+        assert isinstance(nvme, FailingNvme)
+        self.nvme = nvme
+        self.reactor = Reactor()
+        self.rooms = 0
+        self.mover = Mover(
+            self.reactor,
+            self.store.table,
+            self.store.tiers,
+            batch_bytes=batch_bytes,
+            read_threads=2,
+            tier_retry_s=retry_s,
+            on_room=self._on_room,
+        )
+
+    def _on_room(self) -> None:
+        self.rooms += 1
+
+    def fill(self, count: int = 3) -> list[Block]:
+        return [self.store.put(str(number)) for number in range(count)]
+
+    def demote_all(self) -> None:
+        """Move every block of DRAM down, or try to."""
+        blocks = list(self.store.table.blocks())
+        for block in blocks:
+            level = self.store.table._levels[DRAM]
+            self.store.table._evict(block, level)
+        self.mover.kick()
+        pump(self.reactor, lambda: not any(block.moving for block in blocks))
+
+    def read(self, blocks: list[Block]) -> tuple[list[Exception | None], list[bytes]]:
+        reads = []
+        for block in blocks:
+            tier = block.fastest()
+            assert tier is not None
+            slot = block.slots[tier]
+            assert slot is not None
+            reads.append(SlowRead(block, tier, slot, memoryview(bytearray(block.size_bytes))))
+        answers: list[list[Exception | None]] = []
+        self.mover.read(reads, answers.append)
+        pump(self.reactor, lambda: bool(answers))
+        return answers[0], [bytes(read.destination) for read in reads]
+
+    def close(self) -> None:
+        self.mover.close()
+        self.store.table.check_integrity()
+        self.store.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+def test_planned_copies_are_made_in_batches_and_each_says_that_there_is_room(node: Node) -> None:
+    blocks = node.fill()
+    node.demote_all()
+    assert [block.tier_mask() for block in blocks] == [4, 4, 4]
+    assert node.rooms == 2, "250 bytes a batch: two blocks, then one"
+    assert node.store.dram.free_bytes == 300
+    assert [node.store.bytes_of(block, NVME) for block in blocks] == [value_of(block) for block in blocks]
+
+
+def test_a_put_without_room_gets_it_from_the_mover(node: Node) -> None:
+    node.fill()
+    assert node.store.open("new") is None
+    node.mover.kick()
+    pump(node.reactor, lambda: node.rooms == 1)
+    assert node.store.open("new") is not None
+
+
+def test_with_nothing_to_copy_a_kick_does_nothing(node: Node) -> None:
+    node.mover.kick()
+    node.reactor.run_once(0)
+    assert node.rooms == 0
+
+
+@pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
+def test_a_tier_that_refuses_a_write_is_left_alone_and_nothing_is_lost(
+    node: Node, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = node.fill()
+    node.nvme.write_failure = failure
+    with caplog.at_level(logging.WARNING):
+        node.demote_all()
+    assert "could not be copied to nvme" in caplog.text
+    assert [block.tier_mask() for block in blocks] == [2, 2, 2]
+    assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
+    assert node.nvme.used_bytes == 0
+    node.store.put("new")
+    assert node.store.names() == "12new", "while it rests, blocks leave for good"
+
+
+def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> None:
+    node = Node(tmp_path, retry_s=0.0)
+    blocks = node.fill()
+    node.nvme.write_failure = TierFull("no room")
+    node.demote_all()
+    node.nvme.write_failure = None
+    pump(node.reactor, lambda: not node.store.table._levels[NVME].is_suspended)
+    node.demote_all()
+    assert [block.tier_mask() for block in blocks] == [4, 4, 4]
+    node.close()
+
+
+def test_a_block_removed_before_its_copy_begins_costs_its_neighbours_nothing(node: Node) -> None:
+    blocks = node.fill()
+    for block in blocks:
+        node.store.table._evict(block, node.store.table._levels[DRAM])
+    node.store.table.drop(blocks[0])
+    node.store.table.drop(blocks[2])
+    node.mover.kick()
+    pump(node.reactor, lambda: not blocks[1].moving)
+    assert [block.tier_mask() for block in blocks] == [0, 4, 0]
+    assert not node.store.table._levels[NVME].is_suspended
+    assert node.store.dram.free_bytes == 300
+    assert node.nvme.used_bytes == 100
+
+
+def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothing(node: Node) -> None:
+    blocks = node.fill(2)
+    for block in blocks:
+        node.store.table._evict(block, node.store.table._levels[DRAM])
+    node.mover.kick()
+    node.store.table.drop(blocks[0])
+    pump(node.reactor, lambda: not blocks[1].moving)
+    assert [block.tier_mask() for block in blocks] == [0, 4]
+    assert not node.store.table._levels[NVME].is_suspended
+    assert node.nvme.used_bytes == 100
+    assert node.store.dram.free_bytes == 300
+
+
+def test_a_batch_of_removed_blocks_is_no_batch(node: Node) -> None:
+    (block,) = node.fill(1)
+    node.store.table._evict(block, node.store.table._levels[DRAM])
+    node.store.table.drop(block)
+    node.mover.kick()
+    assert not block.moving
+    assert node.store.dram.free_bytes == 300
+
+
+def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
+    node = Node(tmp_path, hbm_bytes=300)
+    blocks = node.fill(2)
+    for block in blocks:
+        node.store.table.read("red", block.key, 0)
+        node.store.table.read("red", block.key, 0)
+        node.store.table.warm(block)
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert [block.tier_mask() for block in blocks] == [3, 3]
+    for block in blocks:
+        node.store.table.drop_copy(block, DRAM)
+    assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
+    for block in blocks:
+        node.store.table._evict(block, node.store.table._levels[HBM])
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert [block.tier_mask() for block in blocks] == [2, 2]
+    assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
+    node.close()
+
+
+def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
+    node = Node(tmp_path, hbm_bytes=300)
+    blocks = node.fill(2)
+    for block in blocks:
+        for _ in range(2):
+            node.store.table.read("red", block.key, 0)
+        node.store.table.warm(block)
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    for block in blocks:
+        node.store.table.drop_copy(block, DRAM)
+        node.store.table._evict(block, node.store.table._levels[HBM])
+    damaged = blocks[0].slots[HBM]
+    hbm = node.store.tiers[HBM]
+    assert isinstance(hbm, FailingHbm)
+    assert damaged is not None
+    hbm.unreadable = frozenset((damaged,))
+    node.mover.kick()
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert [block.tier_mask() for block in blocks] == [0, 2]
+    node.close()
+
+
+def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
+    blocks = node.fill()
+    blocks[1].checksum ^= 1
+    node.demote_all()
+    answers, values = node.read(blocks)
+    assert [type(answer) for answer in answers] == [type(None), ChecksumMismatch, type(None)]
+    assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
+
+
+def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
+    node = Node(tmp_path, hbm_bytes=100)
+    blocks = node.fill(2)
+    for _ in range(2):
+        node.store.table.read("red", blocks[1].key, 0)
+    node.store.table.warm(blocks[1])
+    node.mover.kick()
+    pump(node.reactor, lambda: not blocks[1].moving)
+    node.store.table.drop_copy(blocks[1], DRAM)
+    node.store.table._evict(blocks[0], node.store.table._levels[DRAM])
+    node.mover.kick()
+    pump(node.reactor, lambda: not blocks[0].moving)
+    assert [block.tier_mask() for block in blocks] == [4, 1]
+    assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
+    node.close()
+
+
+def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: Node) -> None:
+    blocks = node.fill(2)
+    node.demote_all()
+    node.nvme.read_failure = OSError("EIO")
+    answers, _ = node.read(blocks)
+    assert [type(answer) for answer in answers] == [OSError, OSError]
+
+
+@pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])
+def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, failure: Exception | None) -> None:
+    node.nvme.flush_failure = failure
+    done: list[int] = []
+    node.mover.flush(lambda: done.append(1))
+    pump(node.reactor, lambda: bool(done))
+    node.mover.flush()
+    node.nvme.flush_failure = None

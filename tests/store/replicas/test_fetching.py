@@ -1,0 +1,193 @@
+"""Promises of fetching.py, from a node on real sockets and from peers that lie."""
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    KVStoreError,
+    ProtocolError,
+    StaleEpoch,
+    StaleHandle,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
+from kvstore.protocol.tokens import node_pass
+from kvstore.rpc.address import host_id
+from kvstore.rpc.deadline import Deadline
+from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from tests.rpc.wires import frame, read_frame
+from tests.store.served import TIMEOUT_S, Served, digest, served
+
+VALUES = {"a": b"A" * 1000, "b": b"B" * 3000, "c": b"C" * 5}
+HELLO = Hello(ROLE_NODE, "red", name="asker")
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=1 << 16, nvme_bytes=1 << 20) as node:
+        client = node.connect()
+        client.put(VALUES)
+        client.close()
+        yield node
+
+
+def source_of(node: Served, *, unix: str | None = None, host: str | None = None, tcp: str = "") -> Source:
+    return Source(5, host_id() if host is None else host, node.unix if unix is None else unix, tcp or node.tcp)
+
+
+class Room:
+    """Memory for the values of `names`, and what it takes to ask for them."""
+
+    def __init__(self, *names: str, generation: int = 1, checksum: int | None = None, size_bytes: int | None = None) -> None:
+        self.memory = [bytearray(size_bytes or len(VALUES[name])) for name in names]
+        self.wanted = [
+            Wanted(name.encode(), generation, digest(VALUES[name]) if checksum is None else checksum, memoryview(memory))
+            for name, memory in zip(names, self.memory, strict=True)
+        ]
+
+    def values(self) -> list[bytes]:
+        return [bytes(memory) for memory in self.memory]
+
+
+def kinds(answers: Sequence[int | KVStoreError]) -> list[type]:
+    return [type(answer) for answer in answers]
+
+
+def digests(*names: str) -> list[int]:
+    return [digest(VALUES[name]) for name in names]
+
+
+@pytest.mark.parametrize("host", [None, "another"], ids=["this host", "another host"])
+def test_values_come_as_they_are_over_either_socket(node: Served, host: str | None) -> None:
+    """Over the one that is right: the other one is none."""
+    source = source_of(node, tcp=NOWHERE) if host is None else source_of(node, unix="/nowhere", host=host)
+    room = Room(*VALUES)
+    assert fetch(source, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
+    assert room.values() == list(VALUES.values())
+    assert not node.call(lambda: len(node.leases))
+
+
+def test_what_left_dram_comes_from_below(node: Served) -> None:
+    node.demote("a")
+    room = Room("a", "b")
+    assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a", "b")
+    assert room.values() == [VALUES["a"], VALUES["b"]]
+
+
+@pytest.mark.parametrize("unix", ["/nowhere", ""], ids=["refused", "none"])
+def test_where_the_hosts_own_socket_is_not_to_be_had_tcp_does(node: Served, unix: str) -> None:
+    room = Room("a")
+    assert fetch(source_of(node, unix=unix), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a")
+    assert room.values() == [VALUES["a"]]
+
+
+def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_one(node: Served) -> None:
+
+    def drop() -> None:
+        block = node.store.table.find("red", b"c")
+        assert block is not None
+        node.store.table.drop(block)
+
+    node.call(drop)
+    wanted = [Room("a", generation=2).wanted[0], Room("b").wanted[0], Room("c").wanted[0], Room("a", checksum=7).wanted[0]]
+    assert kinds(fetch(source_of(node), HELLO, wanted, Deadline(TIMEOUT_S))) == [StaleHandle, int, StaleHandle, ChecksumMismatch]
+    assert bytes(wanted[1].destination) == VALUES["b"]
+
+
+def test_a_value_of_another_size_than_its_room_is_not_read(node: Served) -> None:
+    with pytest.raises(ProtocolError, match="node 5 has 1000 bytes for a block of 999"):
+        fetch(source_of(node), HELLO, Room("a", size_bytes=999).wanted, Deadline(TIMEOUT_S))
+
+
+def test_a_source_that_is_not_there_is_unavailable(node: Served) -> None:
+    with pytest.raises(Unavailable):
+        fetch(source_of(node, unix="/nowhere", tcp=NOWHERE), HELLO, Room("a").wanted, Deadline(TIMEOUT_S))
+
+
+def test_with_tokens_a_node_shows_its_pass_for_the_source_and_the_masters_epoch(tmp_path: Path) -> None:
+    tokens = {"red": hashlib.sha256(b"secret").digest()}
+    with served(tmp_path, tokens=tokens) as node:
+        client = node.connect(token="secret")
+        client.put(VALUES)
+        client.close()
+        node.service.master_epoch = 3
+
+        def attempt(source: int, epoch: int, token: str = "") -> list[int | KVStoreError]:
+            shown = token or node_pass(tokens, "red", master_epoch=epoch, source=source)
+            return fetch(source_of(node), Hello(ROLE_NODE, "red", shown, "asker", epoch), Room("a").wanted, Deadline(TIMEOUT_S))
+
+        assert attempt(5, 3) == digests("a")
+        with pytest.raises(Unauthorized):
+            attempt(6, 3)
+        with pytest.raises(Unauthorized):
+            attempt(5, 3, token="secret")
+        with pytest.raises(StaleEpoch, match="node 'asker' obeys a master of epoch 2, and this node one of 3"):
+            attempt(5, 2)
+
+
+class Liar:
+    """A peer that says Welcome, then one answer, whatever it is asked, with a payload that ends early, and hangs up. None: nothing, until
+    it is let go."""
+
+    def __init__(self, answer: Message | None, payload_bytes: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.source = Source(5, "another", "", f"127.0.0.1:{self._listener.getsockname()[1]}")
+        self._answer, self._payload = answer, bytes(payload_bytes)
+        self._let_go = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        peer, _ = self._listener.accept()
+        with peer:
+            read_frame(peer)
+            peer.sendall(frame(Welcome(SERVER_NODE, "liar")))
+            read_frame(peer)
+            if self._answer is None:
+                self._let_go.wait(TIMEOUT_S)
+            else:
+                peer.sendall(frame(self._answer, request_id=2, payload=self._payload)[: -1 if self._payload else None])
+
+    def close(self) -> None:
+        self._let_go.set()
+        self._thread.join()
+        self._listener.close()
+
+
+def _blocks(status: int, count: int = 1) -> Blocks:
+    zeros = [0] * count
+    return Blocks(0, 0, 0, bytes([status]) * count, [1000] * count, zeros, bytes(count), zeros, zeros)
+
+
+@pytest.mark.parametrize(
+    ("answer", "payload_bytes", "error"),
+    [
+        (_blocks(MISS, 2), 0, ProtocolError),
+        (_blocks(MAPPED), 0, ProtocolError),
+        (_blocks(9), 0, ProtocolError),
+        (_blocks(INLINE), 999, ProtocolError),
+        (_blocks(INLINE), 1000, Unavailable),
+        (None, 0, DeadlineExceeded),
+    ],
+    ids=["too many", "mapped", "unknown", "too few bytes", "hangs up within the value", "silent"],
+)
+def test_a_source_that_answers_nonsense_or_not_at_all_is_an_error_in_time(
+    answer: Blocks | None, payload_bytes: int, error: type[KVStoreError]
+) -> None:
+    liar = Liar(answer, payload_bytes)
+    try:
+        with pytest.raises(error):
+            fetch(liar.source, HELLO, Room("a").wanted, Deadline(0.2 if answer is None else TIMEOUT_S))
+    finally:
+        liar.close()
