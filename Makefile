@@ -6,14 +6,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TORCH ?= torch==2.13.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
-ENGINE := sieve endpoints slices bandwidth paths topology topology_json netlink routing description deadline \
-	memory exports copies transfers peer rails mover transports liveness mapping incoming exchange
-HANDOVER := arguments description ending handles parts receiving roll_call sending staging ways windows
-# What its own test file has to cover in full, branches included.
-COVERED := tests/protocol tests/kvcache tests/tiers tests/scheduler tests/lab tests/master/directory/test_directory.py $(wildcard tests/master/directory/test_rows.py \
-	tests/master/directory/test_membership.py tests/master/directory/test_placement.py tests/master/directory/test_records.py tests/master/directory/test_publishing.py \
-	tests/master/directory/test_removals.py tests/master/directory/test_reservations.py tests/master/directory/test_tenants.py tests/master/directory/test_holders.py) \
-	$(addsuffix .py,$(addprefix tests/transfer/test_,$(ENGINE))) $(addsuffix .py,$(addprefix tests/handover/test_,$(HANDOVER)))
+# Tests that have to cover their modules in full, branches included.
+COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash.
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py
 
@@ -37,7 +31,7 @@ test: $(BIN)/.dev etcd typing  ## the whole suite
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol kvcache tiers transfer scheduler lab master store client router handover benchmarks) examples tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol rpc kvcache tiers transfer scheduler lab master store client router handover benchmarks) examples tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench

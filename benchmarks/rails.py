@@ -1,4 +1,5 @@
-"""`make bench-rails`: two engines on two hosts with three rails; rails are cut and restored under load. See tests/transfer/paths/rails_child.py.
+"""`make bench-rails`: two engines on two hosts with three rails; rails are cut and restored under load. See
+tests/transfer/paths/rails_child.py.
 
 Reads without pause, every byte compared. Throughput is that of windows of 100 ms. Rows go to benchmarks/out/rails.json.
 """

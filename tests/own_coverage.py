@@ -13,27 +13,34 @@ from coverage.exceptions import NoDataError
 
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab")
-DIRECTORY = ("directory", "rows", "membership", "placement", "records", "publishing", "removals", "reservations", "tenants", "holders")
-ENGINE = (
-    *("sieve", "endpoints", "slices", "bandwidth", "paths", "topology", "topology_json", "netlink", "routing", "description", "deadline"),
-    *("memory", "exports", "copies", "transfers", "peer", "rails", "mover", "transports", "liveness", "mapping", "incoming", "exchange"),
-)
-"""What needs no network, of transfer/: the rest is held to the conformance suites."""
-HANDOVER = ("arguments", "description", "ending", "handles", "parts", "receiving", "roll_call", "sending", "staging", "ways", "windows")
-"""What needs no sockets, of handover/."""
+PARTS = {
+    "rpc": "deadline exchange incoming",
+    "transfer": "description",
+    "transfer/topology": "model json_form netlink routing",
+    "transfer/paths": "choice bandwidth rails slices transports peer transfers mover copies",
+    "transfer/memory": "region exports mapping liveness",
+    "transfer/streams": "endpoints sieve",
+    "master/directory": "directory rows membership placement records publishing removals reservations tenants holders",
+    "handover": "arguments description ending handles parts receiving roll_call sending staging ways windows",
+}
+"""What needs neither network nor sockets: the rest is held to the conformance suites, or tested with real processes."""
+WHOLE_TESTS = tuple(f"tests/{package}" for package in WHOLE_PACKAGES)
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")
 
 
 def modules() -> list[Path]:
-    found = [path for package in WHOLE_PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
-    found += [path for name in DIRECTORY if (path := ROOT / "master" / f"{name}.py").exists()]
-    found += [ROOT / "transfer" / f"{name}.py" for name in ENGINE]
-    found += [ROOT / "handover" / f"{name}.py" for name in HANDOVER]
+    found = [path for package in WHOLE_PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found += [ROOT / folder / f"{name}.py" for folder, names in PARTS.items() for name in names.split()]
     return [path for path in found if not EXCEPT.search(path.name)]
 
 
+def own_test(module: Path) -> str:
+    folder = module.relative_to(ROOT).parent
+    return f"tests/{folder}/test_{module.name}"
+
+
 def covered_percent(coverage: Coverage, module: Path) -> tuple[float, str]:
-    own = f"tests/{module.parent.name}/test_{module.name}"
+    own = own_test(module)
     text = io.StringIO()
     try:
         percent = coverage.report(
@@ -45,6 +52,9 @@ def covered_percent(coverage: Coverage, module: Path) -> tuple[float, str]:
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--tests"]:
+        print(*WHOLE_TESTS, *(own_test(ROOT / folder / f"{name}.py") for folder, names in PARTS.items() for name in names.split()))
+        return 0
     coverage = Coverage(data_file=str(ROOT / ".coverage"), config_file=str(ROOT / "pyproject.toml"))
     coverage.load()
     lacking = []

@@ -1,7 +1,7 @@
 """Tensor values on their way to a tier that keeps them quantised, and back. It stores nothing and owns no slot.
 
-Only values that say of themselves that they are raw tensors (kvcache/codecs/tensor_value.py) are encoded, and only where that makes them smaller;
-every other value is none of its business. A value that comes back has the size and the header that it had, and other elements.
+Only values that say of themselves that they are raw tensors (kvcache/codecs/tensor_value.py) are encoded, and only where that makes them
+smaller; every other value is none of its business. A value that comes back has the size and the header that it had, and other elements.
 Where nothing is encoded, torch is not imported.
 """
 

@@ -10,13 +10,13 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from kvstore.client.cli import blocks as cli_blocks
+from kvstore.client.cli import status as cli_status
 from kvstore.client.cli.bench import bench
 from kvstore.client.cli.demo import demo
 from kvstore.client.cli.doctor import doctor
 from kvstore.client.cli.instances import instances
 from kvstore.client.cli.lab import lab
-from kvstore.client.cli.main import blocks as cli_blocks
-from kvstore.client.cli.main import status as cli_status
 from kvstore.client.cli.plan import plan
 from kvstore.client.cli.record import record
 from kvstore.client.cli.replay import replay

@@ -1,7 +1,7 @@
 """Memory between a caller's tensor and the values of the store, and what moves between the two: copies and codecs, no requests.
 
-Values are put together in the form of `kvcache/codecs/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`. Raw
-elements are copied once, whatever the strides of the tensor; other schemes are encoded and decoded on the tensor's own device.
+Values are put together in the form of `kvcache/codecs/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`.
+Raw elements are copied once, whatever the strides of the tensor; other schemes are encoded and decoded on the tensor's own device.
 """
 
 import contextlib

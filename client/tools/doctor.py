@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import format_size
-from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx import library as ucx_library
 from kvstore.transfer.ucx.worker import UcxWorker
 
 MIN_SHARED_MEMORY_BYTES: Final = 1 << 30

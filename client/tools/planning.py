@@ -1,6 +1,7 @@
 """What a model, its GPUs and its users make of one another: capacity, when reuse pays, what strategies do. It measures nothing.
 
-Sizes are of any model that kvcache/models/spec.py knows; times only of those that the dense layer model of scheduler/estimators/analytic.py describes.
+Sizes are of any model that kvcache/models/spec.py knows; times only of those that the dense layer model of
+scheduler/estimators/analytic.py describes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

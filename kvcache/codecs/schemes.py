@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 KINDS: Final = ("none", "fp8-tensor", "fp8-head", "int8", "int8a", "int4", "int2")
-"""Kinds of schemes; a kind's index is its number in the header of a value (`kvcache/codecs/tensor_value.py`), so that new ones go to the end.
+"""Kinds of schemes; a kind's index is its number in the header of a value (`tensor_value.py`), so that new ones go to the end.
 
 `none` raw elements. `fp8-*` e4m3fn with a float32 scale a tensor or a head (arXiv:2209.05433). `int8` symmetric with a float16 scale a
 token and head; `int8a` affine: a scale and a zero point. `int4`, `int2` grouped: K per channel over `group` tokens, V per token

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
-from kvstore.master.directory.directory import records
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.locating import Indexes, locate
 from kvstore.master.directory.membership import Membership, Node, NodeInfo, TierReport

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
-from kvstore.master.directory.directory import records
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
 from kvstore.master.directory.membership import ALIVE, SYNCING, Membership, Node
 from kvstore.master.directory.records import Version

@@ -8,7 +8,7 @@ in the catalog too, until every node that was ever seen has told what it holds.
 from typing import Final
 
 from kvstore.master.catalogs.interface import Op
-from kvstore.master.directory.directory import records
+from kvstore.master.directory import records
 from kvstore.master.directory.membership import ALIVE, Membership
 from kvstore.master.directory.tenants import Tenant, Tenants
 

@@ -1,7 +1,7 @@
 """How long blocks take from one instance to another: bytes over measured bandwidth, behind what the sender has to send before.
 
-Algorithm 1 names the estimator and gives no formula. This is the one that the transfer engine chooses paths by (transfer/paths/choice.py), for a
-sender as a whole. It reads no counter itself: whoever reports an instance's load does.
+Algorithm 1 names the estimator and gives no formula. This is the one that the transfer engine chooses paths by (transfer/paths/choice.py),
+for a sender as a whole. It reads no counter itself: whoever reports an instance's load does.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Times of a server that keeps its KV cache in fewer bits than the model computes in. It measures nothing.
 
 A decode step reads the whole cache of its batch, and reading bounds its attention: that needs (query heads / KV heads) operations for a
-byte of a cache of 16 bits, 8 with Llama 3 70B, and the GPUs of estimators/gpus.py can do 95 or more. So half the bytes are half the time. Prefill is
-bound by computing. What encoding and decoding take is not counted: kernels fuse it with what they do anyway.
+byte of a cache of 16 bits, 8 with Llama 3 70B, and the GPUs of estimators/gpus.py can do 95 or more. So half the bytes are half the time.
+Prefill is bound by computing. What encoding and decoding take is not counted: kernels fuse it with what they do anyway.
 """
 
 from kvstore.protocol.errors import InvalidArgument

@@ -1,8 +1,8 @@
 """Copies of other nodes' blocks, by order of the master: a queue, one batch at a time, and the master's last word on each.
 
-A copy is a put whose writer is this node: a slot in DRAM, invisible, filled by a thread (store/replicas/fetching.py). What has arrived is shown
-only once the master has said that the block is still the one it ordered, so that nothing removed or replaced meanwhile comes back.
-A copy makes room as a put does, but goes behind the puts that wait for room, and is given up rather than wait for long.
+A copy is a put whose writer is this node: a slot in DRAM, invisible, filled by a thread (store/replicas/fetching.py). What has arrived is
+shown only once the master has said that the block is still the one it ordered, so that nothing removed or replaced meanwhile comes back. A
+copy makes room as a put does, but goes behind the puts that wait for room, and is given up rather than wait for long.
 """
 
 import logging

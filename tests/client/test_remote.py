@@ -11,8 +11,9 @@ from kvstore.protocol.errors import Closed, ConfigError, Unreachable
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.topology import netlink
 from kvstore.transfer.topology.discovery import Discovery
-from kvstore.transfer.topology.model import ETHERNET, LOOPBACK, Nic, netlink
+from kvstore.transfer.topology.model import ETHERNET, LOOPBACK, Nic
 
 SETTINGS = TransferSettings(transports="tcp", rails="lo")
 DEADLINE_S = 10.0

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore.router import daemon
-from kvstore.router.standin.engine import engine as standin
+from kvstore.router.standin import engine as standin
 from tests.client.processes import Process
 
 NO_MASTER = ("--master", "127.0.0.1:1")

@@ -18,7 +18,8 @@ from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine
-from kvstore.transfer.topology.model import ETHERNET, Nic, Topology, netlink
+from kvstore.transfer.topology import netlink
+from kvstore.transfer.topology.model import ETHERNET, Nic, Topology
 from tests.store.engines import eventually
 
 

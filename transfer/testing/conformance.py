@@ -8,7 +8,8 @@
         def make_agent(self, name: str) -> TransferAgent:
             return MyAgent(name, Rail())
 
-They use nothing but the interfaces of streams/connection.py and agent.py; what only one transport does belongs into that transport's own tests.
+They use nothing but the interfaces of streams/connection.py and agent.py; what only one transport does belongs into that transport's own
+tests.
 """
 
 from kvstore.transfer.testing.agents import AgentConformance

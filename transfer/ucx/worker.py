@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from kvstore.protocol.errors import ConfigError, Unreachable
-from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx import library as ucx_library
 
 LINGER_S: Final = 0.001
 """In a conversation its own threads lead; what a finished send left to be done waits for at most this long."""

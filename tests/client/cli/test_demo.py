@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.main import demo as cli_demo
+from kvstore.client.cli import demo as cli_demo
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.cluster import ClusterPlan
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from kvstore.client.cli import lab as cli_lab
 from kvstore.client.cli.main import kvstore
-from kvstore.client.cli.main import lab as cli_lab
 from kvstore.kvcache.traces.event_file import READ, STORED, BlockEvent, EventWriter
 from kvstore.tiers.policies.by_name import POLICY_NAMES
 

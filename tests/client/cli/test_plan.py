@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from kvstore.client.cli import plan as cli_plan
 from kvstore.client.cli.main import Commands
-from kvstore.client.cli.main import plan as cli_plan
 from kvstore.client.cli.plan import plan
 
 QUICK = ("--model", "llama3-70b", "--gpu", "H100", "--tp", "2", "--users", "12", "--duration-s", "30")

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.client import Client
+from kvstore.client.cli import record as cli_record
 from kvstore.client.cli.main import Commands
-from kvstore.client.cli.main import record as cli_record
 from kvstore.client.cli.record import interrupts, record
 from kvstore.client.tools.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from kvstore.client.cli import simulate as cli_simulate
 from kvstore.client.cli.main import Commands
-from kvstore.client.cli.main import simulate as cli_simulate
 from kvstore.client.cli.simulate import progress, simulate
 
 SMALL = ("--prefill", "2", "--decode", "2")

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore.client import Client
-from kvstore.client.cli.main import bench as cli_bench
+from kvstore.client.cli import bench as cli_bench
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools import bench
 from kvstore.client.tools.bench import alternate, measure, microseconds

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client.tools import doctor
 from kvstore.client.tools.doctor import Check, Verdict
-from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx import library as ucx_library
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kvstore.kvcache.codecs.schemes import Scheme
-from tests.kvcache import plain_codec
+from tests.kvcache.codecs import plain_codec
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvstore.kvcache.codecs import affine as codec_affine
 from kvstore.kvcache.codecs.schemes import Scheme
-from tests.kvcache import plain_codec
+from tests.kvcache.codecs import plain_codec
 from tests.kvcache.codecs.cases import floats, plain_records
 
 CASES = [Scheme("int8a"), Scheme("int4", 16), Scheme("int2", 16), Scheme("int4", 32)]

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvstore.kvcache.codecs import int8 as codec_int8
 from kvstore.kvcache.codecs.schemes import Scheme
-from tests.kvcache import plain_codec
+from tests.kvcache.codecs import plain_codec
 from tests.kvcache.codecs.cases import floats, plain_records, plain_values
 
 INT8 = Scheme("int8")

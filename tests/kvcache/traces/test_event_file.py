@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.kvcache.traces import event_file
 from kvstore.kvcache.traces.event_file import HEADER, READ, REMOVED, STORED, BlockEvent, EventWriter, Gap, is_recording, read_events
-from kvstore.kvcache.traces.mooncake import event_file
 from kvstore.protocol.errors import Broken, InvalidArgument, TraceError
 
 EVENT = BlockEvent(READ, 1234.567, "n0", "red", [b"a", b"\0\xff"], [b"", b"a"], [4096, 1])

@@ -1,6 +1,6 @@
 """Promises of removals.py: what is removed while a node is away does not come back with it."""
 
-from kvstore.master.directory.directory import records
+from kvstore.master.directory import records
 from kvstore.master.directory.membership import ALIVE, Membership, Node, NodeInfo
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.tenants import Tenants

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvstore.master.scheduling import instances as module
 from kvstore.master.scheduling.instances import UNMEASURED_BYTES_PER_S, DecodeMember, Instances, PrefillMember, Promise
-from kvstore.master.scheduling.scheduling import instances as module
 from kvstore.protocol.errors import Full, InvalidArgument
 from tests.master.blocks import S
 from tests.master.scheduling.reports import decode, prefill

@@ -12,7 +12,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.cluster import Cluster
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router.standin.engine import engine as standin
+from kvstore.router.standin import engine as standin
 from tests.client.processes import Process
 from tests.router.scripted import following
 from tests.system.running import until

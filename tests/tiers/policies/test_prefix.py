@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.tiers.conformance import MACHINE_SETTINGS
-from kvstore.tiers.policies.by_name import prefix
+from kvstore.tiers.policies import prefix
 from kvstore.tiers.policies.conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.tiers.policies.by_name import visits
+from kvstore.tiers.policies import visits
 from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S
 from kvstore.tiers.policies.visits import CLASSES, FIRST_TURNS, LATER_TURNS, TICK_S, Visit, VisitLog
 

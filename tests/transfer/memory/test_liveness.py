@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from kvstore.protocol.errors import Full
+from kvstore.transfer.memory import liveness
 from kvstore.transfer.memory.liveness import CLOSED_COUNT, LiveRegions
 from kvstore.transfer.memory.mapping import map_slab
-from kvstore.transfer.memory.region import liveness
 
 
 @pytest.fixture

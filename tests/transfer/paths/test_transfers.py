@@ -7,7 +7,7 @@ import pytest
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.choice import transfers
+from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
 

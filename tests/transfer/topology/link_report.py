@@ -5,9 +5,10 @@ Arguments: the interval in seconds, and "deaf" to watch without netlink's announ
 
 import sys
 
+from kvstore.transfer.topology import links
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.links import LinkChange, LinkWatch
-from kvstore.transfer.topology.model import Topology, links
+from kvstore.transfer.topology.model import Topology
 
 
 def refuse() -> None:

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 
 from kvstore.protocol.errors import Broken
+from kvstore.transfer.topology import links
 from kvstore.transfer.topology.links import LinkChange, LinkWatch, changes
-from kvstore.transfer.topology.model import Nic, NumaNode, Topology, links
+from kvstore.transfer.topology.model import Nic, NumaNode, Topology
 from tests.namespaces import TwoHosts, run, two_hosts
 
 NIC = Nic("eth0", interface="eth0", addresses=("10.0.0.1",), speed_gbit_s=10)

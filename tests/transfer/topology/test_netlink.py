@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Broken
-from kvstore.transfer.topology.model import netlink
+from kvstore.transfer.topology import netlink
 from kvstore.transfer.topology.netlink import (
     IFA_ADDRESS,
     IFA_F_TENTATIVE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.transfer.ucx.connection import library as ucx_library
+from kvstore.transfer.ucx import library as ucx_library
 
 libucx = pytest.importorskip("libucx")
 WHEEL = Path(libucx.__file__).parent / "lib"

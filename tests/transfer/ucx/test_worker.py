@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unreachable
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
-from kvstore.transfer.ucx.connection import worker as ucx_worker
+from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 
 pytest.importorskip("ucxx")
