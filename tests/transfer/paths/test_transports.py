@@ -117,7 +117,7 @@ def test_our_own_agents(maker: Makers) -> None:
         assert (shared.transport, tcp.transport, tcp.rail.device) == ("shm", "tcp", "lo")
 
 
-@pytest.mark.parametrize(("transport", "module", "kind"), [("ucx", "ucx", "UcxConnection"), ("nixl", "nixl", "NixlAgent")])
+@pytest.mark.parametrize(("transport", "module", "kind"), [("ucx", "ucx.connection", "UcxConnection"), ("nixl", "nixl.agent", "NixlAgent")])
 def test_agents_of_fabrics_are_imported_when_they_are_asked_for(
     maker: Makers, monkeypatch: pytest.MonkeyPatch, transport: str, module: str, kind: str
 ) -> None:
