@@ -14,7 +14,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Move, Operation, Take, Work
 from kvstore.client.locations import Hints, Location, tier_names
 from kvstore.client.remote import RemoteMemory, SlabId
-from kvstore.client.routes import Masters, Node, Nodes, Route
+from kvstore.client.routes import KnownNode, KnownNodes, Masters, Route
 from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.client.stats import Counters
 from kvstore.protocol.errors import (
@@ -37,10 +37,10 @@ from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.copying import Copier
 from kvstore.transfer.memory.mapping import Slab
-from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.memory.memcpy import MemcpyPool
 from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.paths.spans import Copy
 from kvstore.transfer.paths.transports import AUTO
 
 M = TypeVar("M", bound=Message)
@@ -64,11 +64,11 @@ class Core:
         if not maps_memory(transfer):
             host_id = ""  # no daemon is on this host, then
         self.masters = Masters(masters, host_id)
-        self.nodes = Nodes(host_id, spread)
+        self.nodes = KnownNodes(host_id, spread)
         self.hints = Hints(settings.max_hints)
         self.slabs = SlabCache()
         self.counters = Counters()
-        self.copier = Copier(settings.copy_threads)
+        self.copier = MemcpyPool(settings.copy_threads)
         self.remote = RemoteMemory(transfer)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Core:
     def refresh_nodes(self, deadline: Deadline) -> Operation[None]:
         self.nodes.replace((yield from self.ask_master(AskNodes(), NodeTable, deadline)))
 
-    def find_node(self, node_id: int, deadline: Deadline) -> Operation[Node | None]:
+    def find_node(self, node_id: int, deadline: Deadline) -> Operation[KnownNode | None]:
         """None for a node that the master does not know either."""
         if self.nodes.get(node_id) is None:
             yield from self.refresh_nodes(deadline)
@@ -189,13 +189,13 @@ class Core:
 
     # --- other hosts' memory ---
 
-    def peer_of(self, node: Node) -> Operation[Peer]:
+    def peer_of(self, node: KnownNode) -> Operation[Peer]:
         """A node of another host as the transfer engine's peer. Raises Unreachable, and ConfigError for settings that cannot be met."""
         if not self.remote.is_started:
             yield Work(lambda: self.remote.engine, MAX_SLAB_WORK)
         return self.remote.peer(node)
 
-    def move(self, node: Node, copies: Sequence[Copy], deadline: Deadline) -> Operation[None]:
+    def move(self, node: KnownNode, copies: Sequence[Copy], deadline: Deadline) -> Operation[None]:
         """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
         DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
         try:
@@ -207,7 +207,7 @@ class Core:
             raise Unreachable(f"the transfer engine cannot move values of node {node.name}: {error}") from None
         self.counters.add(engine_bytes=sum(size_bytes for _, _, size_bytes in copies))
 
-    def engine_failed(self, node: Node, error: KVStoreError, deadline: Deadline) -> Operation[None]:
+    def engine_failed(self, node: KnownNode, error: KVStoreError, deadline: Deadline) -> Operation[None]:
         """A node's engine could not be used: leave it alone for a while, unless there is another way by now: this host's links have
         changed, or the master knows of a change of the node's."""
         log.warning("values of node %s go by message: %s", node.name, error)
@@ -217,7 +217,7 @@ class Core:
             self.remote.failed(node)
         yield from self.refresh_nodes(deadline)
 
-    def show_slabs(self, channel: AnyChannel, node: Node, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:
+    def show_slabs(self, channel: AnyChannel, node: KnownNode, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:
         """These slabs of a node of another host, in order, as the transfer engine reads them. Raises StaleHandle, Unreachable."""
         peer = yield from self.peer_of(node)
         ids = [SlabId(node.node_id, channel.welcome.epoch, slab) for slab in slabs]

@@ -15,7 +15,7 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.paths.spans import Copy
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from kvstore.client.buffers import Destination, checksum, fresh_bytes
 from kvstore.client.core import Core
 from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
 from kvstore.client.locations import Hint
-from kvstore.client.routes import Node
+from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -25,7 +25,7 @@ from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Read, Release
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.paths.copies import Copy, Span
+from kvstore.transfer.paths.spans import Copy, Span
 
 R = TypeVar("R")
 Wanted = tuple[int, Hint]
@@ -234,7 +234,7 @@ class Reading(Generic[R]):
         if failure is not None:
             self._failures.update((i, failure) for i, _ in wanted)
 
-    def _read(self, node: Node, wanted: list[Wanted]) -> Operation[None]:
+    def _read(self, node: KnownNode, wanted: list[Wanted]) -> Operation[None]:
         """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
         core, node_id = self._core, node.node_id
         by_engine = self._goes_by_engine(node, wanted)
@@ -263,7 +263,7 @@ class Reading(Generic[R]):
             core.counters.add(stale_hints=len(missed))
             self._retry(0, missed)
 
-    def _goes_by_engine(self, node: Node, wanted: list[Wanted]) -> bool:
+    def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
         """Large batches from other hosts do, unless the node's engine cannot be had."""
         if node.route.is_local or not self._core.remote.is_usable(node):
             return False
@@ -308,7 +308,7 @@ class Reading(Generic[R]):
             self._retry(0, [wanted[place] for place in good], lapsed)
         return False
 
-    def _fetch(self, channel: AnyChannel, node: Node, wanted: list[Wanted], blocks: Blocks, until_ns: int) -> Operation[None]:
+    def _fetch(self, channel: AnyChannel, node: KnownNode, wanted: list[Wanted], blocks: Blocks, until_ns: int) -> Operation[None]:
         """Have the transfer engine read mapped blocks from another host, verify them, and release the lease."""
         core = self._core
         places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
@@ -338,7 +338,7 @@ class Reading(Generic[R]):
         if damaged:
             self._retry_damaged(node, [wanted[place] for place in damaged], is_late=self._clock_ns() >= until_ns)
 
-    def _retry_damaged(self, node: Node, items: list[Wanted], *, is_late: bool) -> None:
+    def _retry_damaged(self, node: KnownNode, items: list[Wanted], *, is_late: bool) -> None:
         """Values that the engine read came out wrong: overwritten after their lease, or damaged."""
         if is_late:
             self._retry(0, items, LeaseExpired(f"reading took longer than the lease of {self._lease_ms} ms"))

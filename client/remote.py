@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from kvstore.client.routes import Node
+from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
@@ -69,17 +69,17 @@ class RemoteMemory:
         except (Broken, ConfigError):  # the system does not tell, or a rail of the settings is gone
             return False
 
-    def is_usable(self, node: Node) -> bool:
+    def is_usable(self, node: KnownNode) -> bool:
         """Whether the node has an engine that has not failed lately."""
         revision, until_ns = self._resting.get(node.node_id, (0, 0))
         return bool(node.transfer) and (revision != node.revision or until_ns <= self._clock_ns())
 
-    def failed(self, node: Node) -> None:
+    def failed(self, node: KnownNode) -> None:
         """Its engine could not be reached: leave it alone for a while."""
         self._resting[node.node_id] = node.revision, self._clock_ns() + int(REST_S * 1e9)
         self.forget(node.node_id)
 
-    def peer(self, node: Node) -> Peer:
+    def peer(self, node: KnownNode) -> Peer:
         """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed; and
         as `engine`."""
         known = self._peers.get(node.node_id)

@@ -71,7 +71,7 @@ class Masters:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KnownNode:
     """A node as the master told of it. `transfer` is how its engine is reached, in the engine's own bytes (b"": by frames only);
     it may change while the node lives, and `revision` rises then."""
 
@@ -82,20 +82,20 @@ class Node:
     transfer: bytes = b""
 
 
-class Nodes:
+class KnownNodes:
     """The nodes as the master named them last."""
 
     def __init__(self, host_id: str, spread: int) -> None:
         """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes."""
         self._host_id = host_id
         self._spread = spread
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
         self.is_known = False
 
-    def get(self, node_id: int) -> Node | None:
+    def get(self, node_id: int) -> KnownNode | None:
         return self._nodes.get(node_id)
 
     def is_local(self, node_id: int) -> bool:
@@ -119,7 +119,7 @@ class Nodes:
             if old is not None and old.name == name and old.route.primary == primary:
                 nodes[node_id] = old if old.revision == revision else replace(old, revision=revision, transfer=transfer)
                 continue
-            nodes[node_id] = Node(node_id, name, Route(primary, self._host_id), revision, transfer)
+            nodes[node_id] = KnownNode(node_id, name, Route(primary, self._host_id), revision, transfer)
             nodes[node_id].route.offer(unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
         self._nodes = nodes

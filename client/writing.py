@@ -10,20 +10,18 @@ from kvstore.client.buffers import checksum
 from kvstore.client.core import CLEANUP_S, Core
 from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
-from kvstore.client.routes import Node
+from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.paths.copies import Copy
 from kvstore.transfer.paths.peer import Peer
+from kvstore.transfer.paths.spans import Copy
 
 FIRST_PAUSE_S: Final = 0.001
-ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
-"""A node's answer for each value of a Put or Commit."""
 UNRESERVED: Final = 0
 """Generation of a value that the node is to claim at the master. As a hint's it means any."""
 MAX_PAUSE_S: Final = 0.05
@@ -168,7 +166,7 @@ class Writing:
             left -= len(self._sources[i])
         yield part
 
-    def _write(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
+    def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         inline_bytes = self._core.settings.put_inline_bytes
         large = [i for i in indices if len(self._sources[i]) > inline_bytes]
         if large and (node.route.is_local or self._goes_by_engine(node, large)):
@@ -178,13 +176,13 @@ class Writing:
         if indices:
             yield from self._write_inline(node, indices, busy)
 
-    def _goes_by_engine(self, node: Node, indices: list[int]) -> bool:
+    def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
         if not self._core.remote.is_usable(node):
             return False
         return sum(len(self._sources[i]) for i in indices) >= self._core.settings.engine_min_bytes
 
-    def _write_inline(self, node: Node, indices: list[int], busy: list[int]) -> Operation[None]:
+    def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
         sources = [self._sources[i] for i in indices]
         sizes = list(map(len, sources))
@@ -194,7 +192,7 @@ class Writing:
         loan.give_back()
         yield from self._ask_again(self._written(node, indices, reply), busy)
 
-    def _write_shared(self, node: Node, indices: list[int], busy: list[int]) -> Operation[bool]:
+    def _write_shared(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
         """Values are copied into the node's slabs; False if they cannot be reached from here."""
         message = Open(self._namespace, *self._columns(indices), self._parents_of(indices))
         begun = yield from self._core.begin_shared(node.route, message, Opened, self._deadline)
@@ -214,7 +212,7 @@ class Writing:
         yield from self._ask_again(again, busy)
         return True
 
-    def _write_by_engine(self, node: Node, indices: list[int], busy: list[int]) -> Operation[bool]:
+    def _write_by_engine(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
         """The transfer engine writes the values into slots of a node on another host; False if it cannot."""
         core = self._core
         message = Open(self._namespace, *self._columns(indices), self._parents_of(indices), 1)
@@ -241,7 +239,7 @@ class Writing:
         yield from self._ask_again(again, busy)
         return True
 
-    def _fill_regions(self, loan: AnyLoan, node: Node, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
+    def _fill_regions(self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Write into the slots' regions and commit; what has to be written again."""
         core = self._core
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
@@ -257,7 +255,7 @@ class Writing:
         reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
         return self._written(node, [indices[place] for place in places], reply)
 
-    def _fill_slots(self, loan: AnyLoan, node: Node, indices: list[int], opened: Opened) -> Operation[list[int]]:
+    def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
         core, channel = self._core, loan.channel
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
@@ -288,7 +286,7 @@ class Writing:
     def _parents_of(self, indices: Sequence[int]) -> list[bytes]:
         return [self._parents[i] for i in indices]
 
-    def _written(self, node: Node, indices: Sequence[int], reply: Flags) -> list[int]:
+    def _written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> list[int]:
         """Note the node's answers; the keys to ask again for."""
         hints, again = [], []
         for i, flag in zip(indices, reply.flags, strict=True):

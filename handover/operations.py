@@ -12,7 +12,7 @@ from kvstore.handover.streams import Move, Stream
 from kvstore.protocol.errors import Cancelled, Closed, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.copies import Copy
+from kvstore.transfer.paths.spans import Copy
 from kvstore.transfer.paths.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")

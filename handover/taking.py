@@ -18,8 +18,8 @@ from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.copies import Copy, Span
 from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.spans import Copy, Span
 from kvstore.transfer.streams.connection import Connection
 
 

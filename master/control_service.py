@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.membership import Node, NodeInfo
+from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.grpc_calls import in_loop
 from kvstore.protocol import control_pb2 as pb
@@ -147,7 +147,7 @@ class ControlServer:
         self._server.stop(grace_s).wait(grace_s + 1)
 
 
-def node_status(node: Node, blocks: int, now_ns: int) -> pb.NodeStatus:
+def node_status(node: Member, blocks: int, now_ns: int) -> pb.NodeStatus:
     """What `kvstore status` shows of a node."""
     tiers: list[Any] = list(node.tiers)
     return pb.NodeStatus(

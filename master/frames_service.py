@@ -263,7 +263,7 @@ class FramesService:
         try:
             if link is None:
                 raise Unavailable(f"node {node_id} has no link to this master")
-            orders = self._directory.copying.plan(
+            orders = self._directory.replication.plan(
                 tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
             )
         except KVStoreError as error:
@@ -274,7 +274,7 @@ class FramesService:
         def told(answers: list[tuple[int, Command, bytes | None]]) -> None:
             for _node_id, order, flags in answers:
                 assert isinstance(order, Copy)
-                self._directory.copying.answered(node_id, order, flags)
+                self._directory.replication.answered(node_id, order, flags)
 
         self._order([(node_id, order) for order in orders], told)
 
@@ -283,7 +283,7 @@ class FramesService:
         peer = session.context
         if not isinstance(peer, NodePeer):
             raise Unauthorized("only a registered node may report copies")
-        entered = self._directory.copying.enter(peer.node_id, message)
+        entered = self._directory.replication.enter(peer.node_id, message)
         self.counters["copies_entered"] += sum(entered.flags)
         session.reply(header.request_id, Flags(bytes(entered.flags)))
         self._committer.commit(entered.ops)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from kvstore.protocol.message import Ints, Message
 
+ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
+"""Answers to Put and Commit: there before; stored and published; no room beside the rest of the batch, or being written."""
 MISS, INLINE, MAPPED = 0, 1, 2
 """Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map."""
 

@@ -29,7 +29,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.engine import make_engine
 from kvstore.store.link import Identity, MasterLink, new_instance
-from kvstore.store.moves.mover import Mover
+from kvstore.store.moves.mover import TierMover
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -38,7 +38,7 @@ from kvstore.store.puts.puts import PutService
 from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.copies import Copies
+from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -113,7 +113,7 @@ class Node:
         self.reactor = Reactor()
         self._waiting = WaitingRoom()
         self._leases = Leases(self._table.release)
-        self._mover = Mover(
+        self._mover = TierMover(
             self.reactor,
             self._table,
             self._tiers,
@@ -135,7 +135,7 @@ class Node:
             max_lease_ns=int(settings.max_lease_s * 1e9),
             has_engine=self._engine is not None,
         )
-        self._copies = Copies(
+        self._copies = ReplicaQueue(
             self.reactor,
             self._table,
             dram,

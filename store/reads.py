@@ -13,8 +13,8 @@ from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.mover import Mover, SlowRead
-from kvstore.store.peer import Peer, peer_of
+from kvstore.store.caller import Caller, peer_of
+from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 
@@ -55,7 +55,7 @@ class _Slow(NamedTuple):
 class ReadService:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, dram: DramTier, mover: Mover, leases: Leases, *, max_lease_ns: int, has_engine: bool) -> None:
+    def __init__(self, table: BlockTable, dram: DramTier, mover: TierMover, leases: Leases, *, max_lease_ns: int, has_engine: bool) -> None:
         self._table = table
         self._dram = dram
         self._mover = mover
@@ -99,7 +99,7 @@ class ReadService:
         else:
             self._reply(session, header, message, answer)
 
-    def _hits(self, peer: Peer, message: Read) -> list[Block]:
+    def _hits(self, peer: Caller, message: Read) -> list[Block]:
         """The blocks that are read, in the order of their keys; none of them has left since, for each has a reader."""
         wanted = zip(message.keys, message.generations, strict=True)
         found = ((self._table.find(peer.tenant, key), generation) for key, generation in wanted)
@@ -159,7 +159,7 @@ class ReadService:
 
     def _reply(self, session: Session, header: Header, message: Read, answer: _Answer) -> None:
         peer = session.context
-        if not session.is_open or not isinstance(peer, Peer):
+        if not session.is_open or not isinstance(peer, Caller):
             self._release_all(answer, [])
             return
         lease, until_ns, lease_ms = 0, 0, 0

@@ -16,13 +16,13 @@ from kvstore.rpc.address import host_id
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.mover import Mover
-from kvstore.store.peer import MAX_SLABS, Peer, peer_of, writer_of
+from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
+from kvstore.store.moves.mover import TierMover
 from kvstore.store.puts.puts import PutService
 from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.copies import Copies
+from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.tiers.dram import DramTier
 
 MAX_TENANT_BYTES = 128
@@ -36,13 +36,13 @@ class NodeService:
         self,
         table: BlockTable,
         dram: DramTier,
-        mover: Mover,
+        mover: TierMover,
         leases: Leases,
         waiting: WaitingRoom,
         puts: PutService,
         reads: ReadService,
         regions: SharedRegions | None,
-        copies: Copies,
+        copies: ReplicaQueue,
         *,
         instance: int,
     ) -> None:
@@ -109,7 +109,7 @@ class NodeService:
             self._check_node(message)
         else:
             check_token(self.token_digests, message.tenant, message.token)
-        session.context = Peer(message.tenant, message.role)
+        session.context = Caller(message.tenant, message.role)
         welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, host_id(), self.unix_path)
         session.reply(header.request_id, welcome)
 
@@ -147,7 +147,7 @@ class NodeService:
             raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
         session.reply(header.request_id, RegionList([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
-    def _export(self, peer: Peer, slab: int, writable: bool, fds: list[int]) -> int:
+    def _export(self, peer: Caller, slab: int, writable: bool, fds: list[int]) -> int:
         """Append a descriptor of the slab and return its size, or 0 for one that is not there."""
         try:
             fds.append(self._dram.slab_fd(slab, writable=writable, tenant=peer.tenant))

@@ -2,7 +2,7 @@
 `from kvstore.transfer import TransferEngine`."""
 
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 
 __all__ = ["Priority", "Span", "Transfer", "TransferEngine"]

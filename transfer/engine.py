@@ -24,11 +24,11 @@ from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pac
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.paths.copies import Copy, flat, piece_of
-from kvstore.transfer.paths.mover import Mover
+from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.slices import cut
+from kvstore.transfer.paths.spans import Copy, flat, piece_of
 from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
 from kvstore.transfer.paths.transports import Maker, first_of_each
 from kvstore.transfer.streams.target import Target
@@ -64,7 +64,7 @@ class TransferEngine:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
         self.settings = settings or TransferSettings()
         self.topology = topology or Discovery.configured(self.settings).look()
-        self._mover = Mover(self.settings, clock_ns)
+        self._mover = Carrier(self.settings, clock_ns)
         self._lock = self._mover.lock
         self._exports = Exports()
         self._target = Target(self.name, self._exports, self.settings)

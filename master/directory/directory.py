@@ -19,13 +19,13 @@ from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.locating import Indexes, locate
-from kvstore.master.directory.membership import Membership, Node, NodeInfo, TierReport
+from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
 from kvstore.master.directory.records import NO_DESCRIPTION, BlockRecord, Description, DescriptionPart, NodeRecord, RemovedRecord
 from kvstore.master.directory.removals import Removals
-from kvstore.master.directory.replication import Copying
+from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import NO_ROW, Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
@@ -89,7 +89,7 @@ class Directory:
         self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns)
         self.members = Membership(wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s))
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
-        self.copying = Copying(self._rows, self._tenants, self.members, self._publishing, master_epoch)
+        self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self._live: frozenset[int] = frozenset()
         self._sweep_row = 0
         self._removals = Removals(self._tenants, self.members)
@@ -117,7 +117,7 @@ class Directory:
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
-    ) -> tuple[Node, list[Op]]:
+    ) -> tuple[Member, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. Raises InvalidArgument."""
         known = self.members.named(info.name)
         same_process = known is not None and known.info.instance == info.instance
@@ -142,10 +142,10 @@ class Directory:
         if self.members.disconnected(node_id, epoch, now_ns):
             self._set_live()
 
-    def tick(self, now_ns: int) -> list[Node]:
+    def tick(self, now_ns: int) -> list[Member]:
         """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""
         self._reservations.expire(self._tenants, now_ns)
-        self.copying.expire(now_ns)
+        self.replication.expire(now_ns)
         silent = self.members.expire(now_ns)
         if silent:
             self._set_live()
@@ -317,7 +317,7 @@ class Directory:
         self._reservations.check_integrity(self._tenants)
         assert self._live == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
-        self.copying.check_integrity()
+        self.replication.check_integrity()
 
     def _tenant(self, name: str) -> Tenant:
         """The tenant, or an empty one: a question makes none."""
@@ -361,7 +361,7 @@ class Directory:
             node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
 
     def _plan_remove_one(self, removal: Removal, owner: Tenant, key: bytes) -> None:
-        self.copying.cancel(owner, key)
+        self.replication.cancel(owner, key)
         row = owner.rows.get(key, NO_ROW)
         dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._live]
         removal.ops.extend(self._publishing.strip(owner, key, dead))

@@ -42,7 +42,7 @@ class NodeInfo:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class Member:
     """A node that was ever seen. `changed_ns` is when it registered or died."""
 
     node_id: int
@@ -96,28 +96,28 @@ class Membership:
         """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's."""
         self._next_epoch = wall_ns + 1
         self._node_ttl_ns = node_ttl_ns
-        self._by_id: dict[int, Node] = {}
-        self._by_name: dict[str, Node] = {}
+        self._by_id: dict[int, Member] = {}
+        self._by_name: dict[str, Member] = {}
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[Member]:
         return iter(self._by_id.values())
 
-    def get(self, node_id: int) -> Node | None:
+    def get(self, node_id: int) -> Member | None:
         return self._by_id.get(node_id)
 
-    def named(self, name: str) -> Node | None:
+    def named(self, name: str) -> Member | None:
         return self._by_name.get(name)
 
-    def live(self) -> list[Node]:
+    def live(self) -> list[Member]:
         return [node for node in self._by_id.values() if node.is_live]
 
     def remember(self, name: str, node_id: int, now_ns: int) -> None:
         """A node known from the catalog: dead until it registers."""
-        self._add(Node(node_id, NodeInfo(name, 0), changed_ns=now_ns))
+        self._add(Member(node_id, NodeInfo(name, 0), changed_ns=now_ns))
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
-    ) -> tuple[Node, bool]:
+    ) -> tuple[Member, bool]:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
         The same process registers again freely. Raises InvalidArgument when another live process has the name, for a name that
@@ -128,7 +128,7 @@ class Membership:
         _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
-            node, is_new = self._add(Node(max(self._by_id, default=0) + 1, info)), True
+            node, is_new = self._add(Member(max(self._by_id, default=0) + 1, info)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state = info, tiers, SYNCING
@@ -138,7 +138,7 @@ class Membership:
         node.reserved_bytes, node.forgotten = 0, False
         return node, is_new
 
-    def check(self, node_id: int, epoch: int) -> Node:
+    def check(self, node_id: int, epoch: int) -> Member:
         """The live node. Raises StaleEpoch when `epoch` is not its last registration's, or it counts as dead."""
         node = self._by_id.get(node_id)
         if node is None or node.epoch != epoch or not node.is_live:
@@ -151,7 +151,7 @@ class Membership:
         node.tiers, node.counters = tiers, counters
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
 
-    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Node, Description]:
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Member, Description]:
         """The node says these parts of its description anew (None: not this one): the node, and what it said before.
 
         Raises StaleEpoch, InvalidArgument.
@@ -171,21 +171,21 @@ class Membership:
         node.state, node.changed_ns = DEAD, now_ns
         return True
 
-    def expire(self, now_ns: int) -> list[Node]:
+    def expire(self, now_ns: int) -> list[Member]:
         """The nodes that died of silence by now."""
         silent = [node for node in self.live() if node.heartbeat_ns + self._node_ttl_ns <= now_ns]
         for node in silent:
             node.state, node.changed_ns = DEAD, now_ns
         return silent
 
-    def forgettable(self, now_ns: int, after_ns: int) -> list[Node]:
+    def forgettable(self, now_ns: int, after_ns: int) -> list[Member]:
         """The nodes that have been dead for `after_ns` by now, each told once a death."""
         found = [node for node in self._by_id.values() if not node.is_live and not node.forgotten and node.changed_ns + after_ns <= now_ns]
         for node in found:
             node.forgotten = True
         return found
 
-    def _set_description(self, node: Node, description: Description) -> None:
+    def _set_description(self, node: Member, description: Description) -> None:
         if description != node.description:
             node.description, node.revision = description, self._next()
 
@@ -193,7 +193,7 @@ class Membership:
         self._next_epoch += 1
         return self._next_epoch - 1
 
-    def _add(self, node: Node) -> Node:
+    def _add(self, node: Member) -> Member:
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
 

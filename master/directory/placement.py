@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.master.directory.membership import Node
+from kvstore.master.directory.membership import Member
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 
 FULL_SHARE: Final = 0.05
@@ -20,7 +20,7 @@ MIN_RAMP: Final = 0.01
 
 
 def place(
-    sizes: Sequence[int], nodes: Sequence[Node], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
+    sizes: Sequence[int], nodes: Sequence[Member], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
 ) -> list[int]:
     """A node id a size, from `nodes`, which are all live; `local_node` (0: none) wins wherever its DRAM can hold the value.
 
@@ -50,12 +50,12 @@ def place(
     return placed
 
 
-def _draw(size: int, nodes: Sequence[Node], slow_start_ns: int, rng: random.Random, now_ns: int) -> Node:
+def _draw(size: int, nodes: Sequence[Member], slow_start_ns: int, rng: random.Random, now_ns: int) -> Member:
     fitting = [node for node in nodes if node.largest_bytes >= size]
     return rng.choices(fitting, [_weight(node, slow_start_ns, now_ns) for node in fitting])[0]
 
 
-def _weight(node: Node, slow_start_ns: int, now_ns: int) -> float:
+def _weight(node: Member, slow_start_ns: int, now_ns: int) -> float:
     age_ns = now_ns - node.changed_ns
     ramp = max(MIN_RAMP, min(1.0, age_ns / slow_start_ns)) if slow_start_ns else 1.0
     return float(max(0, node.free_bytes) + FULL_SHARE * node.capacity_bytes + 1) * ramp

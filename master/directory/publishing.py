@@ -16,7 +16,7 @@ from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
-from kvstore.master.directory.membership import ALIVE, SYNCING, Membership, Node
+from kvstore.master.directory.membership import ALIVE, SYNCING, Member, Membership
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import NO_ROW, Rows
@@ -57,7 +57,7 @@ class Publishing:
         self._master_epoch = master_epoch
         self._next_ticket = 1
 
-    def registered(self, node: Node, *, same_process: bool) -> None:
+    def registered(self, node: Member, *, same_process: bool) -> None:
         """What the node had is a hint until its inventory names it; a new process has lost all that was not on NVMe."""
 
         def known(state: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import with_holder
-from kvstore.master.directory.membership import Membership, Node
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.publishing import Publishing
 from kvstore.master.directory.rows import NO_ROW, Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
@@ -49,7 +49,7 @@ class Entered:
     ops: list[Op]
 
 
-class Copying:
+class Replication:
     """The orders under way. Not thread-safe."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Copying:
         assert all(nodes for nodes in self._nodes.values())
         assert set(self._orders.items()) <= set(self._expiry)
 
-    def _live(self, node_id: int) -> Node:
+    def _live(self, node_id: int) -> Member:
         node = self._members.get(node_id)
         if node is None or not node.is_live:
             raise Unavailable(f"node {node_id} is not alive: no blocks can be copied from or to it")
@@ -151,7 +151,7 @@ class Copying:
         is_removed = self._rows.generations[row] <= owner.removed.get(key, 0)
         return source_node_id in holders and node_id not in holders and not is_removed
 
-    def _message(self, tenant: str, namespace: str, source: Node, wanted: Sequence[tuple[bytes, int]]) -> Copy:
+    def _message(self, tenant: str, namespace: str, source: Member, wanted: Sequence[tuple[bytes, int]]) -> Copy:
         versions = [self._rows.version(row) for _key, row in wanted]
         return Copy(
             self._master_epoch,

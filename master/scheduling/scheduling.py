@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.membership import Node
+from kvstore.master.directory.membership import Member
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
@@ -71,7 +71,7 @@ class _Pool(NamedTuple):
 
     prefill: list[PrefillMember]
     decode: list[DecodeMember]
-    nodes: list[Node | None]
+    nodes: list[Member | None]
     matches: list[int]
 
 
@@ -149,7 +149,7 @@ class Scheduling:
             matches = [0] * len(nodes)
         return _Pool(prefill, decode, nodes, matches)
 
-    def _node(self, member: PrefillMember) -> Node | None:
+    def _node(self, member: PrefillMember) -> Member | None:
         node = self._directory.members.named(member.report.node)
         return node if node is not None and node.is_live else None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.routes import Nodes
+from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.block_bytes import BlockArena
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
@@ -29,7 +29,7 @@ class TiedClient(AsyncClient):
         self._operations.core.nodes = _TiedNodes(node)
 
 
-class _TiedNodes(Nodes):
+class _TiedNodes(KnownNodes):
     def __init__(self, name: str) -> None:
         super().__init__(host_id(), 0)
         self._name = name

@@ -3,7 +3,7 @@
 It owns neither puts nor tiers. The block table is its only caller, and passes on what it is asked here.
 """
 
-from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.tier import Tier
 
 
@@ -13,10 +13,10 @@ class EndedPuts:
     def __init__(self, puts: OpenPuts, tier: Tier) -> None:
         self._puts = puts
         self._tier = tier
-        self._revoking: list[Put] = []
+        self._revoking: list[OpenPut] = []
         """Puts that are over, whose slots are still being written from another host."""
 
-    def abort(self, put: Put) -> None:
+    def abort(self, put: OpenPut) -> None:
         """Forget the put and free its slot at once, for nobody but the writer knew of it; or, when it is being written from another host
         right now, as soon as that has ended."""
         self._puts.close(put)
@@ -51,7 +51,7 @@ class EndedPuts:
         for put in self._puts.reclaim_all(owner):
             self._release(put)
 
-    def _release(self, put: Put) -> None:
+    def _release(self, put: OpenPut) -> None:
         """Free a quarantined slot once nobody can write it any more."""
         if put.grant is None or put.grant.revoke():
             self._tier.release(put.slot)

@@ -8,7 +8,7 @@ from kvstore.tiers.value_codec import Encoding
 
 
 @dataclass(slots=True, eq=False)
-class Move:
+class TierMove:
     """A planned copy of `block` from one tier to another; `block.moving` is set until `BlockTable.finish_move`.
 
     `encoding` is what the copy will be, where `slot` has room for the encoded value only.

@@ -16,7 +16,7 @@ class Grant(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Put:
+class OpenPut:
     """An open put: the block it will make visible, and until when. Its bytes are undefined until the writer says `commit`."""
 
     put_id: int
@@ -38,37 +38,37 @@ class OpenPuts:
 
     def __init__(self, *, ttl_ns: int) -> None:
         self._ttl_ns = ttl_ns
-        self._puts: dict[int, Put] = {}
-        self._writers: dict[tuple[str, bytes], Put] = {}
-        self._expiry: deque[Put] = deque()
-        self._stranded: dict[object, dict[int, Put]] = {}
+        self._puts: dict[int, OpenPut] = {}
+        self._writers: dict[tuple[str, bytes], OpenPut] = {}
+        self._expiry: deque[OpenPut] = deque()
+        self._stranded: dict[object, dict[int, OpenPut]] = {}
         self._next_id = 1
 
-    def of_key(self, tenant: str, key: bytes) -> Put | None:
+    def of_key(self, tenant: str, key: bytes) -> OpenPut | None:
         return self._writers.get((tenant, key))
 
-    def get(self, put_id: int, owner: object) -> Put | None:
+    def get(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put of that id, if it is `owner`'s."""
         put = self._puts.get(put_id)
         return put if put is not None and put.owner is owner else None
 
-    def of_owner(self, owner: object) -> list[Put]:
+    def of_owner(self, owner: object) -> list[OpenPut]:
         return [put for put in self._puts.values() if put.owner is owner]
 
-    def add(self, block: Block, owner: object, *, now_ns: int) -> Put:
+    def add(self, block: Block, owner: object, *, now_ns: int) -> OpenPut:
         """Begin a put of a block that has its slot; nobody else may be writing its key."""
-        put = Put(self._next_id, block, owner, now_ns + self._ttl_ns)
+        put = OpenPut(self._next_id, block, owner, now_ns + self._ttl_ns)
         self._next_id += 1
         self._puts[put.put_id] = self._writers[block.tenant, block.key] = put
         self._expiry.append(put)
         return put
 
-    def close(self, put: Put) -> None:
+    def close(self, put: OpenPut) -> None:
         """The put is over, however it ended."""
         del self._puts[put.put_id]
         del self._writers[put.block.tenant, put.block.key]
 
-    def expire(self, *, now_ns: int) -> list[Put]:
+    def expire(self, *, now_ns: int) -> list[OpenPut]:
         """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
         expired = []
         while self._expiry and (self._expiry[0].expires_ns <= now_ns or self._expiry[0].put_id not in self._puts):
@@ -79,7 +79,7 @@ class OpenPuts:
                 expired.append(put)
         return expired
 
-    def reclaim(self, put_id: int, owner: object) -> Put | None:
+    def reclaim(self, put_id: int, owner: object) -> OpenPut | None:
         """The writer of an expired put has said that it is done: the put, whose slot is free now, if this is one."""
         of_owner = self._stranded.get(owner)
         put = of_owner.pop(put_id, None) if of_owner is not None else None
@@ -87,7 +87,7 @@ class OpenPuts:
             del self._stranded[owner]
         return put
 
-    def reclaim_all(self, owner: object) -> list[Put]:
+    def reclaim_all(self, owner: object) -> list[OpenPut]:
         """The writer is gone: its expired puts, whose slots are free now."""
         return list(self._stranded.pop(owner, {}).values())
 

@@ -16,8 +16,8 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
-from kvstore.store.blocks.move import Move
-from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import Encoding
@@ -57,7 +57,7 @@ class BlockTable:
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self._clock = 0
-        self._moves: list[Move] = []
+        self._moves: list[TierMove] = []
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -68,11 +68,11 @@ class BlockTable:
         of_tenant = self._blocks.get(tenant)
         return of_tenant.get(key) if of_tenant is not None else None
 
-    def writer(self, tenant: str, key: bytes) -> Put | None:
+    def writer(self, tenant: str, key: bytes) -> OpenPut | None:
         """The put at work on a key, if any."""
         return self._puts.of_key(tenant, key)
 
-    def open(self, block: Block, owner: object, *, now_ns: int) -> Put | None:
+    def open(self, block: Block, owner: object, *, now_ns: int) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
         None when there is no room now: room is being made if it can be (see `take_moves`), ask again when a move has finished.
@@ -85,11 +85,11 @@ class BlockTable:
         block.slots[DRAM] = slot
         return self._puts.add(block, owner, now_ns=now_ns)
 
-    def put(self, put_id: int, owner: object) -> Put | None:
+    def put(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put of that id, if it is `owner`'s."""
         return self._puts.get(put_id, owner)
 
-    def commit(self, put: Put, checksum: int) -> Block:
+    def commit(self, put: OpenPut, checksum: int) -> Block:
         """The slot holds the value: make it visible. A put that has been closed (committed, aborted, expired) must not come here."""
         self._puts.close(put)
         block = put.block
@@ -98,7 +98,7 @@ class BlockTable:
         self._emit(EVENT_COMMIT, block)
         return block
 
-    def commit_claimed(self, put: Put, checksum: int, generation: int) -> None:
+    def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
         self._puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
@@ -109,7 +109,7 @@ class BlockTable:
         block.generation, block.is_gone = generation, True
         self._emit(EVENT_GONE, block)
 
-    def abort(self, put: Put) -> None:
+    def abort(self, put: OpenPut) -> None:
         """See EndedPuts, as for the next three."""
         self._ended.abort(put)
 
@@ -273,7 +273,7 @@ class BlockTable:
         if is_demotion:
             block.leaving = source.index
             source.leaving_bytes += block.size_bytes
-        self._moves.append(Move(block, source.index, target.index, slot, encoding))
+        self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
 
     def relieve(self) -> None:
@@ -304,7 +304,7 @@ class BlockTable:
         if hbm.takes_values:
             self._plan_move(block, self._landing, hbm)
 
-    def take_moves(self) -> list[Move]:
+    def take_moves(self) -> list[TierMove]:
         """The copies planned since the last call, for the mover."""
         moves, self._moves = self._moves, []
         return moves

@@ -14,9 +14,9 @@ import xxhash
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import Block, Loss
-from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.copy_job import CopyJob, fetch
+from kvstore.store.moves.job import MoveJob, fetch
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
 
@@ -33,7 +33,7 @@ class SlowRead(NamedTuple):
     loss: Loss | None = None
 
 
-class Mover:
+class TierMover:
     """Owns the threads. Methods belong to the node's loop; `on_room` is called there whenever slots may have become free."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Mover:
         for pair in sorted({(move.source, move.target) for move in moves}):
             self._start([move for move in moves if (move.source, move.target) == pair])
 
-    def _start(self, moves: list[Move]) -> None:
-        batch: list[Move] = []
+    def _start(self, moves: list[TierMove]) -> None:
+        batch: list[TierMove] = []
         size_bytes = 0
         for move in moves:
             if batch and size_bytes + move.block.size_bytes > self._batch_bytes:
@@ -79,7 +79,7 @@ class Mover:
             size_bytes += move.block.size_bytes
         self._submit(batch)
 
-    def _submit(self, batch: list[Move]) -> None:
+    def _submit(self, batch: list[TierMove]) -> None:
         """Hand over what is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
         jobs = []
         for move in batch:
@@ -87,11 +87,11 @@ class Mover:
             if move.block.is_gone or slot is None:
                 self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
             else:
-                jobs.append(CopyJob(move, slot, self._tiers[move.source]))
+                jobs.append(MoveJob(move, slot, self._tiers[move.source]))
         if jobs:
             self._writer.submit(self._copy, jobs)
 
-    def _copy(self, jobs: list[CopyJob]) -> None:
+    def _copy(self, jobs: list[MoveJob]) -> None:
         """In the writer's thread."""
         first = jobs[0].move
         failure: Exception | None = None
@@ -109,7 +109,7 @@ class Mover:
             failure = error
         self._reactor.call_soon(lambda: self._finish(jobs, failure))
 
-    def _finish(self, jobs: list[CopyJob], failure: Exception | None) -> None:
+    def _finish(self, jobs: list[MoveJob], failure: Exception | None) -> None:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)

@@ -9,8 +9,6 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 
-ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
-"""Flags of an answered Put or Commit."""
 DEFAULT_DEADLINE_NS: Final = 10 * 1_000_000_000
 """For a peer that named no deadline."""
 EARLY_NS: Final = 200_000_000

@@ -11,12 +11,13 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.peer import PutFrame
+from kvstore.store.caller import PutFrame
 from kvstore.store.publisher import Publisher
-from kvstore.store.puts.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers
+from kvstore.store.puts.answering import Answers
 
 Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 """Sends a claim to the master and calls back once."""
@@ -76,7 +77,7 @@ class Claims:
             decided,
         )
 
-    def _settle(self, put: Put, checksum: int, status: int, generation: int) -> int:
+    def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the master's decision on one put; its flag."""
         is_open = self._table.put(put.put_id, put.owner) is put
         if status == GRANTED and is_open:
@@ -89,7 +90,7 @@ class Claims:
         self._abort([put])
         return ALREADY_THERE if status == PRESENT else ASK_AGAIN
 
-    def _abort(self, puts: list[Put]) -> None:
+    def _abort(self, puts: list[OpenPut]) -> None:
         for put in puts:
             if self._table.put(put.put_id, put.owner) is put:
                 self._table.abort(put)

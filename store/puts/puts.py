@@ -14,16 +14,15 @@ import xxhash
 from kvstore.protocol.errors import ChecksumMismatch, Full, InvalidArgument, KVStoreError, ProtocolError, TierFailed
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Abort, Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import Grant
-from kvstore.store.blocks.open_puts import Put as OpenPut
+from kvstore.store.blocks.open_puts import Grant, OpenPut
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.peer import MAX_SLABS, Peer, PutFrame, peer_of, writer_of
+from kvstore.store.caller import MAX_SLABS, Caller, PutFrame, peer_of, writer_of
 from kvstore.store.publisher import Publisher
-from kvstore.store.puts.answering import ALREADY_THERE, ASK_AGAIN, STORED, Answers, until_ns
+from kvstore.store.puts.answering import Answers, until_ns
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.waiting import Waiting, WaitingRoom
 from kvstore.store.regions import SharedRegions
@@ -77,7 +76,7 @@ class PutService:
 
         self._attempt_or_wait(session, header, attempt, lambda error: session.fail(header.request_id, error))
 
-    def _open_all(self, session: Session, peer: Peer, message: Open | Put) -> tuple[bytearray, list[OpenPut | None]]:
+    def _open_all(self, session: Session, peer: Caller, message: Open | Put) -> tuple[bytearray, list[OpenPut | None]]:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
 
         Raises TierFailed when the system refuses memory; nothing is open then.
@@ -105,14 +104,14 @@ class PutService:
             puts.append(put)
         return statuses, puts
 
-    def _must_wait(self, peer: Peer, keys: Sequence[bytes], statuses: bytearray) -> bool:
+    def _must_wait(self, peer: Caller, keys: Sequence[bytes], statuses: bytearray) -> bool:
         """Nothing was granted, and a key lacks room: one that is there, or another writer's, is no reason to wait for room."""
         if GRANTED in statuses:
             return False
         writer, tenant = self._table.writer, peer.tenant
         return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
 
-    def _opened(self, peer: Peer, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
+    def _opened(self, peer: Caller, statuses: bytearray, puts: list[OpenPut | None]) -> Opened:
         ids, slabs, offsets = [0] * len(puts), [0] * len(puts), [0] * len(puts)
         group_of_slab: dict[int, int] = {}
         for index, put in enumerate(puts):
@@ -138,7 +137,7 @@ class PutService:
             raise
         return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
-    def _slabs_ahead(self, peer: Peer, group_of_slab: dict[int, int]) -> list[int]:
+    def _slabs_ahead(self, peer: Caller, group_of_slab: dict[int, int]) -> list[int]:
         """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more."""
         fresh = group_of_slab.keys() - peer.exported
         peer.exported |= fresh
@@ -209,7 +208,7 @@ class PutService:
         is_waiting = True
         return views
 
-    def _destinations(self, peer: Peer, message: Put, statuses: bytearray, puts: list[OpenPut | None]) -> list[memoryview]:
+    def _destinations(self, peer: Caller, message: Put, statuses: bytearray, puts: list[OpenPut | None]) -> list[memoryview]:
         wait_seq = 0
         if PRESENT in statuses:
             present = (self._table.find(peer.tenant, key) for key in message.keys)

@@ -1,5 +1,5 @@
 """Blocks fetched from another node: one connection, one Read, values straight into the memory given, each checked. Blocking and without
-state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/copies.py."""
+state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/queue.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.routes import Masters, Nodes, Route
+from kvstore.client.routes import KnownNodes, Masters, Route
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import Welcome
@@ -79,7 +79,7 @@ def test_the_master_that_answered_comes_first() -> None:
 def test_nodes_of_this_host_are_preferred_by_turns() -> None:
     rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
     for spread, expected in ((0, 1), (1, 2), (2, 1)):
-        nodes = Nodes("here", spread)
+        nodes = KnownNodes("here", spread)
         assert (nodes.local_id, nodes.is_known) == (0, False)
         nodes.replace(table(*rows))
         assert (nodes.local_id, nodes.is_known) == (expected, True)
@@ -87,7 +87,7 @@ def test_nodes_of_this_host_are_preferred_by_turns() -> None:
 
 
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
-    nodes = Nodes("here", 0)
+    nodes = KnownNodes("here", 0)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
     first = nodes.get(1)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:9")))
@@ -100,7 +100,7 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
 
 
 def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
-    nodes = Nodes("here", 0)
+    nodes = KnownNodes("here", 0)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
     first = nodes.get(1)
     assert first is not None
@@ -114,7 +114,7 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
 
 
 def test_ids_given_by_another_master_process_are_forgotten() -> None:
-    nodes = Nodes("here", 0)
+    nodes = KnownNodes("here", 0)
     nodes.heard_from(7)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
     nodes.heard_from(7)

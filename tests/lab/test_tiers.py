@@ -16,7 +16,7 @@ from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks import table
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.move import TierMove
 from kvstore.store.config import NodeSettings
 from kvstore.tiers.policies.by_name import POLICIES, Clock, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -151,7 +151,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
         counts.nvme_hits += sum(block is not None and block.slots[DRAM] is None for block in blocks[:lead])
         for block, slot in slow:
             if slot is not None:
-                store.finish(Move(block, NVME, DRAM, slot))
+                store.finish(TierMove(block, NVME, DRAM, slot))
         for block in filter(None, blocks):
             table.release(block)
         relieve(store)

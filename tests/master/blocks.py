@@ -7,7 +7,7 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory.directory import Directory, Timing
-from kvstore.master.directory.membership import Node, NodeInfo
+from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 
@@ -79,12 +79,12 @@ class Master:
             else:
                 self.catalog[op.key] = op.value
 
-    def register(self, name: str, instance: int = 1, *tiers: Tier, description: Description = NO_DESCRIPTION) -> Node:
+    def register(self, name: str, instance: int = 1, *tiers: Tier, description: Description = NO_DESCRIPTION) -> Member:
         node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns, description)
         self.commit(ops)
         return node
 
-    def publish(self, node: Node, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, Drop | Hold]]:
+    def publish(self, node: Member, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, Drop | Hold]]:
         """Plan, commit and apply; the commands that came of it."""
         plan = self.directory.plan_publish(node.node_id, publish(node.epoch, events, phase))
         self.commit(plan.ops)
@@ -93,7 +93,7 @@ class Master:
         self.directory.check_integrity()
         return [*plan.commands.messages(), *effects.commands.messages()]
 
-    def sync(self, node: Node, *events: Event) -> list[tuple[int, Drop | Hold]]:
+    def sync(self, node: Member, *events: Event) -> list[tuple[int, Drop | Hold]]:
         """A full inventory."""
         begin = self.publish(node, phase=PHASE_SYNC_BEGIN)
         return [*begin, *self.publish(node, *events, phase=PHASE_SYNC), *self.publish(node, phase=PHASE_SYNC_END)]

@@ -24,7 +24,7 @@ from kvstore.rpc.server import Server
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import Leases
-from kvstore.store.moves.mover import Mover
+from kvstore.store.moves.mover import TierMover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Claims
@@ -32,7 +32,7 @@ from kvstore.store.puts.puts import PutService
 from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.reads import ReadService
 from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.copies import Copies
+from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
@@ -66,7 +66,7 @@ class Served:
         self.store.table._emit = self.publisher.emit
         self.waiting = WaitingRoom()
         self.leases = Leases(self.store.table.release)
-        self.mover = Mover(
+        self.mover = TierMover(
             self.reactor,
             self.store.table,
             self.store.tiers,
@@ -83,7 +83,7 @@ class Served:
         self.reads = ReadService(
             self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=engine is not None
         )
-        self.copies = Copies(
+        self.copies = ReplicaQueue(
             self.reactor, self.store.table, self.store.dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S
         )
         self.service = NodeService(

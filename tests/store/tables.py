@@ -7,10 +7,10 @@ import xxhash
 
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.move import Move
-from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.copy_job import CopyJob, fetch
+from kvstore.store.moves.job import MoveJob, fetch
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier
@@ -114,20 +114,20 @@ class Store:
         self._generation += 1
         return Block(tenant, name.encode(), size_bytes, self._generation, "ns")
 
-    def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> Put | None:
+    def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> OpenPut | None:
         return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns)
 
-    def open_remote(self, name: str, size_bytes: int = 100, *, owner: object = "writer", now_ns: int = 0) -> tuple[Put, RemoteWriter]:
+    def open_remote(self, name: str, size_bytes: int = 100, *, owner: object = "writer", now_ns: int = 0) -> tuple[OpenPut, RemoteWriter]:
         """A put that is known to fit now, with its writer on another host."""
         put = self.open(name, size_bytes, owner=owner, now_ns=now_ns)
         assert put is not None, f"no room for {name}"
         put.grant = writer = RemoteWriter(self.dram.view(put.slot))
         return put, writer
 
-    def write(self, put: Put) -> None:
+    def write(self, put: OpenPut) -> None:
         self.dram.view(put.slot)[:] = self.value_of(put.block)
 
-    def commit(self, put: Put) -> Block:
+    def commit(self, put: OpenPut) -> Block:
         self.write(put)
         return self.table.commit(put, xxhash.xxh3_64_intdigest(self.value_of(put.block)))
 
@@ -141,12 +141,12 @@ class Store:
         put = self.open(name, size_bytes, tenant=tenant)
         return self.commit(put) if put is not None else None
 
-    def begin(self, move: Move) -> CopyJob | None:
+    def begin(self, move: TierMove) -> MoveJob | None:
         """What the mover does before it hands the copy to its thread. None: the source is not there any more."""
         source = move.block.slots[move.source]
-        return CopyJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_gone else None
+        return MoveJob(move, source, self.tiers[move.source]) if source is not None and not move.block.is_gone else None
 
-    def copy(self, job: CopyJob) -> None:
+    def copy(self, job: MoveJob) -> None:
         """What the mover does in its thread."""
         fetch(self.tiers[job.move.source], [job])
         assert job.damage is None
@@ -156,13 +156,13 @@ class Store:
         if job.is_good:
             self.tiers[job.move.target].write_batch([job.record()])
 
-    def finish(self, move: Move, *, is_done: bool = True) -> None:
+    def finish(self, move: TierMove, *, is_done: bool = True) -> None:
         job = self.begin(move) if is_done else None
         if job is not None:
             self.copy(job)
         self.end(move, job)
 
-    def end(self, move: Move, job: CopyJob | None) -> None:
+    def end(self, move: TierMove, job: MoveJob | None) -> None:
         """Tell the table what became of the copy, as the mover would; None: nothing."""
         move.block.stays_raw |= job is not None and job.is_refused
         is_done, loss = (job.is_good, job.loss) if job is not None else (False, None)

@@ -8,7 +8,7 @@ import pytest
 from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.peer import MAX_SLABS
+from kvstore.store.caller import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion

@@ -20,7 +20,7 @@ from kvstore.rpc.address import connect, host_id, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import Block
-from kvstore.store.peer import MAX_SLABS
+from kvstore.store.caller import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until

@@ -28,8 +28,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.copies import Span
 from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.spans import Span
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until

@@ -26,8 +26,8 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.copies import Copy, Span
 from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.spans import Copy, Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails

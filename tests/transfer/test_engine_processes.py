@@ -12,7 +12,7 @@ from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.copies import Span
+from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
 from tests.line_child import LineChild
 

@@ -33,10 +33,10 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.copying import copy
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.liveness import CLOSED_COUNT
 from kvstore.transfer.memory.mapping import Slab, map_slab
+from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.shm.target import SharedTarget
 from kvstore.transfer.streams.lane import check_local

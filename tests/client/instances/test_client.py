@@ -11,7 +11,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
-from kvstore.client.routes import Nodes
+from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
@@ -45,7 +45,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.core.nodes = Nodes(host_id(), spread=node_id - 1)
+    client._operations.core.nodes = KnownNodes(host_id(), spread=node_id - 1)
     return client
 
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory.directory import Timing
-from kvstore.master.directory.membership import Node
+from kvstore.master.directory.membership import Member
 from kvstore.master.directory.publishing import Plan
 from kvstore.master.directory.records import BlockRecord, Description, decode
 from kvstore.protocol.catalog_messages import (
@@ -27,7 +27,7 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
 
 
-def one_node(*keys: bytes) -> tuple[Master, Node]:
+def one_node(*keys: bytes) -> tuple[Master, Member]:
     master = Master()
     node = master.register("a")
     master.sync(node, *(Event(key) for key in keys))
@@ -40,7 +40,7 @@ def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, av
     return grants
 
 
-def die(master: Master, node: Node) -> None:
+def die(master: Master, node: Member) -> None:
     master.directory.disconnected(node.node_id, node.epoch, master.now_ns)
 
 
@@ -393,7 +393,7 @@ class Store:
         self.writes: dict[bytes, int] = {}
         """How often each key was written: tells two writes of one generation apart."""
         self.instance = 1
-        self.node: Node | None = None
+        self.node: Member | None = None
         self.is_synced = False
 
     def drop(self, key: bytes) -> None:

@@ -1,12 +1,12 @@
 """Promises of removals.py: what is removed while a node is away does not come back with it."""
 
 from kvstore.master.directory import records
-from kvstore.master.directory.membership import ALIVE, Membership, Node, NodeInfo
+from kvstore.master.directory.membership import ALIVE, Member, Membership, NodeInfo
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.tenants import Tenants
 
 
-def cluster(*states: str) -> tuple[Tenants, Removals, list[Node]]:
+def cluster(*states: str) -> tuple[Tenants, Removals, list[Member]]:
     members = Membership(node_ttl_ns=1, wall_ns=0)
     nodes = [members.register(NodeInfo(f"n{index}", 1), (), 0)[0] for index, _ in enumerate(states)]
     for node, state in zip(nodes, states, strict=True):

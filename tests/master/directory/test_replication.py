@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.master.directory.membership import Node, NodeInfo
-from kvstore.master.directory.replication import ORDER_TTL_S, Copying
+from kvstore.master.directory.membership import Member, NodeInfo
+from kvstore.master.directory.replication import ORDER_TTL_S, Replication
 from kvstore.protocol import frames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
@@ -30,16 +30,16 @@ class Pair:
         self.master.sync(self.target)
 
     @property
-    def copying(self) -> Copying:
-        return self.master.directory.copying
+    def copying(self) -> Replication:
+        return self.master.directory.replication
 
-    def register(self, name: str, instance: int = 1) -> Node:
+    def register(self, name: str, instance: int = 1) -> Member:
         info = NodeInfo(name, instance, host_id=f"{name}'s host", unix=f"/{name}", tcp=f"{name}:1")
         node, ops = self.master.directory.register(info, (), self.master.now_ns)
         self.master.commit(ops)
         return node
 
-    def plan(self, *keys: bytes, tenant: str = TENANT, to: Node | None = None) -> list[Copy]:
+    def plan(self, *keys: bytes, tenant: str = TENANT, to: Member | None = None) -> list[Copy]:
         found = self.copying.plan(
             tenant,
             keys or KEYS,
@@ -111,7 +111,9 @@ def test_each_namespace_and_each_full_message_is_an_order(pair: Pair, monkeypatc
 
 def test_there_are_no_more_orders_than_the_limit(pair: Pair) -> None:
     directory = pair.master.directory
-    directory.copying = Copying(directory._rows, directory._tenants, directory.members, directory._publishing, master_epoch=1, max_orders=2)
+    directory.replication = Replication(
+        directory._rows, directory._tenants, directory.members, directory._publishing, master_epoch=1, max_orders=2
+    )
     assert [order.keys for order in pair.plan()] == [[b"a", b"b"]]
     assert not pair.plan()
     assert pair.report(b"a", b"b") == [1, 1]
@@ -364,12 +366,12 @@ class AgainstTwoStores(RuleBasedStateMachine):
     def copy(self, name: str) -> None:
         source = self.nodes["two" if name == "one" else "one"]
         self.step += 1
-        orders = self.master.directory.copying.plan(
+        orders = self.master.directory.replication.plan(
             TENANT, SOME_KEYS, node_id=self.nodes[name].node_id, source_node_id=source.node_id, now_ns=self.master.now_ns
         )
         for order in orders:
             flags = bytes(key not in self.copies[name] for key in order.keys)
-            self.master.directory.copying.answered(self.nodes[name].node_id, order, flags)
+            self.master.directory.replication.answered(self.nodes[name].node_id, order, flags)
             ordered = zip(order.keys, order.generations, flags, strict=True)
             self.copies[name].update({key: (generation, self.step) for key, generation, flag in ordered if flag})
 
@@ -379,7 +381,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
         copies, self.copies[name] = self.copies[name], {}
         generations = [generation for generation, _step in copies.values()]
         report = Copied(self.nodes[name].epoch, TENANT, list(copies), generations, b"\1" * len(copies))
-        entered = self.master.directory.copying.enter(self.nodes[name].node_id, report)
+        entered = self.master.directory.replication.enter(self.nodes[name].node_id, report)
         self.master.commit(entered.ops)
         for (key, (generation, step)), flag in zip(copies.items(), entered.flags, strict=True):
             if flag:

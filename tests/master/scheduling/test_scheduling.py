@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.master.directory.membership import Node
+from kvstore.master.directory.membership import Member
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import Instances
 from kvstore.master.scheduling.scheduling import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, Prompt, Scheduling
@@ -27,7 +27,7 @@ class Scheduled:
 
     def __init__(self, dispatcher: str = "kvcache_centric", *, admission: str = "all", max_instances: int = 100) -> None:
         self.master = Master()
-        self.nodes: dict[str, Node] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
+        self.nodes: dict[str, Member] = {name: self.master.register(name, number) for number, name in enumerate("abc", start=1)}
         self.estimators = LiveEstimators(None)
         self.copies: list[tuple[str, list[bytes], int, int]] = []
         self.now_ns = 0

@@ -2,7 +2,7 @@
 
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.ended_puts import EndedPuts
-from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.dram import DramTier
 from tests.store.tables import RemoteWriter
 
@@ -13,7 +13,7 @@ class Puts:
         self.open = OpenPuts(ttl_ns=10)
         self.ended = EndedPuts(self.open, self.tier)
 
-    def add(self, name: str, owner: object = "writer", *, is_remote: bool = False) -> Put:
+    def add(self, name: str, owner: object = "writer", *, is_remote: bool = False) -> OpenPut:
         block = Block("red", name.encode(), 100, 1)
         block.slots[DRAM] = self.tier.allocate(100, tenant="red")
         put = self.open.add(block, owner, now_ns=0)

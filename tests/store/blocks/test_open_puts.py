@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.open_puts import OpenPuts, Put
+from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
 
 RED, BLUE = object(), object()
@@ -14,7 +14,7 @@ def puts() -> OpenPuts:
     return OpenPuts(ttl_ns=10)
 
 
-def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> Put:
+def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> OpenPut:
     block = Block("red", name.encode(), 1, 1)
     block.slots[DRAM] = Slot(ord(name), 1, 1)
     put = puts.add(block, owner, now_ns=now_ns)

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import is_evictable
-from kvstore.store.blocks.move import Move
-from kvstore.store.blocks.open_puts import Put
-from kvstore.store.moves.copy_job import CopyJob
+from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.moves.job import MoveJob
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
 from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store
@@ -40,15 +40,15 @@ class TableMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.now_ns = 0
-        self.puts: list[Put] = []
-        self.expired: list[tuple[Put, memoryview]] = []
+        self.puts: list[OpenPut] = []
+        self.expired: list[tuple[OpenPut, memoryview]] = []
         self.remote: list[RemoteWriter] = []
         """Writers on other hosts of puts that are open, or over while something is still being written."""
         self.lingering: list[RemoteWriter] = []
         """Those of them whose puts are over."""
         self.readers: list[tuple[Block, memoryview | None, bytes]] = []
         """With the slot's memory, and what was in it."""
-        self.moves: list[tuple[Move, CopyJob | None]] = []
+        self.moves: list[tuple[TierMove, MoveJob | None]] = []
         self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
         self.visible: dict[tuple[str, str], Block] = {}
         self.heard: dict[Block, int] = {}
@@ -101,7 +101,7 @@ class TableMachine(RuleBasedStateMachine):
         writer = self.remote[pick % len(self.remote)]
         writer.begin() if begins else writer.end()
 
-    def over(self, puts: list[Put]) -> None:
+    def over(self, puts: list[OpenPut]) -> None:
         """These puts have ended, or are just about to."""
         for put in puts:
             if put.grant is not None:

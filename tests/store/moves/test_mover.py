@@ -9,7 +9,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch, TierFailed
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.moves.mover import Mover, SlowRead
+from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.tiers.tier import TierFull
 from tests.rpc.wires import pump
 from tests.store.failing_tier import FailingHbm, FailingNvme
@@ -26,7 +26,7 @@ class Node:
         self.nvme = nvme
         self.reactor = Reactor()
         self.rooms = 0
-        self.mover = Mover(
+        self.mover = TierMover(
             self.reactor,
             self.store.table,
             self.store.tiers,

@@ -11,10 +11,10 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 
-STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
 Answer = Callable[[Grants | KVStoreError], None]
 
 

@@ -12,14 +12,13 @@ from kvstore.protocol.errors import (
     Unauthorized,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Abort, Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 
 KIB = 1024
-STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument, StaleHandle
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Abort, Opened
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Opened
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.regions import WriteGrant
 from kvstore.transfer.engine import TransferEngine
@@ -20,7 +20,6 @@ from tests.store.tables import PUT_TTL_NS
 KIB = 1024
 SIZE = 16 * KIB
 """Of the node's DRAM: it holds one such value."""
-STORED, ASK_AGAIN = 1, 2
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.message import BUSY, GRANTED
-from kvstore.protocol.node_messages import Abort, Commit, Open, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
-STORED, ALREADY_THERE, ASK_AGAIN = 1, 0, 2
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvstore.protocol.errors import Denied, Unauthorized
 from kvstore.protocol.session_messages import ROLE_NODE
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.open_puts import OpenPut
 
 MAX_SLABS = 64
 """Slabs named or passed in one message; the kernel passes at most 253 descriptors."""
@@ -21,14 +21,14 @@ class PutFrame:
 
     is_claim: bool
     statuses: bytearray
-    puts: list[Put | None]
+    puts: list[OpenPut | None]
     values: list[memoryview | None]
     checksums: Sequence[int]
     wait_seq: int
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class Caller:
     """The context of a session after its Hello. `exported` are the slabs that it has been told of for writing."""
 
     tenant: str
@@ -37,14 +37,14 @@ class Peer:
     exported: set[int] = field(default_factory=set)
 
 
-def peer_of(session: Session) -> Peer:
+def peer_of(session: Session) -> Caller:
     """Raises Unauthorized for a connection that has not introduced itself."""
-    if not isinstance(session.context, Peer):
+    if not isinstance(session.context, Caller):
         raise Unauthorized("say Hello first")
     return session.context
 
 
-def writer_of(session: Session) -> Peer:
+def writer_of(session: Session) -> Caller:
     """As `peer_of`, for what only clients may do. Raises Denied for another node: its pass lets it read."""
     peer = peer_of(session)
     if peer.role == ROLE_NODE:

@@ -18,7 +18,7 @@ from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, Block, Loss
-from kvstore.store.blocks.open_puts import Put
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
@@ -63,15 +63,15 @@ class _Batch:
 
     order: _Order
     items: list[_Item] = field(default_factory=list)
-    puts: list[Put | None] = field(default_factory=list)
+    puts: list[OpenPut | None] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
 
-    def add(self, item: _Item, put: Put | None) -> None:
+    def add(self, item: _Item, put: OpenPut | None) -> None:
         self.items.append(item)
         self.puts.append(put)
 
 
-class Copies:
+class ReplicaQueue:
     """Owns the thread. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Copies:
             left_bytes -= item.size_bytes
         return batch if batch.items else None
 
-    def _open(self, item: _Item, batch: _Batch) -> Put | None:
+    def _open(self, item: _Item, batch: _Batch) -> OpenPut | None:
         """A put for the block; None: no room now. Raises StaleHandle: it has come by another way, and whatever the table has against it."""
         tenant = item.order.hello.tenant
         if not self._is_absent(tenant, item.key):
@@ -271,13 +271,13 @@ class Copies:
         self._waiting.retry()
         self.step()
 
-    def _forget(self, put: Put) -> None:
+    def _forget(self, put: OpenPut) -> None:
         if self._is_open(put):
             self._table.abort(put)
         else:
             self._table.settle(put.put_id, put.owner)
 
-    def _is_open(self, put: Put) -> bool:
+    def _is_open(self, put: OpenPut) -> bool:
         return self._table.put(put.put_id, put.owner) is put
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:

@@ -6,8 +6,8 @@ import pytest
 import xxhash
 
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss, from_recovered
-from kvstore.store.blocks.move import Move
-from kvstore.store.moves.copy_job import CopyJob
+from kvstore.store.blocks.move import TierMove
+from kvstore.store.moves.job import MoveJob
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import ValueCodec, make_codec
 from tests.store.tables import Store, value_of
@@ -17,13 +17,13 @@ MakeStore = Callable[..., Store]
 VALUE = tensor_value(1)
 
 
-def job_of(store: Store, block: Block) -> CopyJob:
+def job_of(store: Store, block: Block) -> MoveJob:
     """A copy of the block from DRAM to NVMe, encoded if it can be."""
     encoding = store._encoding(block) if store.codec is not None else None
     slot = block.slots[DRAM]
     assert slot is not None
     target = Slot(1, 1, block.size_bytes if encoding is None else encoding.size_bytes)
-    return CopyJob(Move(block, DRAM, NVME, target, encoding), slot, store.dram)
+    return MoveJob(TierMove(block, DRAM, NVME, target, encoding), slot, store.dram)
 
 
 def test_what_is_not_encoded_is_written_from_its_slot_under_the_blocks_checksum(make_store: MakeStore) -> None:

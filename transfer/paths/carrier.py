@@ -26,7 +26,7 @@ class _Thread(threading.local):
     peers: dict[Peer, None] | None = None
 
 
-class Mover:
+class Carrier:
     """See the module. Thread-safe. `lock` guards every peer, slice and transfer."""
 
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:

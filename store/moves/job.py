@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from kvstore.store.blocks.block import Loss
-from kvstore.store.blocks.move import Move
+from kvstore.store.blocks.move import TierMove
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Buffer, Record, Slot, Tier
 from kvstore.tiers.value_codec import ValueCodec
@@ -12,12 +12,12 @@ from kvstore.tiers.value_codec import ValueCodec
 log = logging.getLogger("kvstore.store")
 
 
-class CopyJob:
+class MoveJob:
     """Made in the node's loop, used in the mover's thread and looked at again in the loop once it is over."""
 
     __slots__ = ("checksum", "damage", "data", "is_refused", "loss", "lossy_checksum", "move", "source")
 
-    def __init__(self, move: Move, source: Slot, tier: Tier) -> None:
+    def __init__(self, move: TierMove, source: Slot, tier: Tier) -> None:
         block = move.block
         self.move = move
         self.source = source
@@ -51,7 +51,7 @@ class CopyJob:
         return Record(self.move.slot, self.data, self.checksum, self.move.block.tag(self.loss))
 
 
-def fetch(tier: Tier, jobs: Sequence[CopyJob]) -> None:
+def fetch(tier: Tier, jobs: Sequence[MoveJob]) -> None:
     """Read the sources that cannot be looked at in place."""
     if isinstance(tier, DramTier):
         return

@@ -15,7 +15,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import host_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.replicas import copies
+from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.store.engines import eventually
 from tests.store.served import Client, Master, Served, digest, in_background, served

@@ -13,8 +13,8 @@ from kvstore.transfer.agent import Direction
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Region, RemoteRegion
-from kvstore.transfer.paths.copies import MAX_COPY_BYTES, Copy, Span, flat, piece_of
 from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.paths.spans import MAX_COPY_BYTES, Copy, Span, flat, piece_of
 
 PEER = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
 REMOTE = PeerRegion(PEER, RemoteRegion(1, 100, 7, {}))

@@ -20,8 +20,8 @@ from kvstore.transfer.agent import Request
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.choice import PathState
-from kvstore.transfer.paths.copies import Span
 from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, RaisingAgent, agents, settings, topology

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from kvstore.transfer.memory.copying import COPY_BYTES, PARALLEL_BYTES, Copier, copy
+from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, MemcpyPool, copy
 
 
 @pytest.fixture(params=[1, 2, 3, 0])
-def copier(request: pytest.FixtureRequest) -> Iterator[Copier]:
-    found = Copier(request.param)
+def copier(request: pytest.FixtureRequest) -> Iterator[MemcpyPool]:
+    found = MemcpyPool(request.param)
     yield found
     found.close()
 
@@ -27,7 +27,7 @@ def copier(request: pytest.FixtureRequest) -> Iterator[Copier]:
         [1, 1, 1, PARALLEL_BYTES],
     ],
 )
-def test_every_value_is_copied_and_summed_in_order(copier: Copier, sizes: list[int]) -> None:
+def test_every_value_is_copied_and_summed_in_order(copier: MemcpyPool, sizes: list[int]) -> None:
     sources = [os.urandom(size) for size in sizes]
     for with_sums in (False, True):
         destinations = [bytearray(size) for size in sizes]
@@ -39,13 +39,13 @@ def test_every_value_is_copied_and_summed_in_order(copier: Copier, sizes: list[i
         assert destinations == sources
 
 
-def test_nothing_to_copy_is_no_error(copier: Copier) -> None:
+def test_nothing_to_copy_is_no_error(copier: MemcpyPool) -> None:
     copier.copy([])
     assert copier.copy_and_sum([]) == []
 
 
 def test_an_error_in_another_thread_reaches_the_caller() -> None:
-    copier = Copier(2)
+    copier = MemcpyPool(2)
     half = memoryview(bytes(PARALLEL_BYTES))
     good, bad = (memoryview(bytearray(PARALLEL_BYTES)), half), (memoryview(bytearray(1)), half)
     with pytest.raises(ValueError, match="broadcast"):

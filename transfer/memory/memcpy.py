@@ -21,7 +21,7 @@ PARALLEL_BYTES: Final = 4 << 20
 """Below this, handing work to another thread costs more than it saves: about 0.1 ms for a thread that sleeps."""
 
 
-class Copier:
+class MemcpyPool:
     """Thread-safe. `threads` of 0 takes as many as there are processors, 4 at most."""
 
     def __init__(self, threads: int) -> None:
