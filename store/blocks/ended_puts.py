@@ -17,11 +17,14 @@ class EndedPuts:
         """Puts that are over, whose slots are still being written from another host."""
 
     def abort(self, put: OpenPut) -> None:
-        """Forget the put and free its slot at once, for nobody but the writer knew of it; or, when it is being written from another host
-        right now, as soon as that has ended."""
-        self._puts.close(put)
-        self._tier.quarantine(put.slot)
-        self._release(put)
+        """Its writer is done with the put, which is open or has expired: free its slot at once, for nobody else knew of it; or, when it
+        is being written from another host right now, as soon as that has ended. One that ended otherwise is left alone."""
+        if self._puts.holds(put):
+            self._puts.close(put)
+            self._tier.quarantine(put.slot)
+            self._release(put)
+        else:
+            self.settle(put.put_id, put.owner)
 
     def expire(self, *, now_ns: int) -> int:
         """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end

@@ -17,13 +17,18 @@ class Grant(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenPut:
-    """An open put: the block it will make visible, and until when. Its bytes are undefined until the writer says `commit`."""
+    """An open put: the block it will make visible, and until when. Its bytes are undefined until the writer says `commit`.
+
+    `is_named`: its writer was told the number, writes the slot itself and ends the put by that number. All others are ended by who opened
+    them (for a value that comes through a socket, a claim that the master has not decided, a replica), and by no number: it can be guessed.
+    """
 
     put_id: int
     block: Block
     owner: object
     expires_ns: int
     grant: Grant | None = None
+    is_named: bool = False
 
     @property
     def slot(self) -> Slot:
@@ -48,9 +53,13 @@ class OpenPuts:
         return self._writers.get((tenant, key))
 
     def get(self, put_id: int, owner: object) -> OpenPut | None:
-        """The open put of that id, if it is `owner`'s."""
+        """The open put of that id, if `owner` is its writer and was told it."""
         put = self._puts.get(put_id)
-        return put if put is not None and put.owner is owner else None
+        return put if put is not None and put.owner is owner and put.is_named else None
+
+    def holds(self, put: OpenPut) -> bool:
+        """Whether it is still open."""
+        return self._puts.get(put.put_id) is put
 
     def of_owner(self, owner: object) -> list[OpenPut]:
         return [put for put in self._puts.values() if put.owner is owner]

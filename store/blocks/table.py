@@ -86,8 +86,12 @@ class BlockTable:
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def put(self, put_id: int, owner: object) -> OpenPut | None:
-        """The open put of that id, if it is `owner`'s."""
+        """The open put that `owner` names by that number."""
         return self._puts.get(put_id, owner)
+
+    def is_open(self, put: OpenPut) -> bool:
+        """Whether it has been neither committed nor aborted, and has not expired."""
+        return self._puts.holds(put)
 
     def commit(self, put: OpenPut, checksum: int) -> Block:
         """The slot holds the value: make it visible. A put that has been closed (committed, aborted, expired) must not come here."""
@@ -105,7 +109,8 @@ class BlockTable:
         self._show(put.block, self._landing)
 
     def disown(self, block: Block, generation: int) -> None:
-        """The master has made a block visible under `generation` that is not here any more: tell it."""
+        """The master has made a block visible under `generation` whose put is over, and which is not here any more: tell it."""
+        assert self.find(block.tenant, block.key) is not block, "a visible block is dropped, not disowned"
         block.generation, block.is_gone = generation, True
         self._emit(EVENT_GONE, block)
 

@@ -60,8 +60,9 @@ class TierMover:
         self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="tier-reader")
 
     def kick(self) -> None:
-        """Start the copies that the table wants. Called after every round of events."""
-        self._table.relieve()
+        """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own
+        affair: it may be one tenant's block, and the mover makes room for all."""
+        self._reactor.guarded(self._table.relieve)
         moves = self._table.take_moves()
         if not moves:
             return
@@ -69,27 +70,24 @@ class TierMover:
             self._start([move for move in moves if (move.source, move.target) == pair])
 
     def _start(self, moves: list[TierMove]) -> None:
-        batch: list[TierMove] = []
+        jobs: list[MoveJob] = []
         size_bytes = 0
         for move in moves:
-            if batch and size_bytes + move.block.size_bytes > self._batch_bytes:
-                self._submit(batch)
-                batch, size_bytes = [], 0
-            batch.append(move)
+            if jobs and size_bytes + move.block.size_bytes > self._batch_bytes:
+                self._writer.submit(self._copy, jobs)
+                jobs, size_bytes = [], 0
+            self._reactor.guarded(self._begin, move, jobs)
             size_bytes += move.block.size_bytes
-        self._submit(batch)
-
-    def _submit(self, batch: list[TierMove]) -> None:
-        """Hand over what is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
-        jobs = []
-        for move in batch:
-            slot = move.block.slots[move.source]
-            if move.block.is_gone or slot is None:
-                self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
-            else:
-                jobs.append(MoveJob(move, slot, self._tiers[move.source]))
         if jobs:
             self._writer.submit(self._copy, jobs)
+
+    def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
+        """Add it to the jobs if it is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
+        slot = move.block.slots[move.source]
+        if move.block.is_gone or slot is None:
+            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
+        else:
+            jobs.append(MoveJob(move, slot, self._tiers[move.source]))
 
     def _copy(self, jobs: list[MoveJob]) -> None:
         """In the writer's thread."""
@@ -115,14 +113,16 @@ class TierMover:
             log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)
             self._rest(target)
         for job in jobs:
-            move = job.move
-            is_done = failure is None and job.is_good
-            move.block.stays_raw |= job.is_refused
-            self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
-            if job.damage is not None:
-                log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
-                self._table.drop_copy(move.block, move.source)
+            self._reactor.guarded(self._end, job, failure is None and job.is_good)
         self._on_room()
+
+    def _end(self, job: MoveJob, is_done: bool) -> None:
+        move = job.move
+        move.block.stays_raw |= job.is_refused
+        self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
+        if job.damage is not None:
+            log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
+            self._table.drop_copy(move.block, move.source)
 
     def _rest(self, tier: int) -> None:
         """The tier refused: go on without it for a while."""

@@ -79,20 +79,15 @@ class Claims:
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the master's decision on one put; its flag."""
-        is_open = self._table.put(put.put_id, put.owner) is put
-        if status == GRANTED and is_open:
+        if status == GRANTED and self._table.is_open(put):
             self._table.commit_claimed(put, checksum, generation)
             return STORED
+        self._table.abort(put)
         if status == GRANTED:  # it expired, or its writer left, while the master decided
-            self._table.settle(put.put_id, put.owner)
             self._table.disown(put.block, generation)
             return ASK_AGAIN
-        self._abort([put])
         return ALREADY_THERE if status == PRESENT else ASK_AGAIN
 
     def _abort(self, puts: list[OpenPut]) -> None:
         for put in puts:
-            if self._table.put(put.put_id, put.owner) is put:
-                self._table.abort(put)
-            else:
-                self._table.settle(put.put_id, put.owner)
+            self._table.abort(put)

@@ -116,6 +116,7 @@ class PutService:
         group_of_slab: dict[int, int] = {}
         for index, put in enumerate(puts):
             if put is not None:
+                put.is_named = True
                 ids[index] = put.put_id
                 slabs[index], offsets[index] = self._dram.locate(put.slot)
                 group_of_slab[slabs[index]] = put.slot.group
@@ -131,6 +132,7 @@ class PutService:
         try:
             for index, put in enumerate(puts):
                 if put is not None:
+                    put.is_named = True
                     put.grant, regions[index] = self._regions.show_slot(put.slot)
         except KVStoreError:
             self._abort_all(puts)
@@ -237,14 +239,14 @@ class PutService:
         flags = bytearray()
         stored: list[Block] = []
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
-            if put is not None and self._is_open(put):
+            if put is not None and self._table.is_open(put):
                 stored.append(self._table.commit(put, checksum))
                 frame.wait_seq = put.block.event_seq
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
                 continue
             if put is not None:
-                self._table.settle(put.put_id, session)
+                self._table.abort(put)
             flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
         self._table.events.stored(peer_of(session).tenant, stored)
         self._answer_when_published(session, header, frame.wait_seq, flags)
@@ -269,13 +271,8 @@ class PutService:
 
     def _abort_all(self, puts: Sequence[OpenPut | None]) -> None:
         for put in puts:
-            if put is not None and self._is_open(put):
+            if put is not None:
                 self._table.abort(put)
-            elif put is not None:
-                self._table.settle(put.put_id, put.owner)
-
-    def _is_open(self, put: OpenPut) -> bool:
-        return self._table.put(put.put_id, put.owner) is put
 
     def _attempt_or_wait(self, session: Session, header: Header, attempt: Callable[[], bool], fail: Callable[[KVStoreError], None]) -> None:
         if not len(self._waiting) and attempt():

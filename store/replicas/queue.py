@@ -222,10 +222,10 @@ class ReplicaQueue:
         for index, result in zip(opened, results, strict=True):
             put = batch.puts[index]
             assert put is not None
-            if not isinstance(result, KVStoreError) and not self._is_open(put):
+            if not isinstance(result, KVStoreError) and not self._table.is_open(put):
                 result = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
             if isinstance(result, KVStoreError):
-                self._forget(put)
+                self._table.abort(put)
                 batch.puts[index] = None
                 batch.errors.append(result)
             elif result != batch.items[index].checksum:
@@ -252,7 +252,7 @@ class ReplicaQueue:
         flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))
         refused = 0
         for item, put, flag in zip(batch.items, batch.puts, flags, strict=True):
-            if put is not None and flag and self._is_open(put):
+            if put is not None and flag and self._table.is_open(put):
                 self._table.commit_claimed(put, item.checksum, item.generation)
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
@@ -261,7 +261,7 @@ class ReplicaQueue:
             if put is None:
                 continue
             refused += 1
-            self._forget(put)
+            self._table.abort(put)
             if flag:  # it expired while the master decided
                 self._table.disown(put.block, item.generation)
         if refused:
@@ -270,15 +270,6 @@ class ReplicaQueue:
         self._batch = None
         self._waiting.retry()
         self.step()
-
-    def _forget(self, put: OpenPut) -> None:
-        if self._is_open(put):
-            self._table.abort(put)
-        else:
-            self._table.settle(put.put_id, put.owner)
-
-    def _is_open(self, put: OpenPut) -> bool:
-        return self._table.put(put.put_id, put.owner) is put
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:
         return self._table.find(tenant, key) is None and self._table.writer(tenant, key) is None

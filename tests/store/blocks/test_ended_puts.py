@@ -34,6 +34,16 @@ def test_an_aborted_puts_slot_is_free_at_once() -> None:
     assert len(puts.open) == 0
 
 
+def test_an_expired_put_is_aborted_by_who_opened_it_once() -> None:
+    puts = Puts()
+    put = puts.add("a")
+    puts.ended.expire(now_ns=10)
+    assert puts.room == (0, 100)
+    puts.ended.abort(put)
+    puts.ended.abort(put)
+    assert puts.room == (0, 0)
+
+
 def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
     puts = Puts()
     first, _second = puts.add("a"), puts.add("b")

@@ -18,6 +18,7 @@ def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> O
     block = Block("red", name.encode(), 1, 1)
     block.slots[DRAM] = Slot(ord(name), 1, 1)
     put = puts.add(block, owner, now_ns=now_ns)
+    put.is_named = True
     puts.check_integrity()
     return put
 
@@ -30,6 +31,15 @@ def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> 
     assert puts.get(put.put_id, BLUE) is None
     assert puts.get(put.put_id + 1, RED) is None
     assert put.put_id != 0
+
+
+def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -> None:
+    put = add(puts, "a")
+    put.is_named = False
+    assert puts.get(put.put_id, RED) is None
+    assert puts.holds(put)
+    puts.close(put)
+    assert not puts.holds(put)
 
 
 def test_a_closed_put_is_open_no_more_and_does_not_expire(puts: OpenPuts) -> None:

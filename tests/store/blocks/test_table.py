@@ -86,7 +86,7 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
     assert put is not None
     assert store.table.expire(now_ns=PUT_TTL_NS - 1) == 0
     assert store.table.expire(now_ns=PUT_TTL_NS) == 1
-    assert store.table.put(put.put_id, "slow") is None
+    assert not store.table.is_open(put)
     assert store.table.writer("red", b"a") is None
     other = store.open("a", owner="quick", now_ns=PUT_TTL_NS)
     assert other is not None
@@ -154,6 +154,8 @@ def test_a_writer_that_is_gone_takes_its_open_puts_along_and_no_others(make_stor
     assert kept is not None
     store.table.forget_owner("x")
     assert store.table.open_puts == 1
+    assert store.table.is_open(kept)
+    kept.is_named = True
     assert store.table.put(kept.put_id, "y") is kept
     assert store.table.put(kept.put_id, "x") is None
 

@@ -252,3 +252,33 @@ def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, fa
     pump(node.reactor, lambda: bool(done))
     node.mover.flush()
     node.nvme.flush_failure = None
+
+
+@pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
+def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
+    """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
+    blocks = node.fill()
+    for block in blocks:
+        node.store.table._evict(block, node.store.table._levels[DRAM])
+    if moment == "before its copy":
+        blocks[0].is_gone = True
+    node.mover.kick()
+    blocks[0].is_gone = True
+    pump(node.reactor, lambda: not any(block.moving for block in blocks))
+    assert "a callback of the event loop failed" in caplog.text
+    assert [block.tier_mask() for block in blocks] == [0, 4, 4]
+    assert not node.store.table._levels[NVME].is_suspended
+    blocks[0].is_gone = False
+    assert node.store.try_put("new") is not None, "and there is room"
+
+
+def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    (block,) = node.fill(1)
+    node.store.table._evict(block, node.store.table._levels[DRAM])
+    monkeypatch.setattr(node.store.table, "relieve", fail)
+    node.mover.kick()
+    pump(node.reactor, lambda: not block.moving)
+    assert block.tier_mask() == 4

@@ -11,7 +11,9 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
+from kvstore.protocol.session_messages import Flags, Ok
+from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 
@@ -161,3 +163,24 @@ def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Se
     master.decide(grants(GRANTED))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes, len(node.answers))) == ("", 0, 0)
     client.close()
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served, master: Master, is_expired: bool) -> None:
+    """Numbers can be guessed. A block shown under no generation would be disowned by the decision: gone, and yet visible."""
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
+    until(node, lambda: bool(master.asked))
+    put = node.call(lambda: node.store.table.writer("red", b"a"))
+    assert put is not None
+    if is_expired:
+        node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
+    sock.sendall(frame(Commit([put.put_id], [digest(b"x")]), 2) + frame(Abort([put.put_id]), 3))
+    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([ASK_AGAIN])), Ok()]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
+    master.decide(grants(GRANTED))
+    assert read_frame(sock)[1] == Flags(bytes([ASK_AGAIN if is_expired else STORED]))
+    node.call(node.store.table.check_integrity)
+    assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
+    sock.close()
