@@ -1,9 +1,10 @@
-"""Fixtures of every folder of tests: a real etcd, shared by the session or one's own to kill."""
+"""Of every folder of tests: how Hypothesis looks for examples, and a real etcd, shared by the session or one's own to kill."""
 
 import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.etcd_server import EtcdServer
 
@@ -11,6 +12,12 @@ pytest.register_assert_rewrite("tests.master.catalogs.conformance")
 
 # Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples each time, and none of Hypothesis' time limits: a test fails for what the code does, not for what else the machine does.
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# pytest --hypothesis-profile=search: other examples each time.
+settings.register_profile("search", settings.get_profile("suite"), derandomize=False)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

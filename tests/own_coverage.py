@@ -17,7 +17,7 @@ PARTS = {
     "rpc": "deadline exchange incoming",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
-    "transfer/paths": "choice bandwidth rails slices transports peer transfers mover copies",
+    "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans",
     "transfer/memory": "region exports mapping liveness",
     "transfer/streams": "endpoints sieve",
     "master/directory": "directory rows membership placement records publishing removals reservations tenants holders",

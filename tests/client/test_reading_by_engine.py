@@ -310,7 +310,7 @@ FAULTS = ("works", "damages", "unreachable", "stale", "times out", "links change
 
 
 @given(st.lists(st.sampled_from(FAULTS), max_size=5), st.booleans())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is_told(faults: list[str], has_replica: bool) -> None:
     nodes = [OracleNode(node_id, local=False, has_engine=True) for node_id in (2, 3)]
     oracle = Oracle(*nodes, engine_min_bytes=1)

@@ -166,7 +166,7 @@ def test_a_post_to_a_peer_that_is_gone_closes_the_channel_quietly(line: Line) ->
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.lists(st.integers(1, 1_500), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_values_arrive_in_their_views_however_the_bytes_come(sizes: list[int], cuts: list[int]) -> None:
     line = Line()
     value = bytes(index % 251 for index in range(sum(sizes)))
@@ -352,7 +352,7 @@ def test_a_peer_that_could_not_read_us_is_quoted_and_the_channel_ends(line: Line
 
 
 @given(st.binary(min_size=1, max_size=100))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_bytes_of_a_peer_raise_anything_but_our_errors(garbage: bytes) -> None:
     line = Line()
     line.peer.sendall(garbage)

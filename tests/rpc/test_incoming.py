@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ProtocolError
@@ -89,7 +89,6 @@ FRAMES = st.lists(st.builds(lambda body, payload: Sent(noise(body), noise(payloa
 
 
 @given(FRAMES, st.lists(st.one_of(st.integers(1, 30), st.integers(1, 100_000)), min_size=1, max_size=8), st.integers(1, 50_000))
-@settings(deadline=None)
 def test_frames_and_values_come_out_as_they_went_in_whatever_the_cuts(frames: list[Sent], cuts: list[int], view_bytes: int) -> None:
     receiver = Receiver(max(view_bytes, 100))
     data = b"".join(sent.packed(index) for index, sent in enumerate(frames))

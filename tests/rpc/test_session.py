@@ -101,7 +101,7 @@ def test_one_peer_with_many_frames_does_not_keep_the_others_waiting(line: Line) 
 
 
 @given(st.lists(st.integers(1, 400), max_size=8), st.lists(st.integers(1, 60), max_size=4), st.sampled_from(["now", "later"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_payload_cut_anywhere_into_any_views_arrives_unchanged(cuts: list[int], parts: list[int], room: str) -> None:
     line = Line(handler=Recorder(room=room, parts=tuple(sorted(parts))))
     value = bytes(range(256))[:77]
@@ -294,7 +294,7 @@ def test_garbage_behind_a_full_turn_of_frames_ends_the_session_too(line: Line) -
 
 
 @given(st.binary(min_size=1, max_size=200))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_bytes_of_a_peer_disturb_the_reactor(garbage: bytes) -> None:
     line = Line()
     line.send(garbage)

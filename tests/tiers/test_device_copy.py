@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError
@@ -22,7 +22,6 @@ def test_plain_copies_go_to_their_offsets_and_back() -> None:
     assert target == b"\0abc"
 
 
-@settings(derandomize=True, deadline=None)
 @given(sizes=st.lists(st.integers(1, 30), max_size=12), limit_bytes=st.integers(1, 20))
 def test_runs_carry_every_byte_once_in_order_and_only_the_last_is_short(sizes: list[int], limit_bytes: int) -> None:
     ends = np.cumsum(sizes, dtype=np.int64).tolist()

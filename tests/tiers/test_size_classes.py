@@ -1,7 +1,7 @@
 """Slot sizes: exact for a tenant's first sizes, at most an eighth larger for later ones."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
@@ -25,7 +25,6 @@ def test_a_size_that_never_fits_is_misuse(size_bytes: int) -> None:
         SizeClasses(1000, exact_classes=2).slot_bytes(size_bytes, "")
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(1, MAX_VALUE_BYTES))
 def test_rounding_wastes_at_most_an_eighth(size_bytes: int) -> None:
     assert size_bytes <= rounded_size(size_bytes) <= size_bytes * 9 / 8

@@ -1,7 +1,7 @@
 """The slab allocator: exact capacity, groups, generations, and slabs that change hands when they are vacant."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
@@ -36,7 +36,6 @@ def slab_of(slot: Slot) -> int:
     return slot.index >> POSITION_BITS
 
 
-@settings(derandomize=True, deadline=None)
 @given(count=st.integers(1, 300), size_bytes=st.integers(1, 500), slab_bytes=st.integers(1, 2000), spare_bytes=st.integers(0, 499))
 def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, spare_bytes: int) -> None:
     slabs = allocator(count * size_bytes + spare_bytes % size_bytes, slab_bytes)

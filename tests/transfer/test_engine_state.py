@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -313,9 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
                 other.close()
 
 
-EngineMachine.TestCase.settings = hypothesis_settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+EngineMachine.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40)
 TestEngineMachine = EngineMachine.TestCase
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from kvstore.kvcache.codecs import affine as codec_affine
 from kvstore.kvcache.codecs.schemes import Scheme
@@ -31,7 +31,7 @@ def decode(records: torch.Tensor, scheme: Scheme, is_key: bool, shape: torch.Siz
 
 @pytest.mark.parametrize("scheme", CASES, ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("is_key", [True, False])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @given(values=floats((2, 32, 32)))
 def test_records_are_those_of_the_plain_codec_and_within_half_a_step(scheme: Scheme, is_key: bool, values: np.ndarray) -> None:
     tensor = torch.from_numpy(values)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from kvstore.kvcache.codecs import fp8 as codec_fp8
 from kvstore.kvcache.codecs.schemes import Scheme
@@ -30,7 +30,7 @@ def scheme(per_tensor: bool) -> Scheme:
 
 
 @pytest.mark.parametrize("per_tensor", [True, False])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(values=floats((2, 2, 3, 8), 2.0**100))
 def test_records_are_those_of_the_plain_codec_and_within_its_error(per_tensor: bool, values: np.ndarray) -> None:
     """A sixteenth of the value, or half of e4m3's least step, 2^-10 of the scale, where it is subnormal."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from kvstore.kvcache.codecs import int8 as codec_int8
 from kvstore.kvcache.codecs.schemes import Scheme
@@ -26,7 +26,7 @@ def decode(records: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return values
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(values=floats((2, 3, 24), 2.0**22))
 def test_records_are_those_of_the_plain_codec_and_within_half_a_step(values: np.ndarray) -> None:
     tensor = torch.from_numpy(values)

@@ -12,7 +12,7 @@ from kvstore.kvcache.codecs.scales import float16_inverse, float16_scale, is_fin
 
 
 @pytest.mark.parametrize("levels", [3, 15, 127, 255])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(span=st.floats(0, 65504 * 2.5, width=32))
 @example(span=65504.0 * 3)
 def test_levels_of_the_scale_cover_the_range(levels: int, span: float) -> None:
@@ -40,7 +40,6 @@ def test_the_inverse_of_a_scale_is_finite() -> None:
     assert float16_inverse(torch.tensor([0.25, 2.0**-24, 0.0]).half()).tolist() == [4.0, 2.0**24, 2.0**24]
 
 
-@settings(deadline=None)
 @given(largest=st.floats(0, width=32, allow_infinity=False))
 @example(largest=-0.0)
 @example(largest=448.0)

@@ -34,7 +34,7 @@ def test_the_header_is_that_of_the_format() -> None:
     assert len(packed) == HEADER_BYTES == 64
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     k=st.sampled_from(GROUPS),
     v=st.sampled_from(GROUPS),

@@ -20,7 +20,7 @@ def noise(size_bytes: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.uint
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_many_copies_do_what_one_after_the_other_would(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.sampled_from([1, 3, 64]), max_size=12))
     ends = np.cumsum([0, *lengths])

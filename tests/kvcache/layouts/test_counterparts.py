@@ -93,7 +93,7 @@ def layouts(draw: st.DrawFn, *, kv_heads: int, layers: int) -> CacheLayout:
 
 
 @given(data=st.data(), kv_heads=st.sampled_from([1, 2, 4, 6]), layers=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_receiver_gets_each_of_its_elements_once_from_one_that_has_it(data: st.DataObject, kv_heads: int, layers: int) -> None:
     source, destination = (data.draw(layouts(kv_heads=kv_heads, layers=layers)) for _ in range(2))
     groups = {"source_dp": source.parallel.dp - 1, "destination_dp": destination.parallel.dp - 1}

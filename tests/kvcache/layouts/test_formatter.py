@@ -172,7 +172,7 @@ def two_layouts(draw: st.DrawFn) -> tuple[CacheLayout, CacheLayout]:
 
 
 @given(both=two_layouts(), tokens=st.integers(1, 18), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, CacheLayout], tokens: int, data: st.DataObject) -> None:
     source, destination = both
     small, large = sorted((source.spec.block_tokens, destination.spec.block_tokens))

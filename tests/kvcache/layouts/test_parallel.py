@@ -27,7 +27,7 @@ def test_the_context_parallel_rank_is_the_fastest_part_of_a_rank() -> None:
 
 
 @given(tp=SIZES, pp=SIZES, cp=SIZES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, cp: int) -> None:
     parallel = Parallel(tp=tp, pp=pp, cp=cp)
     found = [parallel.coordinates(rank) for rank in range(parallel.ranks)]

@@ -583,4 +583,4 @@ class AgainstNodes(RuleBasedStateMachine):
 
 
 TestAgainstNodes = AgainstNodes.TestCase
-TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30, deadline=None, derandomize=True)
+TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)

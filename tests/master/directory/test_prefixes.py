@@ -45,7 +45,7 @@ def test_block_bytes_are_the_mean_of_the_longest_run() -> None:
     assert master.directory.prefixes(TENANT, KEYS).block_bytes == 200
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=5), st.lists(st.integers(0, 9), max_size=12))
 def test_any_holders_of_any_prompt_are_counted_as_naively(held: list[set[int]], prompt: list[int]) -> None:
     master = Master()

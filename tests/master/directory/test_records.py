@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import Op
@@ -35,7 +35,6 @@ TEXT = st.text(max_size=30)
 KEY = st.binary(min_size=1, max_size=255)
 
 
-@settings(derandomize=True, deadline=None)
 @given(TEXT, KEY, U64, U64, U64, TEXT, st.binary(max_size=255), st.lists(st.integers(0, (1 << 32) - 1), max_size=300))
 def test_a_block_comes_back_as_it_was(
     tenant: str, key: bytes, size: int, checksum: int, generation: int, namespace: str, parent: bytes, holders: list[int]

@@ -407,4 +407,4 @@ class AgainstTwoStores(RuleBasedStateMachine):
 
 
 TestAgainstTwoStores = AgainstTwoStores.TestCase
-TestAgainstTwoStores.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
+TestAgainstTwoStores.settings = settings(max_examples=150, stateful_step_count=30)

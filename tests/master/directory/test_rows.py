@@ -1,6 +1,5 @@
 """Promises of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -128,4 +127,3 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
-TestAgainstModel.settings = settings(derandomize=True, deadline=None)

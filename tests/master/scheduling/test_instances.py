@@ -226,5 +226,5 @@ class Machine(RuleBasedStateMachine):
             assert self.known.prefill[name].unseen_requests == len(waiting)
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestMachine = Machine.TestCase

@@ -85,7 +85,7 @@ def check_nothing_is_left(found: Simulation) -> None:
     assert len(cluster.index) == len({block for block in blocks if any(block in server.cache for server in cluster.prompters)})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.lists(st.integers(0, 5), max_size=4, unique=True), st.integers(0, 40)), max_size=25),
     st.sampled_from(Mode),

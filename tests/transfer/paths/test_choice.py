@@ -373,4 +373,4 @@ class AgainstList(RuleBasedStateMachine):
 
 
 TestAgainstList = AgainstList.TestCase
-TestAgainstList.settings = hypothesis_settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
+TestAgainstList.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)

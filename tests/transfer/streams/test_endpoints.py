@@ -438,7 +438,7 @@ class Schedule:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=10), st.integers(1, 4), st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_under_any_schedule_every_user_gets_on(keys: list[list[int]], max_endpoints: int, seed: int) -> None:
     """No wake-up is missing, and no two wait for each other: someone is awake until all are done."""
     schedule = Schedule(keys, max_endpoints, random.Random(seed))
@@ -602,4 +602,4 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
-TestAgainstModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+TestAgainstModel.settings = settings(max_examples=200, stateful_step_count=50)

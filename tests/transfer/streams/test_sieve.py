@@ -107,7 +107,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
 
 TestAgainstNaive = AgainstNaive.TestCase
-TestAgainstNaive.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
+TestAgainstNaive.settings = settings(max_examples=100, stateful_step_count=50)
 
 
 def sieve_of(keys: str) -> Sieve[str, int]:
