@@ -47,13 +47,16 @@ class Ending:
         self._movements.add(movement)
         movement.begin(ended)
 
-    def begin(self, windows: Sequence[Window], *, is_failed: bool) -> None:
-        """The request is over but for what still moves: cancel that if it failed. A second time is a no-op."""
+    def begin(self, windows: Sequence[Window], *, is_failed: bool, moves_until_ns: int = 0) -> None:
+        """The request is over but for what still moves: cancel that if it failed. A second time is a no-op.
+
+        `fence_timeout_s` counts from now, or from `moves_until_ns` where something moves that no cancelling ends before.
+        """
         if self._is_ending:
             return
         self._is_ending = True
         self._windows = windows
-        self._give_up_ns = self._reactor.now_ns() + int(self._fence_timeout_s * 1e9)
+        self._give_up_ns = max(self._reactor.now_ns(), moves_until_ns) + int(self._fence_timeout_s * 1e9)
         if self._timer is not None:
             self._timer.cancel()
         if is_failed:

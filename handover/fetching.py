@@ -1,62 +1,117 @@
-"""Requests whose beginning is being fetched from a store, one at a time in a thread of its own; then senders are asked for the rest."""
+"""Requests whose beginning is being fetched from a store, one at a time in a thread of its own; then senders are asked for the rest.
+
+Fetches of one rank queue behind one another. The time that a fetch has is what is left of its request's deadline when its turn comes.
+"""
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
 
+from kvstore.handover.ending import Ending
 from kvstore.handover.handles import Receiving
-from kvstore.protocol.errors import KVStoreError
+from kvstore.handover.operations import OnEnd
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
 
 log = logging.getLogger("kvstore.handover")
 
-Then = Callable[[int, KVStoreError | None], None]
-"""Called in the reactor's thread: how many tokens are there, and why the request has failed meanwhile, if it has."""
+LEAST_S: Final = 0.001
+"""A fetch with less time left than this is not begun."""
+
+Fetch = Callable[[float], int]
+"""Given the seconds that it has, fetches into the request's blocks; how many tokens are there then."""
+Then = Callable[[int, KVStoreError | None, bool], None]
+"""Called in the reactor's thread: how many tokens are there, why the request has failed meanwhile, if it has, and whether it is fenced."""
 
 
-class Fetching:
+class _Fetching:
+    """One fetch, as a Movement. One that waits for its turn is taken out of the queue by `cancel`; one under way cannot be broken off."""
+
+    def __init__(self, reactor: Reactor, thread: ThreadPoolExecutor, fetch: Fetch, *, deadline_ns: int) -> None:
+        self._reactor = reactor
+        self._thread = thread
+        self._fetch = fetch
+        self._deadline_ns = deadline_ns
+        self._on_end: OnEnd
+        self._turn: Future[None]
+        self.tokens = 0
+
+    def begin(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        self._turn = self._thread.submit(self._run)
+
+    def cancel(self) -> None:
+        if self._turn.cancel():
+            self._on_end(None)
+
+    def _run(self) -> None:
+        try:
+            left_s = (self._deadline_ns - self._reactor.now_ns()) / 1e9
+            if left_s >= LEAST_S:
+                self.tokens = self._fetch(left_s)
+        except BaseException:  # whatever a store raises: it has nothing, and the thread goes on
+            log.exception("a store of prefixes failed")
+        self._reactor.call_soon(lambda: self._on_end(None))
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    handle: Receiving
+    fetching: _Fetching
+    ending: Ending
+    deadline_ns: int
+    error: KVStoreError | None = None
+
+
+class Fetches:
     """See the module. Not thread-safe: the reactor's thread is the only caller, but of `close`.
 
-    A fetch under way is not broken off, for it writes into the request's blocks: a request that fails meanwhile is over after it.
+    A request that fails meanwhile is over once its fetch cannot write its blocks any more: at once while it waits for its turn, else when
+    the fetch has ended. A store that goes on for `fence_timeout_s` after the deadline leaves it over, and not fenced.
     """
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, fence_timeout_s: float) -> None:
         self._reactor = reactor
+        self._fence_timeout_s = fence_timeout_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-prefix")
-        self._requests: dict[bytes, tuple[Receiving, KVStoreError | None]] = {}
+        self._requests: dict[bytes, _Request] = {}
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
     def handles(self) -> list[Receiving]:
         """Of the requests that are being fetched."""
-        return [handle for handle, _ in self._requests.values()]
+        return [request.handle for request in self._requests.values()]
 
-    def begin(self, handle: Receiving, fetch: Callable[[], int], then: Then) -> None:
-        """Run `fetch` in the thread, which returns how many tokens there are; a store that breaks has none."""
-        self._requests[handle.request_id] = (handle, None)
+    def begin(self, handle: Receiving, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
+        """Run `fetch` in the thread when its turn comes; a store that breaks has nothing."""
+        request_id = handle.request_id
 
-        def fetched(tokens: int) -> None:
-            _, error = self._requests.pop(handle.request_id)
-            then(tokens, error)
+        def over(is_fenced: bool) -> None:
+            del self._requests[request_id]
+            then(fetching.tokens, request.error, is_fenced)
 
-        def run() -> None:
-            tokens = 0
-            try:
-                tokens = fetch()
-            except Exception:
-                log.exception("a store of prefixes failed")
-            self._reactor.call_soon(lambda: fetched(tokens))
-
-        self._thread.submit(run)
+        fetching = _Fetching(self._reactor, self._thread, fetch, deadline_ns=deadline_ns)
+        ending = Ending(self._reactor, self._fence_timeout_s, over)
+        request = self._requests[request_id] = _Request(handle, fetching, ending, deadline_ns)
+        late = DeadlineExceeded(f"request {request_id!r}: its beginning was not fetched from the store by its deadline")
+        ending.expire_at(deadline_ns, lambda: self._fail(request, late))
+        ending.track(fetching, lambda _: ending.begin([], is_failed=False))
 
     def fail(self, request_id: bytes, error: KVStoreError) -> bool:
         """It has failed; False if it is not here."""
-        found = self._requests.get(request_id)
-        if found is not None and found[1] is None:
-            self._requests[request_id] = (found[0], error)
-        return found is not None
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._fail(request, error)
+        return request is not None
+
+    def _fail(self, request: _Request, error: KVStoreError) -> None:
+        if request.error is None:
+            request.error = error
+            request.ending.begin([], is_failed=True, moves_until_ns=request.deadline_ns)
 
     def close(self) -> None:
-        """For any thread; waits for a fetch under way."""
+        """For any thread; waits for the fetches of requests that have not failed. A second close is a no-op."""
         self._thread.shutdown(wait=True)

@@ -18,8 +18,9 @@ class Handover:
         self.request_id = request_id
         self.error: KVStoreError | None = None
         """Why it failed; None while it goes on and after success."""
-        self.is_fenced = True
-        """Nobody moves bytes of it any more, once it is over. False after a failure in which that could not be had: blocks must stay."""
+        self.is_fenced = False
+        """Nobody moves bytes of it, now and ever after. False until it is over, and after a failure in which that could not be had: blocks
+        must stay."""
         self.on_cancel: Callable[[], None]
         self._limit_s = limit_s
         self._over = threading.Event()
@@ -77,4 +78,4 @@ class Receiving(Handover):
     received_bytes = 0
     """From senders so far."""
     store_tokens = 0
-    """Tokens at the beginning that came from the store; senders were asked for the rest."""
+    """Tokens up to which the store had what was not here before, from `first_token` on; senders were asked for the rest."""

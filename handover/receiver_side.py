@@ -77,7 +77,6 @@ class ReceiverSide:
         request = _Request(handle, machine, wanted, takings, ending)
         self._requests[handle.request_id] = request
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
-        core.begun(handle.request_id, wanted.deadline_ns)
         try:
             self._open(request)
         except KVStoreError as error:

@@ -16,7 +16,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.core import Core
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
 from kvstore.handover.executor import Executor
-from kvstore.handover.fetching import Fetching
+from kvstore.handover.fetching import Fetches
 from kvstore.handover.handles import PATIENCE_S, Handover, Receiving, Sending
 from kvstore.handover.links import Answer, Links
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
@@ -88,7 +88,7 @@ class CacheTransceiver:
         self._executor = Executor(layout.parallel, rank, self._reactor, self._links, self._fail_here)
         self._streams: StreamListener | None = None
         self._store = store
-        self._fetching = Fetching(self._reactor)
+        self._fetches = Fetches(self._reactor, self.settings.fence_timeout_s)
         self._closing = threading.Lock()
         self._is_closing = self._is_closed = False
         try:
@@ -213,9 +213,9 @@ class CacheTransceiver:
         Args:
             request_id, blocks, tokens, deadline_s: as `send`, of this executor's pools.
             source: the executor that has it, and `source_dp` its attention-DP group.
-            first_token: what comes before is here already; a multiple of the block size with quantised blocks.
-            token_ids: of the sequence; with them its beginning is fetched from the transceiver's store first, and asked of the source is
-                only what the store does not have.
+            first_token: what comes before is here already, and is not written; a multiple of the block size with quantised blocks.
+            token_ids: of the sequence; with them what follows `first_token` is fetched from the transceiver's store first, if that is where
+                a block begins, and asked of the source is only what the store does not have.
 
         Raises:
             InvalidArgument: an argument is out of range, or the request is under way here already. Closed.
@@ -232,27 +232,32 @@ class CacheTransceiver:
 
     def _begin_receiving(self, handle: Receiving, wanted: Wanted, token_ids: Any) -> None:
         self._check_new(handle.request_id)
-        store = self._store
-        if store is None or token_ids is None:
-            self._ask(handle, wanted)
+        if (error := self._executor.failure_of(handle.request_id)) is not None:
+            self._end(handle, error, wanted.deadline_ns)
             return
-        deadline_s = self._core.left_s(wanted.deadline_ns)
+        self._executor.begun(handle.request_id, wanted.deadline_ns)
+        if self._store is None or token_ids is None:
+            self._ask(handle, wanted)
+        else:
+            self._fetch(handle, wanted, self._store, token_ids)
 
-        def then(tokens: int, error: KVStoreError | None) -> None:
+    def _fetch(self, handle: Receiving, wanted: Wanted, store: PrefixStore, token_ids: Any) -> None:
+        def fetch(deadline_s: float) -> int:
+            first_token = wanted.first_token
+            return fetch_prefix(store, self.layout, self.rank, token_ids, wanted.blocks, first_token=first_token, deadline_s=deadline_s)
+
+        def then(tokens: int, error: KVStoreError | None, is_fenced: bool) -> None:
             handle.store_tokens = tokens
+            error = error or self._executor.failure_of(handle.request_id)
             if error is not None:
-                self._end(handle, error, wanted.deadline_ns)
+                self._end(handle, error, wanted.deadline_ns, is_fenced=is_fenced)
             else:
                 self._ask(handle, wanted._replace(first_token=max(wanted.first_token, tokens)))
 
-        self._fetching.begin(
-            handle, lambda: fetch_prefix(store, self.layout, self.rank, token_ids, wanted.blocks, deadline_s=deadline_s), then
-        )
+        self._fetches.begin(handle, fetch, then, deadline_ns=wanted.deadline_ns)
 
     def _ask(self, handle: Receiving, wanted: Wanted) -> None:
         try:
-            if (error := self._executor.failure_of(handle.request_id)) is not None:
-                raise error
             self._receiver.begin(handle, wanted)
         except KVStoreError as error:
             self._end(handle, error, wanted.deadline_ns)
@@ -283,7 +288,9 @@ class CacheTransceiver:
             if self._is_closed:
                 return
             self._is_closing = True
-            for handle in self._call(self._end_all):
+            handles = self._call(self._end_all)
+            self._fetches.close()  # they write into the pool
+            for handle in handles:
                 handle.wait_over(self.settings.fence_timeout_s + PATIENCE_S)
             self._is_closed = True
             self._reactor.stop()
@@ -293,7 +300,7 @@ class CacheTransceiver:
 
     def _end_all(self) -> list[Handover]:
         """Every request ends, with Closed; those that have not yet."""
-        handles = [*self._sender.handles(), *self._receiver.handles(), *self._fetching.handles()]
+        handles = [*self._sender.handles(), *self._receiver.handles(), *self._fetches.handles()]
         error = Closed("the transceiver is closed")
         for handle in handles:
             self._fail_here(handle.request_id, error)
@@ -304,7 +311,7 @@ class CacheTransceiver:
         if self._streams is not None:
             self._streams.close()
         self._worker.shutdown(wait=True)
-        self._fetching.close()
+        self._fetches.close()
         self._staging.close()
         self._reactor.close()
 
@@ -356,7 +363,7 @@ class CacheTransceiver:
 
     def _fail_here(self, request_id: bytes, error: KVStoreError) -> None:
         """The caller cancels it, or another rank of this executor has failed it."""
-        is_here = self._sender.fail(request_id, error) or self._fetching.fail(request_id, error)
+        is_here = self._sender.fail(request_id, error) or self._fetches.fail(request_id, error)
         if not is_here:
             self._receiver.fail(request_id, error)
 
@@ -367,15 +374,15 @@ class CacheTransceiver:
 
     # --- helpers ---
 
-    def _end(self, handle: Handover, error: KVStoreError, deadline_ns: int) -> None:
+    def _end(self, handle: Handover, error: KVStoreError, deadline_ns: int, *, is_fenced: bool = True) -> None:
         """It is over before a side had it."""
-        handle.finish(error)
+        handle.finish(error, is_fenced=is_fenced)
         self._executor.over(handle, deadline_ns)
 
     def _check_new(self, request_id: bytes) -> None:
         if self._is_closing:
             raise Closed("the transceiver is closed")
-        if request_id in self._sender or request_id in self._receiver or request_id in self._fetching:
+        if request_id in self._sender or request_id in self._receiver or request_id in self._fetches:
             raise InvalidArgument(f"request {request_id!r} is under way already: another attempt takes another id")
 
     def _deadline_ns(self, deadline_s: float | None) -> int:

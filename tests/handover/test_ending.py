@@ -105,3 +105,14 @@ def test_the_deadline_is_told_of_unless_it_ended_before() -> None:
         scene.pass_time(5)
         assert expired.is_set() == is_late
         scene.reactor.close()
+
+
+def test_what_cannot_be_cancelled_has_its_own_time_and_the_fences() -> None:
+    scene, moving = Scene(), Moving()
+    scene.ending.track(moving, lambda error: None)
+    scene.ending.begin([], is_failed=True, moves_until_ns=20_000_000_000)
+    scene.pass_time(29.9)
+    assert scene.told == []
+    scene.pass_time(0.1)
+    assert scene.told == [False]
+    scene.reactor.close()

@@ -13,6 +13,7 @@ def test_who_waits_goes_on_once_it_is_over() -> None:
     waiting = in_background(handle.wait)
     assert is_quiet(waiting)
     assert not handle.is_over
+    assert not handle.is_fenced
     handle.finish(None)
     assert waiting.result(10) is None
     assert (handle.is_over, handle.error, handle.is_fenced, handle.wait_over(0)) == (True, None, True, True)
@@ -33,6 +34,7 @@ def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     assert not handle.wait_over(0.0)
     with within(0.01), pytest.raises(DeadlineExceeded, match="its blocks must stay"):
         handle.wait()
+    assert not handle.is_fenced
 
 
 def test_what_a_caller_asks_for_is_passed_on() -> None:

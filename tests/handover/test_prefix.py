@@ -17,20 +17,26 @@ class Shelf:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def get_tensor(self, token_ids: Any, out: Any, *, blocks: Any = None, deadline_s: float | None = None) -> int:
-        got = min(len(blocks), self.count)
-        out[blocks[:got]] = np.arange(1, got + 1)[:, None]
+    def get_tensor(self, token_ids: Any, out: Any, *, blocks: Any, first_block: int, deadline_s: float) -> int:
+        got = max(0, min(len(blocks), self.count - first_block))
+        out[blocks[:got]] = np.arange(first_block + 1, first_block + got + 1)[:, None]
         return got
 
 
-def fetch(shelf: Shelf, blocks: list[int]) -> tuple[int, NDArray[np.uint16]]:
+def fetch(shelf: Shelf, blocks: list[int], first_block: int = 0) -> tuple[int, NDArray[np.uint16]]:
     pool = np.zeros((10, 3), np.uint16)
-    return PrefixStore(shelf, pool).fetch(list(range(100)), np.array(blocks, np.int64), deadline_s=1.0), pool[:, 0]
+    count = PrefixStore(shelf, pool).fetch(list(range(100)), np.array(blocks, np.int64), first_block=first_block, deadline_s=1.0)
+    return count, pool[:, 0]
 
 
 def test_blocks_are_fetched_to_where_they_lie() -> None:
     count, pool = fetch(Shelf(4), [5, 6, 2, 9, 1])
     assert (count, pool.tolist()) == (4, [0, 0, 3, 0, 0, 1, 2, 0, 0, 4])
+
+
+def test_the_first_block_need_not_be_that_of_the_sequence() -> None:
+    count, pool = fetch(Shelf(4), [5, 6, 2], first_block=2)
+    assert (count, pool.tolist()) == (2, [0, 0, 0, 0, 0, 3, 4, 0, 0, 0])
 
 
 def test_no_more_is_fetched_than_there_are_blocks() -> None:
@@ -47,18 +53,26 @@ def test_a_store_that_fails_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("rank", "tokens", "stored", "own", "needed_from"),
+    ("rank", "tokens", "first_token", "stored", "own", "needed_from"),
     [
-        (0, 100, 9, [0, 2, 4], 96),  # blocks 0, 2 and 4 of 6 whole ones are its own
-        (1, 100, 9, [1, 3, 5], 100),
-        (0, 100, 1, [0], 32),
-        (1, 100, 1, [1], 48),
-        (0, 100, 0, [], 0),
-        (1, 31, 9, [], 0),
+        (0, 100, 0, 9, [0, 2, 4], 96),  # blocks 0, 2 and 4 of 6 whole ones are its own
+        (1, 100, 0, 9, [1, 3, 5], 100),
+        (0, 100, 0, 1, [0], 32),
+        (1, 100, 0, 1, [1], 48),
+        (0, 100, 0, 0, [], 0),
+        (1, 31, 0, 9, [], 0),
+        (0, 100, 16, 9, [2, 4], 96),  # what is here already is not fetched
+        (1, 100, 16, 9, [1, 3, 5], 100),
+        (0, 100, 64, 2, [], 0),
+        (0, 100, 40, 9, [], 0),  # nor is a block of which a part is here, or what follows it
+        (1, 100, 40, 9, [3, 5], 100),
+        (1, 100, 100, 9, [], 0),
     ],
 )
-def test_a_context_parallel_rank_fetches_its_own_blocks(rank: int, tokens: int, stored: int, own: list[int], needed_from: int) -> None:
+def test_a_context_parallel_rank_fetches_its_own_blocks(
+    rank: int, tokens: int, first_token: int, stored: int, own: list[int], needed_from: int
+) -> None:
     pool = np.zeros((10, 3), np.uint16)
     store = PrefixStore(Shelf(stored), pool)
-    found = fetch_prefix(store, layout_of(cp=2), rank, range(tokens), np.arange(8), deadline_s=1.0)
+    found = fetch_prefix(store, layout_of(cp=2), rank, range(tokens), np.arange(8), first_token=first_token, deadline_s=1.0)
     assert (found, np.flatnonzero(pool[:, 0]).tolist()) == (needed_from, own)
