@@ -220,7 +220,7 @@ def perftest(way: str, test: str, size_bytes: int, count: int, *options: str) ->
     """One run of ucx_perftest: its last line of figures, by its own names; its megabytes are of 2^20 bytes."""
     spec = importlib.util.find_spec("libucx")
     if spec is None or spec.origin is None:
-        raise Trouble("UCX is not installed: pip install 'kvstore[ucx]'")
+        raise Trouble("UCX is not installed: pip install '.[ucx]'")
     folder = Path(spec.origin).parent
     environment = {**WAYS[way], "LD_LIBRARY_PATH": str(folder / "lib")}
     program = str(folder / "bin" / "ucx_perftest")
@@ -238,7 +238,7 @@ def ucxx_send_recv() -> tuple[Row, ...]:
     Not over shared memory: it connects by IP address, and UCX then uses TCP, whatever else it may use (UCX_LOG_LEVEL=info says so).
     """
     if importlib.util.find_spec("ucxx") is None:
-        raise Trouble("ucxx is not installed: pip install 'kvstore[ucx]'")
+        raise Trouble("ucxx is not installed: pip install '.[ucx]'")
     name = "ucxx send_recv, TCP"
     rows = [Row(f"{name}: {size >> 20} MiB", size / one_way_ns(size, ROUND_BYTES // 4 // size), "GB/s") for size in BLOCK_SIZES]
     return (*rows, Row(f"{name}: 4 KiB one way, p50", one_way_ns(SMALL_BYTES, 1000) / 1000, "us"))
@@ -257,7 +257,7 @@ def one_way_ns(size_bytes: int, count: int) -> float:
 
 def nixl_python() -> str:
     if importlib.util.find_spec("nixl_cu12") is None:
-        raise Trouble("NIXL is not installed: pip install 'kvstore[nixl]'")
+        raise Trouble("NIXL is not installed: pip install '.[nixl]'")
     return sys.executable
 
 

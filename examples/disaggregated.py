@@ -3,7 +3,7 @@
     python examples/disaggregated.py [--quick] [--weights FOLDER]
 
 Each rank is a process with its part of the model and a pool of its own. The KV cache goes from pool to pool by `kvstore.handover`, layer
-by layer while prefill still runs. Needs `pip install 'kvstore[examples]'`.
+by layer while prefill still runs. Needs `pip install '.[examples]'`.
 
 To read on: llama.py has the model's parts, rank.py what a rank does, executor.py the way of a request, part_*.py what is shown.
 """
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not (find_spec("torch") and find_spec("transformers")):
-        parser.error("torch and transformers are missing: pip install 'kvstore[examples]'")
+        parser.error("torch and transformers are missing: pip install '.[examples]'")
     scale = QUICK if options.quick else FULL
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     console.print(f"A small Llama, trained for {scale.training_steps} steps unless that was done before", highlight=False)

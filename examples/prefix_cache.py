@@ -33,7 +33,7 @@ try:
     from llama import Tensor, configuration, seeded
     from transformers import DynamicCache, LlamaForCausalLM
 except ImportError:
-    raise SystemExit("prefix_cache.py: error: torch and transformers are missing: pip install 'kvstore[examples]'") from None
+    raise SystemExit("prefix_cache.py: error: torch and transformers are missing: pip install '.[examples]'") from None
 
 TOLERANCE: Final = 1e-4
 QUESTION_TOKENS: Final = 16
@@ -120,7 +120,7 @@ def difference(logits: Tensor, expected: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smaller model and shorter documents, in a few seconds")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw ttft.svg there (needs kvstore[plots])")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw ttft.svg there (needs the extra plots)")
     options = parser.parse_args()
     lengths = QUICK_LENGTHS if options.quick else LENGTHS
     model = seeded(configuration(max_position_embeddings=8192, **(QUICK_SIZES if options.quick else SIZES)), seed=1)

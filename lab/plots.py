@@ -15,6 +15,7 @@ import numpy as np
 
 from kvstore.lab.plot_theme import SETTINGS, adapt, colour, marker, series_colour
 from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.extras import install_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,7 +203,7 @@ def _chart(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'kvstore[plots]'") from None
+        raise ConfigError(f"plots need matplotlib: {install_line('plots')}") from None
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, facecolor=colour("ground"))
         axes = figure.add_axes(AXES, facecolor=colour("ground"))

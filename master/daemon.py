@@ -13,13 +13,14 @@ import click
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.rpc.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvstore")
+@click.version_option(package_name=DISTRIBUTION)
 @options(MasterSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a master: it keeps the directory of blocks, and knows the nodes."""

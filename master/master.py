@@ -24,6 +24,7 @@ from kvstore.master.scheduling.by_settings import make_estimators, make_scheduli
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.frames import Header
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
@@ -171,7 +172,7 @@ class Master:
     def _status(self) -> pb.StatusReply:
         counts, now_ns = self._directory.counts(), self.reactor.now_ns()
         return pb.StatusReply(
-            version=version("kvstore"),
+            version=version(DISTRIBUTION),
             epoch=self.epoch,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],

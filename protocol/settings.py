@@ -65,11 +65,23 @@ def load_settings(
 
     The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting and its source.
     """
+    hints = get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    given = given_settings(kind, section, flags=flags, environ=environ, config=config)
+    return kind(**{name: _parse(hints[name], raw, fields[name].metadata, source) for name, (source, raw) in given.items()})
+
+
+def given_settings(
+    kind: type[Any], section: str, *, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config: str | None = None
+) -> dict[str, tuple[str, Any]]:
+    """The settings that anything names, each with the strongest source that does and its value there, not looked at yet.
+
+    A setting that is named with the value of its default is among them. Raises ConfigError for a file that cannot be read.
+    """
     environ = os.environ if environ is None else environ
     in_file = _read_section(config or environ.get("KVSTORE_CONFIG"), section, kind)
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    given: dict[str, tuple[str, Any]] = {}
+    for field in dataclasses.fields(kind):
         variable = variable_name(section, field.name)
         for source, raw in (
             (flag_name(field.name), flags.get(field.name)),
@@ -77,9 +89,9 @@ def load_settings(
             (f"[{section}] {field.name}", in_file.get(field.name)),
         ):
             if raw is not None:
-                values[field.name] = _parse(hints[field.name], raw, field.metadata, source)
+                given[field.name] = (source, raw)
                 break
-    return kind(**values)
+    return given
 
 
 def flag_name(name: str) -> str:

@@ -15,6 +15,7 @@ import click
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 from kvstore.router.extra import need
@@ -24,13 +25,13 @@ from kvstore.rpc.server import allow_many_descriptors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvstore")
+@click.version_option(package_name=DISTRIBUTION)
 @options(RouterSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a router: it takes OpenAI-style requests, and sends each where the master's scheduler says."""
     begin_logging()
     try:
-        need("aiohttp", "kvstore[router]")
+        need("aiohttp", "router")
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
         check_settings(settings)
         tokenizer = load_tokenizer(settings.tokenizer)

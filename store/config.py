@@ -23,9 +23,9 @@ class NodeSettings:
     nvme_codec: str = setting(
         "none",
         "Scheme in which raw tensor values are quantised on their way to NVMe: fp8-head, int8, int4/64, k=int4/64,v=int2/32, ... "
-        "(docs/kvcache.md). What comes back from there is not exactly what was put. Needs the extra kvstore[hbm].",
+        "(docs/kvcache.md). What comes back from there is not exactly what was put. Needs the extra hbm.",
     )
-    hbm: str = setting("", "DEVICE:SIZE of the HBM tier (cuda:0:8GiB), any torch device; none by default. Needs the extra kvstore[hbm].")
+    hbm: str = setting("", "DEVICE:SIZE of the HBM tier (cuda:0:8GiB), any torch device; none by default. Needs the extra hbm.")
     policy: str = setting(
         DEFAULT, f"Eviction policy of every tier: {', '.join(POLICY_NAMES)}; {DEFAULT} is {DEFAULT_POLICY}.", choices=POLICY_NAMES
     )

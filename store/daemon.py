@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.rpc.server import allow_many_descriptors
@@ -20,7 +21,7 @@ from kvstore.transfer.config import SECTION, TransferSettings
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvstore")
+@click.version_option(package_name=DISTRIBUTION)
 @options(NodeSettings)
 def main(config: str | None, **flags: Any) -> None:
     """Run a storage node: it keeps blocks across GPU HBM, DRAM and NVMe and serves them to clients."""

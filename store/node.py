@@ -15,6 +15,7 @@ from pathlib import Path
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
 from kvstore.protocol.errors import Broken, ConfigError, KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.address import parse_address
@@ -182,7 +183,7 @@ class Node:
         self._link = MasterLink(
             self.reactor,
             self._masters,
-            Identity(name, version("kvstore"), unix, places.tcp, self._instance),
+            Identity(name, version(DISTRIBUTION), unix, places.tcp, self._instance),
             tier_status=self.status,
             on_link=self._on_link,
             timeout_s=settings.control_timeout_s,

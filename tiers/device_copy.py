@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.extras import install_line
 from kvstore.tiers.tier import Buffer
 
 Bytes = npt.NDArray[np.uint8]
@@ -112,5 +113,5 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as missing:
-        raise ConfigError("the HBM tier needs torch: pip install 'kvstore[hbm]'") from missing
+        raise ConfigError(f"the HBM tier needs torch: {install_line('hbm')}") from missing
     return torch

@@ -14,6 +14,7 @@ import xxhash
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, MAGIC, TensorHeader, decode_value, transcode
 from kvstore.protocol.errors import ConfigError, Corrupt, InvalidArgument, ProtocolError
+from kvstore.protocol.extras import install_line
 from kvstore.tiers.tier import Buffer
 
 
@@ -109,7 +110,7 @@ def require_torch(why: str) -> None:
     try:
         import torch  # noqa: F401
     except ImportError as missing:
-        raise ConfigError(f"{why} with torch: pip install 'kvstore[hbm]'") from missing
+        raise ConfigError(f"{why} with torch: {install_line('hbm')}") from missing
 
 
 def _raw_header(head: bytes, size_bytes: int) -> TensorHeader | None:

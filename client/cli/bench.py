@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 from rich.console import Console
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
@@ -35,7 +35,7 @@ def bench(as_json: bool, settings: ClientSettings) -> None:
 
 @contextlib.contextmanager
 def _cluster(settings: ClientSettings) -> Iterator[ClientSettings]:
-    if settings.master != ClientSettings().master:
+    if names_master():
         yield settings
         return
     with Cluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:

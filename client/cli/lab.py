@@ -43,7 +43,7 @@ MAX_CAPACITIES: Final = 64
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
 @click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with so many blocks of DRAM and of NVMe.")
 @click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of so many blocks each.")
-@click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra kvstore[plots].")
+@click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra plots.")
 @click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the plots.")
 @click.option("--processes", type=click.IntRange(min=1, max=256), help="Processes to replay in.  [default: one a processor]")
 @json_option

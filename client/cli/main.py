@@ -24,6 +24,7 @@ from kvstore.client.cli.simulate import simulate
 from kvstore.client.cli.topology import topology
 from kvstore.client.cli.up import up
 from kvstore.protocol.errors import Corrupt, KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
 
 CORRUPT_STATUS: Final = 1
 ERROR_STATUS: Final = 2
@@ -47,7 +48,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="kvstore")
+@click.version_option(package_name=DISTRIBUTION)
 def kvstore() -> None:
     """A distributed, multi-tier store for the KV cache of large language models.
 

@@ -9,12 +9,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from kvstore.client.config import SECTION, ClientSettings
-from kvstore.protocol.settings import flag_name, load_settings
+from kvstore.protocol.settings import flag_name, given_settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NAMES: Final = ("master", "tenant", "token", "deadline_s")
 """Settings that have a flag; the others come from KVSTORE_CLIENT_* and the file only."""
+
+NAMES_MASTER: Final = "kvstore.names_master"
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -25,6 +27,8 @@ def client_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, config: str | None, **options: Any) -> Any:
         flags = {name: options.pop(name) for name in NAMES}
+        given = given_settings(ClientSettings, SECTION, flags=flags, config=config)
+        click.get_current_context().meta[NAMES_MASTER] = "master" in given
         return function(*args, settings=load_settings(ClientSettings, SECTION, flags=flags, config=config), **options)
 
     decorated: Any = click.option("--config", metavar="FILE", help="TOML file with settings.")(command)
@@ -35,6 +39,11 @@ def client_options(function: F) -> F:
         metavar = "SECONDS" if name.endswith("_s") else "TEXT"
         decorated = click.option(flag_name(name), name, metavar=metavar, help=text)(decorated)
     return decorated  # type: ignore[no-any-return]
+
+
+def names_master() -> bool:
+    """Whether a flag, a variable or the file names the master of the command that runs, be it with the default address."""
+    return bool(click.get_current_context().meta[NAMES_MASTER])
 
 
 def echo_json(value: Any) -> None:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay_run import run
@@ -62,7 +62,7 @@ def _cluster(settings: ClientSettings, own: dict[str, Any]) -> Iterator[tuple[Cl
     described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if described and context.get_parameter_source("master") == ParameterSource.COMMANDLINE:
         raise click.UsageError(f"--master names a cluster that runs: --{described[0]} is for one that the replay starts itself")
-    if not described and settings.master != ClientSettings().master:
+    if not described and names_master():
         yield settings, None
         return
     with Cluster(ClusterPlan(**own, is_private=True), on_log=show_trouble) as cluster:

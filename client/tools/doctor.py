@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
 from kvstore.transfer.ucx import library as ucx_library
 from kvstore.transfer.ucx.worker import UcxWorker
@@ -21,8 +22,8 @@ MIN_SHARED_MEMORY_BYTES: Final = 1 << 30
 """UCX and inference engines share the file system; container runtimes give 64 MiB by default."""
 MIN_OPEN_FILES: Final = 8192
 """A connection costs one to three descriptors; the engine may have 1,024 peers, and a process has other files."""
-INSTALL_UCX: Final = "pip install 'kvstore[ucx]'"
-INSTALL_NIXL: Final = "pip install 'kvstore[nixl]'"
+INSTALL_UCX: Final = install_line("ucx")
+INSTALL_NIXL: Final = install_line("nixl")
 
 
 class Verdict(Enum):

@@ -43,7 +43,7 @@ def main(config: str | None, **flags: Any) -> None:
     """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
     begin_logging()
     try:
-        need("aiohttp", "kvstore[router]")
+        need("aiohttp", "router")
         asyncio.run(Standin(load_settings(StandinSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:
         click.echo(f"kvstore-standin: error: {error}", err=True)

@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "disaggregated.py"
 TOKEN_BYTES = 2 * 4 * 2 * 32 * 4
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra kvstore[examples]")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra examples")
 @pytest.mark.timeout(240)  # half a minute on two cores that nobody else uses
 def test_prefill_and_decode_apart_are_one_model() -> None:
     # It returns when nobody holds its standard output any more: no process is left behind.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra kvstore[examples]")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra examples")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prefix_cache.py"
 
 
@@ -44,4 +44,4 @@ def test_without_what_it_needs_it_says_what_to_install(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "prefix_cache.py: error: torch and transformers are missing: pip install 'kvstore[examples]'\n"
+    assert done.stderr == "prefix_cache.py: error: torch and transformers are missing: pip install '.[examples]'\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvstore.protocol.extras import install_line
 from kvstore.router import daemon
 from kvstore.router.standin import engine as standin
 from tests.client.processes import Process
@@ -56,7 +57,7 @@ def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     result = CliRunner().invoke(program, ["--model", "m"])  # type: ignore[arg-type]
     assert result.exit_code == 2
-    assert result.stderr == f"{name}: error: aiohttp is not installed, and this needs it: pip install 'kvstore[router]'\n"
+    assert result.stderr == f"{name}: error: aiohttp is not installed, and this needs it: {install_line('router')}\n"
 
 
 def test_importing_the_programs_needs_no_aiohttp() -> None:

@@ -30,7 +30,7 @@ def test_without_a_file_the_tokens_are_bytes() -> None:
 
 @pytest.mark.skipif(has_package, reason="tokenizers is installed")
 def test_without_the_package_a_file_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tokenizers is not installed, and this needs it: pip install 'tokenizers'"):
+    with pytest.raises(ConfigError, match=r"tokenizers is not installed, and this needs it: pip install '.\[tokenizers\]'"):
         load_tokenizer(str(tmp_path / "tokenizer.json"))
 
 

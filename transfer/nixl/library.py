@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError, Unreachable
+from kvstore.protocol.extras import install_line
 from kvstore.transfer.agent import Direction, Rail
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.nixl.descriptors import Rows
@@ -56,7 +57,7 @@ def bindings() -> Any:
                 return importlib.import_module(f"{package}._bindings")
             except ModuleNotFoundError:
                 continue
-        raise ConfigError("the transport nixl needs the NIXL library: pip install 'kvstore[nixl]'")
+        raise ConfigError(f"the transport nixl needs the NIXL library: {install_line('nixl')}")
     except ImportError as error:
         raise ConfigError(f"the NIXL library does not load: {error}") from error
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.extras import install_line
 
 LIBRARY_DIRECTORIES: Final = (
     "/usr/lib/x86_64-linux-gnu",
@@ -60,7 +61,7 @@ def bindings() -> Any:
         importlib.import_module("ucxx")
         return importlib.import_module("ucxx._lib.libucxx")
     except ImportError as error:
-        raise ConfigError(f"the transport ucx needs ucxx: pip install 'kvstore[ucx]' ({error})") from None
+        raise ConfigError(f"the transport ucx needs ucxx: {install_line('ucx')} ({error})") from None
 
 
 def array_class() -> Any:

@@ -193,7 +193,7 @@ def test_without_matplotlib_plots_name_the_extra_and_tables_need_none(trace: Pat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = lab(trace, "--plots", str(tmp_path / "plots"))
     assert result.exit_code == 2
-    assert result.stderr == "kvstore: error: plots need matplotlib: pip install 'kvstore[plots]'\n"
+    assert result.stderr == "kvstore: error: plots need matplotlib: pip install '.[plots]' in the checkout of kvstore\n"
     assert lab(trace, "--policies", "lru").exit_code == 0
 
 

@@ -22,7 +22,7 @@ def commands() -> list[str]:
 
 
 def test_the_version_is_the_packages() -> None:
-    assert version("kvstore") in CliRunner().invoke(kvstore, ["--version"]).output
+    assert version("kvstore-llm") in CliRunner().invoke(kvstore, ["--version"]).output
 
 
 def test_help_names_every_command() -> None:

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import ConfigError
 
@@ -16,6 +16,12 @@ from kvstore.protocol.errors import ConfigError
 @client_options
 def shown(as_json: bool, settings: ClientSettings) -> None:
     echo_json([as_json, settings.master, settings.tenant, settings.token, settings.deadline_s, settings.max_hints])
+
+
+@click.command()
+@client_options
+def named(settings: ClientSettings) -> None:
+    echo_json([names_master(), settings.master])
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -44,3 +50,18 @@ def test_help_tells_what_each_flag_means_and_its_default() -> None:
     text = run("--help")
     assert "Addresses of the masters" in text
     assert "127.0.0.1:7440" in text
+
+
+def test_a_master_that_is_named_counts_as_named_whatever_its_address(tmp_path: Path) -> None:
+    """The default address too: who names a cluster does not mean one of the command's own."""
+    file = tmp_path / "kvstore.toml"
+    file.write_text('[client]\nmaster = "127.0.0.1:7440"\n')
+    for arguments, environment, is_named in (
+        ([], {}, "false"),
+        (["--tenant", "t"], {}, "false"),
+        (["--master", "127.0.0.1:7440"], {}, "true"),
+        ([], {"KVSTORE_CLIENT_MASTER": "127.0.0.1:7440"}, "true"),
+        (["--config", str(file)], {}, "true"),
+    ):
+        result = CliRunner().invoke(named, arguments, env=environment, catch_exceptions=False)
+        assert result.output.strip() == f'[{is_named}, "127.0.0.1:7440"]'

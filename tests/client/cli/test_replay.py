@@ -1,6 +1,8 @@
 """Promises of replay.py, through the command line, with clusters of real processes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +96,14 @@ def test_a_block_size_that_is_none_is_misuse(trace: Path, master: str, size: str
     result = replay(trace, "--master", master, "--block-bytes", size)
     assert result.exit_code == 2
     assert result.stderr.startswith("kvstore: error: ")
+
+
+def test_the_default_address_named_is_a_cluster_that_runs(trace: Path) -> None:
+    """In a network of its own, where nobody listens there: not a cluster of the replay's own, but an error that says so."""
+    program = 'ip link set lo up; exec "$0" -m kvstore.client.cli.main replay "$1" --master 127.0.0.1:7440 --deadline-s 1'
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", program, sys.executable, str(trace)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.startswith("kvstore: error: ")
+    assert "127.0.0.1:7440" in done.stderr

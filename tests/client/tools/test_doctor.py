@@ -64,7 +64,7 @@ def test_ucx_says_version_path_and_transports() -> None:
 @pytest.mark.usefixtures("no_ucxx")
 def test_without_ucxx_it_says_what_to_install() -> None:
     for check in (doctor.ucxx(), doctor.libucx(has_rdma=True), doctor.ucx_transports()):
-        assert (check.verdict, check.advice) == (Verdict.MISSING, "pip install 'kvstore[ucx]'")
+        assert (check.verdict, check.advice) == (Verdict.MISSING, "pip install '.[ucx]' in the checkout of kvstore")
 
 
 def test_a_ucx_without_verbs_is_a_warning_where_there_are_rdma_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_nixl_needs_its_ucx_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_missing_nixl_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [])
-    assert doctor.nixl() == Check("nixl", Verdict.MISSING, "not installed", "pip install 'kvstore[nixl]'")
+    assert doctor.nixl() == Check("nixl", Verdict.MISSING, "not installed", "pip install '.[nixl]' in the checkout of kvstore")
 
 
 def test_rdma_ports_show_state_rate_and_link_layer(rdma_host: Path) -> None:

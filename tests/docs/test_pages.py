@@ -1,0 +1,170 @@
+"""Every block of code in README.md and the pages of docs/ runs as it is printed, but for addresses, folders, sizes and placeholders.
+
+docs/transfer.md and docs/topology.md have tests of their own: their blocks are indented.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.tools.cluster import ClusterPlan
+from tests.client.embedded import embedded
+from tests.namespaces import TwoHosts, two_hosts
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+PATIENCE_S = 240
+MASTER = "127.0.0.1:7440"
+"""Where the pages' cluster is."""
+PROGRAMS = {
+    "kvstore": "kvstore.client.cli.main",
+    "kvstore-master": "kvstore.master.daemon",
+    "kvstore-node": "kvstore.store.daemon",
+    "kvstore-router": "kvstore.router.daemon",
+}
+ELSEWHERE = {
+    "make": "a target of the Makefile",
+    "pip": "tests/protocol/test_extras.py",
+    "for": "docs/router.md's engines: tests/system/test_router.py",
+    "python": "likewise, and tests/examples",
+    "done": "likewise",
+    "curl": "likewise",
+    "client": "a drawing",
+    "│": "a drawing",
+    "router/": "a drawing",
+}
+"""First words of lines that are no command of ours, and what holds them."""
+TRACE = "".join(
+    json.dumps({"timestamp": 1000 * at, "input_length": 512 * len(ids), "output_length": 4, "hash_ids": ids}) + "\n"
+    for at, ids in enumerate([[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]])
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [code for name, code in fenced if name == language]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The commands of ours in a page's blocks, as words, without comments. Any other line must be known to be something else."""
+    found = []
+    for block in blocks(page, ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            first = line.split(maxsplit=1)[:1]
+            if first and first[0] in PROGRAMS:
+                words = shlex.split(line, comments=True)
+                found.append(words[:-1] if words[-1] == "&" else words)
+            else:
+                assert not first or first[0] in ELSEWHERE, f"{page.name}: who tests this line? {line}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with embedded(ClusterPlan(dram="192MiB", is_private=True)) as cluster:
+        yield cluster.address
+
+
+@pytest.mark.parametrize(
+    ("page", "program"),
+    [pytest.param(page, program, id=f"{page.name}-{at}") for page in PAGES for at, program in enumerate(blocks(page, "python"))],
+)
+def test_a_program_runs_as_printed(page: Path, program: str, address: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace(MASTER, address)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "False" not in done.stdout, "a program of the page says that it found something wrong"
+    assert done.stdout
+
+
+def test_there_are_programs_with_and_without_torch() -> None:
+    assert sorted("import torch" in program for program in blocks(PAGES[0], "python")) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        pytest.param(page, words, id=f"{page.name}-{shlex.join(words)[:60]}")
+        for page in PAGES
+        for words in commands(page)
+        if words[0] == "kvstore" and words[1] not in ("up", "top", "record")
+    ],
+)
+def test_a_command_that_ends_runs_as_printed(page: Path, words: list[str], address: str, tmp_path: Path) -> None:
+    """On a short trace, against a small cluster. `up` is below; `top` and `record` go on until they are stopped: their own tests."""
+    (tmp_path / "TRACE").write_text(TRACE)
+    (tmp_path / "FILE").write_bytes(b"value")
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAMS[words[0]], *words[1:]],
+        cwd=tmp_path,
+        env={**os.environ, "KVSTORE_CLIENT_MASTER": address},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_make_targets_are_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"make (demo|test|lint|bench[a-z-]*|docs)\b", page.read_text(encoding="utf-8"))}
+    assert {"demo", "test", "lint", "bench"} <= named <= targets
+
+
+def small(words: list[str], folder: Path) -> list[str]:
+    """A daemon's command line on this machine: its places are loopback's and the test's folder, its tiers small, its catalog in memory."""
+    line = shlex.join(words)
+    for shown, here in (
+        (r"etcd://\S+", "memory:"),
+        (r"\b(master|node)-host\b", "127.0.0.1"),
+        (r"--nvme \S+:\S+", f"--nvme {folder}/nvme:64MiB"),
+        (r"--dram \S+", "--dram 16MiB"),
+    ):
+        line = re.sub(shown, here, line)
+    return [sys.executable, "-m", PROGRAMS[words[0]], *shlex.split(line)[1:]]
+
+
+def start(hosts: TwoHosts, command: list[str], folder: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "KVSTORE_NODE_RUN_DIR": str(folder), "KVSTORE_MASTER_RUN_DIR": str(folder)}
+    return hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True)
+
+
+def events(process: "subprocess.Popen[str]", last: str) -> dict[str, object]:
+    """Reads a daemon's lines until the event `last`; its facts."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        facts: dict[str, object] = json.loads(line)
+        if facts["event"] == last:
+            return facts
+    raise AssertionError(f"it ended before it said {last}")
+
+
+def test_the_daemons_of_run_it_for_real_go_together_on_one_host(tmp_path: Path) -> None:
+    """With the ports as printed, in a network of their own. A node tells the place that it advertises."""
+    master, node = (words for words in commands(PAGES[0]) if words[0] in ("kvstore-master", "kvstore-node"))
+    with two_hosts(0) as hosts:
+        events(start(hosts, small(master, tmp_path), tmp_path), "ready")
+        assert events(start(hosts, small(node, tmp_path), tmp_path), "ready")["listen"] == "127.0.0.1:7450"
+
+
+def test_up_starts_the_cluster_that_the_programs_connect_to(tmp_path: Path) -> None:
+    words = next(words for words in commands(PAGES[0]) if words[:2] == ["kvstore", "up"])
+    program = blocks(PAGES[0], "python")[0]
+    with two_hosts(0) as hosts:
+        assert events(start(hosts, [*small(words, tmp_path), "--json"], tmp_path), "ready")["master"] == MASTER
+        said = hosts.run(0, [sys.executable, "-c", program], timeout_s=PATIENCE_S)
+    assert said.splitlines()[0] == "1000 tokens: 0 of 62 blocks were cached"
