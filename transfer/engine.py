@@ -1,6 +1,6 @@
 """The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
 
-It knows memory, peers and transports; paths/copies.py checks what callers ask for, paths/mover.py cuts, sends, and tries failed slices
+It knows memory, peers and transports; paths/spans.py checks what callers ask for, paths/carrier.py cuts, sends, and tries failed slices
 elsewhere, agents (agent.py) move the bytes.
 """
 

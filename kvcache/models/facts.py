@@ -1,4 +1,4 @@
-"""The shape of a language model: what decides how much it computes, loads and caches. The models that have names are models.py's.
+"""The shape of a language model: what decides how much it computes, loads and caches. The models that have names are named.py's.
 
 It comes from a table, from a JSON file with the fields of ModelFacts, or from a Hugging Face config.json (hf_config.py reads those).
 """

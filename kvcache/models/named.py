@@ -1,4 +1,4 @@
-"""Named language models. Facts: what follows from them is model_facts.py's and spec.py's.
+"""Named language models. Facts: what follows from them is facts.py's and spec.py's.
 
 Source: each model's published configuration (config.json on huggingface.co), and: Touvron et al., "Llama 2", arXiv:2307.09288, table 1;
 Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, table 3; Jiang et al., "Mistral 7B", arXiv:2310.06825, table 1

@@ -1,6 +1,6 @@
 """What each strategy makes of users whose caches do not all fit: latencies, errors, work done twice, goodput. A model; it serves nobody.
 
-The steps are pressure_server.py's, the users pressure_load.py's, the strategies pressure_strategies.py's.
+The steps are server.py's, the users load.py's, the strategies strategies.py's.
 """
 
 from collections import Counter

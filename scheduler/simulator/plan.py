@@ -1,4 +1,4 @@
-"""What to simulate: how many instances in which mode, their caches, what was promised. Values, checked; the machine is sim_machine.py's."""
+"""What to simulate: how many instances in which mode, their caches, what was promised. Values, checked; the machine is machine.py's."""
 
 import math
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """A lane: one stream of requests to one peer, over one connection at a time. The active side of a ConnectionAgent.
 
 One thread at a time runs a lane: it asks for a few requests ahead, so that the peer is never idle, and takes the answers in order. It
-knows the messages; which lane a request takes and which thread runs it is connection_agent.py's.
+knows the messages; which lane a request takes and which thread runs it is agent.py's.
 """
 
 import threading

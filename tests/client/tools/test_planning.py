@@ -1,4 +1,4 @@
-"""Promises of planning.py. The worked figures of capacity are capacity.py's tests, the laws of strategies pressure.py's."""
+"""Promises of planning.py. The worked figures of capacity are capacity.py's tests, the laws of strategies scheduler/pressure/model.py's."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Promises of copy_job.py: what is written of a copy, and when nothing is. More of them, on real copies: test_table_encoded.py."""
+"""Promises of job.py: what is written of a copy, and when nothing is. More of them, on real copies: test_table_encoded.py."""
 
 from collections.abc import Callable
 

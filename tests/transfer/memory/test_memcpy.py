@@ -1,4 +1,4 @@
-"""Promises of copying.py."""
+"""Promises of memcpy.py."""
 
 import os
 from collections.abc import Iterator
