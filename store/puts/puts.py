@@ -2,7 +2,8 @@
 through the socket.
 
 A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
-more, so two large batches cannot block one another. One that gets nothing waits for room until its deadline, then fails as Full.
+more, so two large batches cannot block one another. One of which nothing is granted, and nothing there already, waits for room behind its
+own tenant's until its deadline, then fails as Full.
 """
 
 import contextlib
@@ -67,23 +68,23 @@ class PutService:
             raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
         self._check(message)
 
-        def attempt() -> bool:
-            statuses, puts = self._open_all(session, peer, message)
+        def attempt(may_open: bool) -> bool:
+            statuses, puts = self._open_all(session, peer, message, may_open)
             if self._must_wait(peer, message.keys, statuses):
                 return False
             session.reply(header.request_id, self._shown(statuses, puts) if message.engine else self._opened(peer, statuses, puts))
             return True
 
-        self._attempt_or_wait(session, header, attempt, lambda error: session.fail(header.request_id, error))
+        self._attempt_or_wait(session, header, peer, attempt, lambda error: session.fail(header.request_id, error))
 
-    def _open_all(self, session: Session, peer: Caller, message: Open | Put) -> tuple[bytearray, list[OpenPut | None]]:
+    def _open_all(self, session: Session, peer: Caller, message: Open | Put, may_open: bool) -> tuple[bytearray, list[OpenPut | None]]:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
 
         Raises TierFailed when the system refuses memory; nothing is open then.
         """
         statuses = bytearray()
         puts: list[OpenPut | None] = []
-        is_full = False
+        is_full = not may_open
         now_ns = session.reactor.now_ns()
         table, tenant = self._table, peer.tenant
         for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
@@ -105,8 +106,9 @@ class PutService:
         return statuses, puts
 
     def _must_wait(self, peer: Caller, keys: Sequence[bytes], statuses: bytearray) -> bool:
-        """Nothing was granted, and a key lacks room: one that is there, or another writer's, is no reason to wait for room."""
-        if GRANTED in statuses:
+        """A key lacks room, and there is nothing to say of the others, but of those that another is writing. One that is there is a
+        success at once; those that lack room then wait when they are asked for alone."""
+        if GRANTED in statuses or PRESENT in statuses:
             return False
         writer, tenant = self._table.writer, peer.tenant
         return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
@@ -196,9 +198,9 @@ class PutService:
         views: list[memoryview] | None = None
         is_waiting = False
 
-        def attempt() -> bool:
+        def attempt(may_open: bool) -> bool:
             nonlocal views
-            statuses, puts = self._open_all(session, peer, message)
+            statuses, puts = self._open_all(session, peer, message, may_open)
             if self._must_wait(peer, message.keys, statuses):
                 return False
             views = self._destinations(peer, message, statuses, puts)
@@ -206,7 +208,7 @@ class PutService:
                 session.accept_payload(views)
             return True
 
-        self._attempt_or_wait(session, header, attempt, session.refuse_payload)
+        self._attempt_or_wait(session, header, peer, attempt, session.refuse_payload)
         is_waiting = True
         return views
 
@@ -274,13 +276,16 @@ class PutService:
             if put is not None:
                 self._table.abort(put)
 
-    def _attempt_or_wait(self, session: Session, header: Header, attempt: Callable[[], bool], fail: Callable[[KVStoreError], None]) -> None:
-        if not len(self._waiting) and attempt():
+    def _attempt_or_wait(
+        self, session: Session, header: Header, peer: Caller, attempt: Callable[[bool], bool], fail: Callable[[KVStoreError], None]
+    ) -> None:
+        """`attempt` is told whether it may take room: not while others of the tenant wait for it."""
+        if attempt(not self._waiting.has(peer.tenant)):
             return
 
         def attempt_later() -> bool:
             try:
-                return attempt()
+                return attempt(True)
             except KVStoreError as error:
                 fail(error)
                 return True
@@ -288,7 +293,7 @@ class PutService:
         def give_up() -> None:
             fail(Full("no room was freed before the deadline; try again later, or give the node more capacity"))
 
-        self._waiting.add(Waiting(session, until_ns(session, header), attempt_later, give_up))
+        self._waiting.add(Waiting(peer.tenant, session, until_ns(session, header), attempt_later, give_up))
 
     def _answer_when_published(self, session: Session, header: Header, seq: int, flags: bytearray) -> None:
         if seq:

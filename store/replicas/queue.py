@@ -2,7 +2,7 @@
 
 A copy is a put whose writer is this node: a slot in DRAM, invisible, filled by a thread (store/replicas/fetching.py). What has arrived is
 shown only once the master has said that the block is still the one it ordered, so that nothing removed or replaced meanwhile comes back. A
-copy makes room as a put does, but goes behind the puts that wait for room, and is given up rather than wait for long.
+copy makes room as a put does, but goes behind its tenant's puts that wait for room, and is given up rather than wait for long.
 """
 
 import logging
@@ -168,8 +168,8 @@ class ReplicaQueue:
     # --- a batch ---
 
     def _next_batch(self) -> _Batch | None:
-        """The first blocks of the queue, with their slots. None: there is no room for the first, or puts wait for room."""
-        if len(self._waiting):
+        """The first blocks of the queue, with their slots. None: there is no room for the first, or puts of its tenant wait for room."""
+        if self._waiting.has(self._queue[0].order.hello.tenant):
             return None
         batch, left_bytes = _Batch(self._queue[0].order), self._batch_bytes
         while self._queue and self._queue[0].order is batch.order and len(batch.items) < BATCH_BLOCKS:

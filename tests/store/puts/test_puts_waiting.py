@@ -11,7 +11,7 @@ from kvstore.protocol.errors import (
     TierFailed,
     Unavailable,
 )
-from kvstore.protocol.message import BUSY, GRANTED
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from tests.rpc.wires import frame, read_frame
@@ -96,6 +96,53 @@ def test_who_comes_later_waits_behind_who_waits_already(node: Served, client: Cl
     assert (large_result, small_result) == ([[STORED]], [[STORED]])
     other.close()
     small.close()
+
+
+@pytest.fixture
+def waiting(node: Served, client: Client) -> Iterator[None]:
+    """Tenant red has the block `old`, which is pinned, and 4 KiB free, and waits for 16 KiB."""
+
+    def pin(pinned: bool) -> None:
+        block = node.store.table.find("red", b"old")
+        assert block is not None
+        block.pinned = pinned
+
+    client.put({"old": b"x"})
+    node.call(lambda: pin(True))
+    held = client.open({"held": 8 * KIB})
+    other = node.connect()
+    thread, results = in_background(lambda: other.put({"large": bytes(16 * KIB)}))
+    until(node, lambda: len(node.waiting) == 1)
+    yield
+    assert results == []
+    node.call(lambda: pin(False))
+    client.ask(Abort(list(held.put_ids)), Ok)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+    other.close()
+
+
+@pytest.mark.parametrize("through_socket", [False, True])
+@pytest.mark.usefixtures("waiting")
+def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bool) -> None:
+    blue = node.connect(tenant="blue")
+    if through_socket:
+        assert blue.put({"a": bytes(KIB)}) == [STORED]
+    else:
+        opened = blue.open({"a": KIB})
+        assert list(opened.statuses) == [GRANTED]
+        blue.ask(Abort(list(opened.put_ids)), Ok)
+    blue.close()
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_put_of_what_is_there_is_a_success_whoever_waits(client: Client) -> None:
+    assert client.put({"old": b"x"}) == [ALREADY_THERE]
+    assert list(client.open({"old": 1}).statuses) == [PRESENT]
+    assert client.put({"old": b"x", "new": b"y"}) == [ALREADY_THERE, ASK_AGAIN], (
+        "and the rest of its batch waits when it is asked for alone"
+    )
+    assert list(client.open({"new": 1, "old": 1}).statuses) == [BUSY, PRESENT]
 
 
 def test_who_hangs_up_while_waiting_is_forgotten(node: Served, client: Client) -> None:

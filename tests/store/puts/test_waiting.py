@@ -1,4 +1,4 @@
-"""Promises of waiting.py: first come first served, each until its deadline, and nobody is asked after it has left."""
+"""Promises of waiting.py: first come first served within a tenant, each until its deadline, and nobody is asked after it has left."""
 
 from kvstore.store.puts.waiting import Waiting, WaitingRoom
 
@@ -11,12 +11,12 @@ class Line:
         self.lucky = ""
         self.log: list[str] = []
 
-    def add(self, name: str, *, owner: object = None, deadline_ns: int = 100) -> None:
+    def add(self, name: str, *, tenant: str = "red", owner: object = None, deadline_ns: int = 100) -> None:
         def attempt() -> bool:
             self.log.append(f"try {name}")
             return name in self.lucky
 
-        self.room.add(Waiting(owner, deadline_ns, attempt, lambda: self.log.append(f"late {name}")))
+        self.room.add(Waiting(tenant, owner, deadline_ns, attempt, lambda: self.log.append(f"late {name}")))
 
     def said(self) -> list[str]:
         log, self.log = self.log, []
@@ -36,6 +36,35 @@ def test_the_first_is_tried_and_nobody_overtakes() -> None:
     assert len(line.room) == 0
     line.room.retry()
     assert line.said() == []
+
+
+def test_nobody_waits_behind_another_tenant_and_the_tenant_that_waits_longest_is_tried_first() -> None:
+    line = Line()
+    for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "green")):
+        line.add(name, tenant=tenant)
+    assert [line.room.has(tenant) for tenant in ("red", "blue", "green", "grey")] == [True, True, True, False]
+    line.lucky = "bc"
+    line.room.retry()
+    assert line.said() == ["try a", "try b", "try d"]
+    assert (line.room.has("blue"), len(line.room)) == (False, 3)
+    line.lucky = "acd"
+    line.room.retry()
+    assert line.said() == ["try a", "try c", "try d"]
+    assert len(line.room) == 0
+
+
+def test_who_leaves_during_its_own_attempt_takes_nobody_along() -> None:
+    line = Line()
+
+    def attempt() -> bool:
+        line.room.forget_owner("me")
+        return True
+
+    line.room.add(Waiting("red", "me", 100, attempt, lambda: None))
+    line.add("b")
+    line.room.retry()
+    assert line.said() == ["try b"]
+    assert len(line.room) == 1
 
 
 def test_whose_deadline_is_over_hears_so_and_the_next_is_tried() -> None:
@@ -72,7 +101,7 @@ def test_an_attempt_may_call_the_room_again() -> None:
         line.room.retry()
         return True
 
-    line.room.add(Waiting(None, 100, attempt, lambda: None))
+    line.room.add(Waiting("red", None, 100, attempt, lambda: None))
     line.add("b", owner="gone")
     line.add("c")
     line.lucky = "bc"

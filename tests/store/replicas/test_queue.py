@@ -433,6 +433,21 @@ def test_what_fits_of_a_batch_goes_before_the_rest(pair: Pair, client: Client, m
     assert set(pair.blocks()) == set(names[2:])
 
 
+def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, client: Client) -> None:
+    other = pair.target.connect(tenant="blue")
+    opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
+    assert set(opened.statuses) == {0}
+    thread, results = in_background(lambda: other.put({"waits": bytes(8 * KIB)}))
+    pair.until(lambda: len(pair.target.waiting) == 1)
+    assert pair.copy("k0") == [1]
+    assert pair.arrived() == {b"k0": 1}, "it may have left again for the put"
+    for session in pair.target.call(lambda: list(pair.target.server.sessions)):
+        pair.target.call(session.close)
+    thread.join()
+    assert isinstance(results[0], Unavailable)
+    other.close()
+
+
 def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}
