@@ -18,21 +18,40 @@ MAX_VECTORS: Final = 512
 OnSent = Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """What a peer that does not read may hold of ours, and for how long.
+
+    `queued_bytes`: unsent bytes beyond which its requests wait. `timeout_s`: the time it has to take a message; then it is hung up on.
+    """
+
+    queued_bytes: int = 64 << 20
+    timeout_s: float = 30.0
+
+
 @dataclass(slots=True)
 class _Entry:
     buffers: deque[memoryview]
     on_sent: OnSent | None
     fds: Sequence[int]
+    since_ns: int
 
 
 class Outbox:
-    """See the module. Not thread-safe. `guarded` runs a callback and lets none of its exceptions out."""
+    """See the module. Not thread-safe. `guarded` runs a callback and lets none of its exceptions out; `clock_ns` is asked only when
+    something has to be queued."""
 
-    def __init__(self, sock: socket.socket, guarded: Callable[[OnSent], None]) -> None:
+    def __init__(self, sock: socket.socket, guarded: Callable[[OnSent], None], clock_ns: Callable[[], int]) -> None:
         self._sock = sock
         self._guarded = guarded
+        self._clock_ns = clock_ns
         self._entries: deque[_Entry] = deque()
         self.queued_bytes = 0
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Since when the message that is next has waited; None: none waits."""
+        return self._entries[0].since_ns if self._entries else None
 
     def send(self, head: bytes, payload: Sequence[memoryview | bytes], on_sent: OnSent | None, fds: Sequence[int]) -> None:
         """Send now what the socket takes and queue the rest.
@@ -51,7 +70,7 @@ class Outbox:
                 return
         buffers = deque(memoryview(part) for part in (head, *payload))
         advance(buffers, sent)
-        self._entries.append(_Entry(buffers, on_sent, fds))
+        self._entries.append(_Entry(buffers, on_sent, fds, self._clock_ns()))
         self.queued_bytes += sum(map(len, buffers))
         if len(self._entries) == 1:
             self.flush()

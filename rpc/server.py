@@ -13,8 +13,9 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.session_messages import Failure
+from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
-from kvstore.rpc.session import Handler, Session
+from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
 
 BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
@@ -25,11 +26,12 @@ log = logging.getLogger("kvstore.transfer")
 class Server:
     """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller."""
 
-    def __init__(self, reactor: Reactor, handler: Handler, *, max_connections: int) -> None:
+    def __init__(self, reactor: Reactor, handler: Handler, *, max_connections: int, limits: SendLimits = DEFAULT_LIMITS) -> None:
         self._reactor = reactor
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self._max_connections = max_connections
+        self._limits = limits
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
         self.sessions: set[Session] = set()
@@ -96,7 +98,7 @@ class Server:
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sessions.add(Session(self._reactor, sock, _Tracked(self)))
+        self.sessions.add(Session(self._reactor, sock, _Tracked(self), self._limits))
 
     def _listen_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:

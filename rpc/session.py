@@ -17,14 +17,13 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.incoming import Incoming
-from kvstore.rpc.outbox import MAX_VECTORS, Outbox, advance
+from kvstore.rpc.outbox import MAX_VECTORS, Outbox, SendLimits, advance
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
 
-MAX_QUEUED_BYTES: Final = 64 << 20
-"""Unsent answers of one peer beyond which its requests wait: a peer that asks and does not read cannot take the daemon's memory."""
 MAX_FRAMES_A_TURN: Final = 64
 """Frames served for one peer before the others have their turn."""
 DISCARD_BYTES: Final = 256 << 10
+DEFAULT_LIMITS: Final = SendLimits()
 
 log = logging.getLogger("kvstore.transfer")
 
@@ -53,7 +52,7 @@ class Handler(Protocol):
 class Session:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, handler: Handler) -> None:
+    def __init__(self, reactor: Reactor, sock: socket.socket, handler: Handler, limits: SendLimits = DEFAULT_LIMITS) -> None:
         sock.setblocking(False)
         self.reactor = reactor
         self.is_local = sock.family == socket.AF_UNIX
@@ -69,7 +68,9 @@ class Session:
         self._left_bytes = 0
         self._waiting_for_room = False
         self._refusal: KVStoreError | None = None
-        self._outbox = Outbox(sock, reactor.guarded)
+        self._limits = limits
+        self._outbox = Outbox(sock, reactor.guarded, reactor.now_ns)
+        self._send_timer: Timer | None = None
         self._events = READABLE
         self._requests: dict[int, tuple[Reply, Timer]] = {}
         self._next_request = 1
@@ -134,12 +135,12 @@ class Session:
                 self._say_last(error)
 
     def _paused(self) -> bool:
-        return self._destinations is not None or self._waiting_for_room or self._outbox.queued_bytes > MAX_QUEUED_BYTES
+        return self._destinations is not None or self._waiting_for_room or self._outbox.queued_bytes > self._limits.queued_bytes
 
     def _update_events(self) -> None:
         """Have epoll tell what can be used: no reading while there is no room for what would be read."""
         queued_bytes = self._outbox.queued_bytes
-        reading = 0 if self._waiting_for_room or queued_bytes > MAX_QUEUED_BYTES else READABLE
+        reading = 0 if self._waiting_for_room or queued_bytes > self._limits.queued_bytes else READABLE
         events = reading | (WRITABLE if queued_bytes else 0)
         if self.is_open and events != self._events:
             self._events = events
@@ -318,6 +319,21 @@ class Session:
             self.close(f"{error.strerror or error}")
         if self._outbox.queued_bytes:
             self._update_events()
+            self._watch_sending()
+
+    def _watch_sending(self) -> None:
+        """Look again when the time of what is next to be sent is over. One timer a connection, and none while its peer reads."""
+        since_ns = self._outbox.oldest_ns
+        if self._send_timer is None and since_ns is not None:
+            self._send_timer = self.reactor.call_at(since_ns + int(self._limits.timeout_s * 1e9), self._look_at_sending)
+
+    def _look_at_sending(self) -> None:
+        self._send_timer, since_ns = None, self._outbox.oldest_ns
+        if since_ns is not None and since_ns + int(self._limits.timeout_s * 1e9) <= self.reactor.now_ns():
+            log.warning("hanging up: a peer has not taken an answer within %g s", self._limits.timeout_s)
+            self.close(f"an answer was not taken within {self._limits.timeout_s:g} s")
+        else:
+            self._watch_sending()
 
     def _on_writable(self) -> None:
         self._outbox.flush()
@@ -340,6 +356,8 @@ class Session:
         self.is_open = False
         self.reactor.unregister(self._fd)
         self._sock.close()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
         requests, self._requests = self._requests, {}
         self._destinations = None
         self._outbox.abandon()

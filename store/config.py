@@ -37,6 +37,10 @@ class NodeSettings:
     low_watermark: float = setting(0.90, "Share of a tier's capacity down to which blocks are demoted.", minimum=0, maximum=1)
     put_ttl_s: float = setting(30.0, "An open put is forgotten after this long.", minimum=0.001)
     max_lease_s: float = setting(60.0, "Longest lease a reader gets on mapped blocks.", minimum=0.001)
+    peer_bytes: Size = setting(Size(64 << 20), "Unsent answers of one connection beyond which its requests wait.", minimum=1)
+    send_timeout_s: float = setting(
+        30.0, "Time that a connection has to take an answer; then it is cut, and the blocks that the answer held are free.", minimum=0.01
+    )
     move_batch: Size = setting(Size(8 << 20), "Bytes copied between tiers in one batch (one LMDB transaction).", minimum=1)
     read_threads: int = setting(2, "Threads that read from NVMe and HBM.", minimum=1, maximum=256)
     tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)

@@ -19,6 +19,7 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.address import parse_address
+from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
 from kvstore.rpc.session import Session
@@ -172,7 +173,8 @@ class Node:
             self._copies,
             instance=self._instance,
         )
-        self._server = Server(self.reactor, self._service, max_connections=settings.max_connections)
+        limits = SendLimits(settings.peer_bytes, settings.send_timeout_s)
+        self._server = Server(self.reactor, self._service, max_connections=settings.max_connections, limits=limits)
         tcp = self._server.listen_tcp(listen.host, listen.port)
         port = tcp.rpartition(":")[2]
         name = settings.name or f"{socket.gethostname()}:{port}"

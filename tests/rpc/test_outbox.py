@@ -17,7 +17,8 @@ class Pair:
         mine, self.peer = socket.socketpair()
         mine.setblocking(False)
         self.mine = mine
-        self.outbox = Outbox(mine, self.call)
+        self.now_ns = 0
+        self.outbox = Outbox(mine, self.call, lambda: self.now_ns)
         self.sent: list[str] = []
 
     def call(self, on_sent: OnSent) -> None:
@@ -49,6 +50,17 @@ def test_what_the_socket_takes_is_sent_at_once(pair: Pair) -> None:
     assert pair.sent == ["values"]
     assert pair.outbox.queued_bytes == 0
     assert pair.peer.recv(100) == b"headheadabc"
+
+
+def test_it_tells_since_when_the_next_message_waits(pair: Pair) -> None:
+    assert pair.outbox.oldest_ns is None
+    for pair.now_ns in (5, 7):
+        pair.outbox.send(b"head", [bytes(8 << 20)], None, ())
+    assert pair.outbox.oldest_ns == 5
+    pair.read(4 + (8 << 20))
+    assert pair.outbox.oldest_ns == 7
+    pair.outbox.abandon()
+    assert pair.outbox.oldest_ns is None
 
 
 def test_more_vectors_than_one_call_takes_are_sent_in_order(pair: Pair) -> None:

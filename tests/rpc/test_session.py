@@ -19,22 +19,27 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
-from kvstore.rpc import session as session_module
+from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
-from kvstore.rpc.session import MAX_FRAMES_A_TURN, Session
+from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 
 
 class Line:
     """A session on one end of a socket pair; the test holds the other."""
 
-    def __init__(self, ends: "tuple[socket.socket, socket.socket] | None" = None, handler: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        ends: "tuple[socket.socket, socket.socket] | None" = None,
+        handler: Recorder | None = None,
+        limits: SendLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.clock = Clock()
         self.reactor = Reactor(self.clock)
         self.peer, mine = ends or socket.socketpair()
         self.peer.settimeout(10)
         self.handler = handler or Recorder()
-        self.session = Session(self.reactor, mine, self.handler)
+        self.session = Session(self.reactor, mine, self.handler, limits)
 
     def send(self, data: bytes) -> None:
         self.peer.sendall(data)
@@ -335,8 +340,16 @@ def test_a_message_without_an_id_gets_no_answer_even_if_it_fails(line: Line) -> 
         line.peer.recv(1)
 
 
-def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MAX_QUEUED_BYTES", 1 << 20)
+@pytest.fixture
+def narrow() -> Iterator[Line]:
+    """A mebibyte may wait for the peer, and for 10 seconds."""
+    line = Line(limits=SendLimits(1 << 20, 10.0))
+    yield line
+    line.close()
+
+
+def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(narrow: Line) -> None:
+    line = narrow
     value = bytes(600_000)
     sent: list[int] = []
 
@@ -361,8 +374,43 @@ def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(line: Line, mo
     assert sent == list(range(1, 12))
 
 
-def test_answers_queued_behind_a_slow_reader_pause_it_at_the_limit(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MAX_QUEUED_BYTES", 1 << 20)
+def test_a_peer_that_does_not_take_an_answer_in_its_time_is_hung_up_on_and_holds_nothing(narrow: Line) -> None:
+    """Taking a little of it does not help; having taken the one before does."""
+    line = narrow
+    done: list[int] = []
+    line.session.reply(1, Ok(), [bytes(4 << 20)], on_sent=lambda: done.append(1))
+    line.clock.now_ns = 4 * 10**9
+    line.session.reply(2, Ok(), [bytes(4 << 20)], on_sent=lambda: done.append(2))
+    line.clock.now_ns = 8 * 10**9
+    collected = 0
+    while collected < HEADER_BYTES + (4 << 20):
+        collected += len(line.peer.recv(HEADER_BYTES + (4 << 20) - collected))
+        line.settle()
+    assert done == [1]
+    line.clock.now_ns = 14 * 10**9 - 1
+    line.peer.recv(1000)
+    line.settle()
+    assert line.session.is_open
+    line.clock.now_ns += 1
+    line.settle()
+    assert (line.session.is_open, done, line.handler.closed_count) == (False, [1, 2], 1)
+
+
+def test_a_peer_that_takes_its_answers_has_no_deadline_to_fear(narrow: Line) -> None:
+    line = narrow
+    for _ in range(3):
+        line.session.reply(1, Ok(), [bytes(4 << 20)])
+        collected = 0
+        while collected < HEADER_BYTES + (4 << 20):
+            collected += len(line.peer.recv(4 << 20))
+            line.settle()
+        line.clock.now_ns += 60 * 10**9
+        line.settle()
+    assert line.session.is_open
+
+
+def test_answers_queued_behind_a_slow_reader_pause_it_at_the_limit(narrow: Line) -> None:
+    line = narrow
     for _ in range(8):
         line.session.reply(1, Ok(), [bytes(400_000)])
     line.peer.sendall(frame(EXISTS))

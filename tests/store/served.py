@@ -19,9 +19,10 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.session import DEFAULT_LIMITS, Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.moves.mover import TierMover
@@ -57,6 +58,7 @@ class Served:
         dram_bytes: int = 1 << 20,
         tokens: Mapping[str, bytes] | None = None,
         engine: TransferEngine | None = None,
+        limits: SendLimits = DEFAULT_LIMITS,
         **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
@@ -99,7 +101,7 @@ class Served:
             instance=77,
         )
         self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
-        self.server = Server(self.reactor, self.service, max_connections=100)
+        self.server = Server(self.reactor, self.service, max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
         self.reactor.after_events += [self.mover.kick, self.publisher.flush]

@@ -8,10 +8,12 @@ import pytest
 from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Read
+from kvstore.rpc.outbox import SendLimits
 from kvstore.store import reads
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.moves.mover import SlowRead
 from tests.rpc.wires import frame
+from tests.store.engines import eventually
 from tests.store.failing_tier import FailingNvme
 from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served, until
 
@@ -277,4 +279,19 @@ def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_p
         while len(got) < len(value):
             got += sock.recv(1 << 20)
         assert bytes(got).endswith(value[-(1 << 20) :])
+        sock.close()
+
+
+def test_a_reader_that_does_not_read_holds_its_blocks_for_no_longer_than_it_has_to_take_them(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=32 << 20, limits=SendLimits(timeout_s=0.3)) as node:
+        client = node.connect(tcp=True)
+        client.put({"a": bytes(24 << 20)})
+        sock = client.channel.detach()
+        sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
+        until(node, lambda: find_here(node, "a").readers == 1)
+        eventually(lambda: not find(node, "a").readers)
+        assert node.call(lambda: len(node.server.sessions)) == 0
+        other = node.connect()
+        assert other.put({"b": bytes(24 << 20)}) == [1], "there is room"
+        other.close()
         sock.close()
