@@ -15,6 +15,7 @@ from kvstore.client.viewing import OpenView
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.gate import Gate
 
 T = TypeVar("T")
 
@@ -167,6 +168,8 @@ class AsyncClient:
                     effect = operation.send(result)
         except StopIteration as end:
             return cast(T, end.value)
+        finally:
+            operation.close()
 
     async def _do(self, effect: Effect) -> Any:
         match effect:
@@ -212,17 +215,24 @@ class AsyncView:
 
 
 async def carry_out(effect: Work) -> Any:
-    """Small work here, large work in a thread. A cancelled caller waits for it: the memory it uses is given back right after."""
+    """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
+    by a signal): the memory that the work uses is given back right after."""
     if effect.size_bytes <= INLINE_WORK_BYTES:
         return effect.function()
-    working = asyncio.get_running_loop().run_in_executor(None, effect.function)
+    gate = Gate()
+    results: list[Any] = []
     try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        while not working.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([working])
-        raise
+        working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            while not working.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([working])
+            raise
+    finally:
+        gate.shut()
+    return results[0]
 
 
 def _asynchronous(channel: AnyChannel) -> AsyncChannel:

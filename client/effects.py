@@ -27,6 +27,9 @@ class AnyChannel(Protocol):
     is_open: bool
     welcome: Welcome
 
+    @property
+    def is_settled(self) -> bool: ...
+
     def close(self) -> None: ...
 
 

@@ -160,6 +160,8 @@ class Client:
                     effect = operation.send(result)
         except StopIteration as end:
             return cast(T, end.value)
+        finally:
+            operation.close()  # interrupted here it would otherwise hold its connection for as long as the traceback lives
 
     def _do(self, effect: Effect) -> Any:
         match effect:

@@ -59,8 +59,10 @@ def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:
     if view.loan is not None:
         try:
             yield Post(view.loan.channel, Release([view.lease]))
-        finally:
-            view.loan.give_back()
+        except BaseException:
+            view.loan.discard()  # with it goes the lease, whether the node has been told or not
+            raise
+        view.loan.give_back()
     if not in_time:
         raise LeaseExpired("the view was open for longer than its lease, or the connection to its node broke: throw away what was read")
     if still_used:

@@ -36,6 +36,8 @@ class AsyncChannel:
         self._incoming = Incoming()
         self._exchange = Exchange(address)
         self.is_open = True
+        self._is_midway = False
+        """A request was begun and its answer has not come, or a message without an answer is being sent."""
         self.welcome: Welcome
 
     @classmethod
@@ -81,6 +83,7 @@ class AsyncChannel:
 
     async def post(self, message: Message) -> None:
         """Send a message that has no answer. A broken connection is found by the next call."""
+        self._is_midway = True
         try:
             await self._write(notice(message), Deadline(POST_TIMEOUT_S))
         except OSError:
@@ -88,6 +91,7 @@ class AsyncChannel:
         except BaseException:
             self.close()
             raise
+        self._is_midway = False
 
     async def read_into(self, destinations: Sequence[memoryview], deadline: Deadline) -> None:
         """Read the answer's payload, or its next part, into writable byte views, in order.
@@ -109,7 +113,9 @@ class AsyncChannel:
 
     async def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         try:
-            await self._write(self._exchange.request(message, deadline, payload), deadline)
+            request = self._exchange.request(message, deadline, payload)
+            self._is_midway = True
+            await self._write(request, deadline)
         except BaseException as error:
             raise self._broken(error) from None
 
@@ -123,6 +129,7 @@ class AsyncChannel:
             reply = self._exchange.answer(frame[0], frame[1], answer)
         except BaseException as error:
             raise self._broken(error) from None
+        self._is_midway = False
         if isinstance(reply, KVStoreError):
             raise reply
         return reply
@@ -185,6 +192,11 @@ class AsyncChannel:
         if isinstance(error, OSError) and not isinstance(error, KVStoreError):
             return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
         return error
+
+    @property
+    def is_settled(self) -> bool:
+        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
+        return not self._is_midway and not self._exchange.payload_left
 
     def close(self) -> None:
         """Hang up. A second close is a no-op."""

@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, Shelf, connect_deadline, connect_failed
+from kvstore.rpc.pool import Loan, Shelf, Turn, connect_deadline, connect_failed
 
 
 class AsyncPool:
@@ -36,18 +37,20 @@ class AsyncPool:
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
-        is_lent, channel = self._shelf.lend(address)
-        while not is_lent:
+        turn, channel = self._shelf.lend(address)
+        while turn is None:
             await self._wait(deadline)
-            is_lent, channel = self._shelf.lend(address)
+            turn, channel = self._shelf.lend(address)
         if channel is not None:
-            return Loan(channel, self._give_back, reused=True)
+            return Loan(channel, partial(self._give_back, turn), reused=True)
         try:
-            return Loan(await self._open(address, deadline), self._give_back, reused=False)
+            opened = await self._open(address, deadline)
+            self._shelf.opened(opened, turn)
         except BaseException:
-            self._shelf.not_opened(address)
+            self._shelf.not_opened(address, turn)
             self._wake()
             raise
+        return Loan(opened, partial(self._give_back, turn), reused=False)
 
     async def _wait(self, deadline: Deadline) -> None:
         loop = asyncio.get_running_loop()
@@ -66,8 +69,8 @@ class AsyncPool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def _give_back(self, channel: AsyncChannel) -> None:
-        self._shelf.give_back(channel, self._clock_ns())
+    def _give_back(self, turn: Turn, channel: AsyncChannel) -> None:
+        self._shelf.give_back(channel, turn, self._clock_ns())
         self._wake()
 
     def _wake(self) -> None:

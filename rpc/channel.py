@@ -45,6 +45,8 @@ class Channel:
         self._incoming = Incoming()
         self._exchange = Exchange(address)
         self.is_open = True
+        self._is_midway = False
+        """A request was begun and its answer has not come, or a message without an answer is being sent."""
         self.welcome: Welcome
 
     @classmethod
@@ -89,10 +91,13 @@ class Channel:
 
     def post(self, message: Message) -> None:
         """Send a message that has no answer. A broken connection is found by the next call."""
+        self._is_midway = True
         try:
             self._write(notice(message), Deadline(POST_TIMEOUT_S))
-        except OSError:
-            self.close()
+        except OSError as error:
+            if isinstance(broken := self._broken(error), OSError) and not isinstance(broken, KVStoreError):
+                raise
+        self._is_midway = False
 
     def read_into(self, destinations: Sequence[memoryview], deadline: Deadline) -> None:
         """Read the answer's payload, or its next part, into writable byte views, in order.
@@ -117,6 +122,7 @@ class Channel:
             request = self._exchange.request(message, deadline, payload)
         except ProtocolError as error:
             raise self._broken(error) from None
+        self._is_midway = True
         try:
             self._write(request, deadline)
         except OSError as error:
@@ -132,6 +138,7 @@ class Channel:
             reply = self._exchange.answer(frame[0], frame[1], answer)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
+        self._is_midway = False
         if isinstance(reply, KVStoreError):
             raise reply
         return reply
@@ -188,12 +195,17 @@ class Channel:
             else:
                 advance(pending, sent)
 
-    def _broken(self, error: KVStoreError | OSError) -> KVStoreError:
-        """Close, and say what the caller is told."""
+    def _broken(self, error: KVStoreError | OSError) -> KVStoreError | OSError:
+        """Close, and say what the caller is told. An OSError without a number is not the socket's: a signal handler raised it."""
         self.close()
-        if isinstance(error, KVStoreError):
+        if isinstance(error, KVStoreError) or error.errno is None:
             return error
         return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
+
+    @property
+    def is_settled(self) -> bool:
+        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
+        return not self._is_midway and not self._exchange.payload_left
 
     def is_quiet(self) -> bool:
         """Between calls: the peer has neither hung up nor said anything unasked, whether that has been read already or not."""

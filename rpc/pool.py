@@ -4,10 +4,13 @@ The last one given back is the first one taken (its buffers are warm, and the re
 bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_pool.py` lends to tasks.
 """
 
+import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -24,6 +27,10 @@ class Closable(Protocol):
     address: Address
     is_open: bool
     welcome: Welcome
+
+    @property
+    def is_settled(self) -> bool:
+        """Between calls: all that was begun has been sent, answered and read to its end."""
 
     def close(self) -> None: ...
 
@@ -44,11 +51,11 @@ class Loan(Generic[Lent]):
         self._give_back: Callable[[Lent], None] | None = give_back
 
     def give_back(self, error: BaseException | None = None) -> None:
-        """After an `error` that is not kvstore's own (an interrupt, a cancelled task) the channel is closed first: its stream may be
-        anywhere. A second call is a no-op."""
+        """The channel is closed first when its stream may be anywhere: within a call, or after an `error` that is not kvstore's own (an
+        interrupt, a cancelled task). A second call is a no-op."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
-            if error is not None and not isinstance(error, KVStoreError):
+            if not self.channel.is_settled or (error is not None and not isinstance(error, KVStoreError)):
                 self.channel.close()
             give_back(self.channel)
 
@@ -64,18 +71,25 @@ class Loan(Generic[Lent]):
         self.give_back(error)
 
 
+class Turn:
+    """The right to one channel of an address. It ends when it is given back, or with the object: an interrupted caller, whom a signal
+    can keep from giving back anything, drops it all the same, and the channel with it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Endpoint(Generic[C]):
-    """Of one address: channels idle, each with the time it was given back, and the number lent."""
+    """Of one address: channels idle, each with the time it was given back, and those lent (None: still to be opened), by turn."""
 
     __slots__ = ("idle", "lent")
 
     def __init__(self) -> None:
         self.idle: deque[tuple[int, C]] = deque()
-        self.lent = 0
+        self.lent: dict[weakref.ref[Turn], C | None] = {}
 
 
 class Shelf(Generic[C]):
-    """Idle channels and the number lent, by address. Not thread-safe; time is passed in."""
+    """Idle channels and those lent, by address. Not thread-safe; time is passed in."""
 
     def __init__(self, *, max_channels: int, idle_ttl_s: float) -> None:
         self._max_channels = max_channels
@@ -84,8 +98,8 @@ class Shelf(Generic[C]):
         self._next_sweep_ns = 0
         self.is_closed = False
 
-    def lend(self, address: Address) -> tuple[bool, C | None]:
-        """(False, None) when as many as allowed are lent; else count one more and return it, None if the caller must open it.
+    def lend(self, address: Address) -> tuple[Turn | None, C | None]:
+        """(None, None) when as many as allowed are lent; else a turn, and the channel, None if the caller must open it.
 
         Raises Closed.
         """
@@ -94,19 +108,25 @@ class Shelf(Generic[C]):
         endpoint = self._endpoints.get(address)
         if endpoint is None:
             endpoint = self._endpoints[address] = _Endpoint()
-        if endpoint.lent >= self._max_channels:
-            return False, None
-        endpoint.lent += 1
-        return True, endpoint.idle.pop()[1] if endpoint.idle else None
+        if len(endpoint.lent) >= self._max_channels:
+            return None, None
+        turn, channel = Turn(), endpoint.idle.pop()[1] if endpoint.idle else None
+        # The callback is the dictionary's own: no bytecode runs in it, so no signal handler does.
+        endpoint.lent[weakref.ref(turn, endpoint.lent.pop)] = channel
+        return turn, channel
 
-    def not_opened(self, address: Address) -> None:
-        """One counted as lent could not be opened."""
-        self._endpoints[address].lent -= 1
+    def opened(self, channel: C, turn: Turn) -> None:
+        """The channel that `turn` lacked."""
+        self._endpoints[channel.address].lent[weakref.ref(turn)] = channel
 
-    def give_back(self, channel: C, now_ns: int) -> None:
+    def not_opened(self, address: Address, turn: Turn) -> None:
+        """The channel of `turn` could not be opened."""
+        self._endpoints[address].lent.pop(weakref.ref(turn), None)
+
+    def give_back(self, channel: C, turn: Turn, now_ns: int) -> None:
         """Keep `channel` for the next, unless it broke."""
         endpoint = self._endpoints[channel.address]
-        endpoint.lent -= 1
+        endpoint.lent.pop(weakref.ref(turn), None)
         if self.is_closed:
             channel.close()
         elif channel.is_open:
@@ -124,7 +144,7 @@ class Shelf(Generic[C]):
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
         endpoint = self._endpoints.get(address)
-        return (0, 0) if endpoint is None else (endpoint.lent, len(endpoint.idle))
+        return (0, 0) if endpoint is None else (len(endpoint.lent), len(endpoint.idle))
 
     def close(self) -> None:
         """Close the idle ones now and the lent ones when they come back."""
@@ -165,35 +185,47 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._given_back = threading.Condition(self._lock)
-        self._waiting = 0
+        self._waiting: list[threading.Lock] = []
+        """A lock for each taker that waits, released once. No Condition: its wait, interrupted twice, would leave without the lock."""
 
     def take(self, address: Address, deadline: Deadline) -> Loan[Channel]:
         """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent.
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
-        with self._lock:
-            is_lent, channel = self._shelf.lend(address)
-            while not is_lent:
-                self._wait(deadline)
-                is_lent, channel = self._shelf.lend(address)
+        turn, channel = self._next(address, deadline)
         if channel is not None:
-            return Loan(channel, self._give_back, reused=True)
+            return Loan(channel, partial(self._give_back, turn), reused=True)
         try:
-            return Loan(self._open(address, deadline), self._give_back, reused=False)
+            opened = self._open(address, deadline)
+            self._shelf.opened(opened, turn)
         except BaseException:
             with self._lock:
-                self._shelf.not_opened(address)
-                self._given_back.notify()
+                self._shelf.not_opened(address, turn)
+                self._wake()
             raise
+        return Loan(opened, partial(self._give_back, turn), reused=False)
 
-    def _wait(self, deadline: Deadline) -> None:
-        self._waiting += 1
-        try:
-            self._given_back.wait(deadline.left_s())
-        finally:
-            self._waiting -= 1
+    def _next(self, address: Address, deadline: Deadline) -> tuple[Turn, Channel | None]:
+        while True:
+            with self._lock:
+                turn, channel = self._shelf.lend(address)
+                if turn is not None:
+                    return turn, channel
+                given_back = threading.Lock()
+                given_back.acquire()
+                self._waiting.append(given_back)
+            try:
+                given_back.acquire(timeout=deadline.left_s())
+            finally:
+                with self._lock, contextlib.suppress(ValueError):
+                    self._waiting.remove(given_back)
+
+    def _wake(self) -> None:
+        """All who wait, for which address is not known. The caller has the lock."""
+        waiting, self._waiting = self._waiting, []
+        for given_back in waiting:
+            given_back.release()
 
     def _open(self, address: Address, deadline: Deadline) -> Channel:
         try:
@@ -201,11 +233,11 @@ class Pool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def _give_back(self, channel: Channel) -> None:
+    def _give_back(self, turn: Turn, channel: Channel) -> None:
         with self._lock:
-            self._shelf.give_back(channel, self._clock_ns())
+            self._shelf.give_back(channel, turn, self._clock_ns())
             if self._waiting:
-                self._given_back.notify_all()
+                self._wake()
 
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
@@ -216,4 +248,4 @@ class Pool:
         """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
         with self._lock:
             self._shelf.close()
-            self._given_back.notify_all()
+            self._wake()

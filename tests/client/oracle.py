@@ -47,7 +47,7 @@ class OracleChannel:
     def __init__(self, address: Address, welcome: Welcome) -> None:
         self.address = address
         self.welcome = welcome
-        self.is_open = True
+        self.is_open = self.is_settled = True
         self.payload = b""
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, Pool, Shelf, connect_failed
+from kvstore.rpc.pool import Loan, Pool, Shelf, Turn, connect_failed
 from tests.rpc.daemon_child import Daemon, running
 
 HELLO = Hello(1, "tenant", "token", "me")
@@ -25,67 +26,100 @@ class Item:
 
     def __init__(self, address: Address = A) -> None:
         self.address = address
-        self.is_open = True
+        self.is_open = self.is_settled = True
         self.welcome = Welcome(1, "x")
 
     def close(self) -> None:
         self.is_open = False
 
 
+def borrow(shelf: Shelf[Item], address: Address = A) -> tuple[Turn, Item | None]:
+    turn, item = shelf.lend(address)
+    assert turn is not None
+    return turn, item
+
+
 def test_the_last_given_back_is_the_first_lent() -> None:
     shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=60)
-    items = [Item(), Item()]
-    for _ in items:
-        assert shelf.lend(A) == (True, None)
-    for item in items:
-        shelf.give_back(item, 0)
+    items, turns = [Item(), Item()], [borrow(shelf), borrow(shelf)]
+    assert [item for _, item in turns] == [None, None]
+    for item, (turn, _) in zip(items, turns, strict=True):
+        shelf.give_back(item, turn, 0)
     assert shelf.counts(A) == (0, 2)
-    assert shelf.lend(A) == (True, items[1])
-    assert shelf.lend(B) == (True, None)
+    again, lent = borrow(shelf)
+    assert lent is items[1]
+    other, opened = borrow(shelf, B)
+    assert opened is None
     assert shelf.counts(A) == (1, 1)
     assert shelf.counts(Address("c", 1)) == (0, 0)
+    del again, other
 
 
 def test_no_more_than_the_maximum_is_lent_to_one_address() -> None:
     shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    shelf.lend(A)
-    assert (shelf.lend(A), shelf.lend(B)) == ((False, None), (True, None))
-    shelf.not_opened(A)
-    assert shelf.lend(A) == (True, None)
+    turn, _ = borrow(shelf)
+    assert shelf.lend(A) == (None, None)
+    borrow(shelf, B)
+    shelf.not_opened(A, turn)
+    borrow(shelf)
+
+
+def test_a_turn_that_is_dropped_is_over_and_its_channel_is_the_shelfs_no_more() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
+    turn, _ = borrow(shelf)
+    item = Item()
+    shelf.opened(item, turn)
+    held = weakref.ref(item)
+    del turn, item
+    assert (shelf.counts(A), held()) == ((0, 0), None)
+    borrow(shelf)
 
 
 def test_broken_channels_are_dropped() -> None:
     shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    shelf.lend(A)
+    turn, _ = borrow(shelf)
     broken = Item()
     broken.close()
-    shelf.give_back(broken, 0)
+    shelf.give_back(broken, turn, 0)
     assert shelf.counts(A) == (0, 0)
 
 
 def test_channels_idle_for_the_time_to_live_are_closed_whatever_their_address() -> None:
     shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
     old, young, other = Item(), Item(), Item(B)
-    for item in (old, young, other):
-        shelf.lend(item.address)
-    shelf.give_back(old, 0)
-    shelf.give_back(young, 4_000_000_000)
-    shelf.give_back(other, 10_000_000_000)
+    turns = [borrow(shelf, item.address)[0] for item in (old, young, other)]
+    for item, turn, now_ns in zip((old, young, other), turns, (0, 4_000_000_000, 10_000_000_000), strict=True):
+        shelf.give_back(item, turn, now_ns)
     assert [item.is_open for item in (old, young, other)] == [False, True, True]
 
 
 def test_a_closed_shelf_closes_the_idle_at_once_and_the_lent_when_they_come_back() -> None:
     shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
     idle, lent = Item(), Item()
-    shelf.lend(A)
-    shelf.lend(A)
-    shelf.give_back(idle, 0)
+    (first, _), (second, _) = borrow(shelf), borrow(shelf)
+    shelf.give_back(idle, first, 0)
     shelf.close()
     assert (idle.is_open, lent.is_open) == (False, True)
-    shelf.give_back(lent, 0)
+    shelf.give_back(lent, second, 0)
     assert not lent.is_open
     with pytest.raises(Closed):
         shelf.lend(A)
+
+
+def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> None:
+    for is_settled, error, stays in (
+        (True, None, True),
+        (True, DeadlineExceeded(""), True),
+        (True, ValueError(), False),
+        (False, None, False),
+    ):
+        item = Item()
+        item.is_settled = is_settled
+        kept: list[Item] = []
+        loan = Loan(item, kept.append, reused=True)
+        loan.give_back(error)
+        loan.give_back(error)
+        assert (item.is_open, kept) == (stays, [item])
 
 
 def test_an_attempt_that_ran_out_of_time_is_the_operations_end_only_if_its_deadline_is_over() -> None:

@@ -1,15 +1,21 @@
 """Copies between this process's buffers and mapped slabs, by several threads when there is much to copy.
 
-One thread does not fill a memory bus; the copies and the hashing run without the GIL, so a few threads together do. It owns the threads.
+One thread does not fill a memory bus; the copies and the hashing run without the GIL, so a few threads together do. The caller copies
+along: whoever is free takes the next part. No call returns or raises while a thread touches what it was given (gate.py).
 """
 
 import os
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Final, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import xxhash
+
+from kvstore.transfer.memory.gate import Gate
 
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]
@@ -22,11 +28,12 @@ PARALLEL_BYTES: Final = 4 << 20
 
 
 class MemcpyPool:
-    """Thread-safe. `threads` of 0 takes as many as there are processors, 4 at most."""
+    """Thread-safe. `threads` of 0 takes as many as there are processors, 4 at most; the caller's own is one of them."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads or min(4, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(max(1, self._threads - 1), thread_name_prefix="kvstore-copy")
+        self._helpers = _Helpers(self._threads - 1)
+        weakref.finalize(self, self._helpers.dismiss).atexit = False
 
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Copy every source to its destination."""
@@ -38,16 +45,90 @@ class MemcpyPool:
 
     def _spread(self, work: Callable[[Sequence[Pair]], R], pairs: Sequence[Pair]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
-        others = [self._pool.submit(work, part) for part in parts[1:]]
+        if len(parts) == 1:
+            return [work(pairs)]
+        shared = _Shared(work, parts)
         try:
-            mine = work(parts[0])
+            self._helpers.call(shared, len(parts) - 1)
+            shared.take_parts()
         finally:
-            wait(others)  # even when interrupted: the slots may be another's as soon as this returns
-        return [mine, *(other.result() for other in others)]
+            try:
+                shared.gate.shut()
+            finally:
+                shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
+        return shared.outcome()
 
     def close(self) -> None:
-        """End the threads. A second close is a no-op."""
-        self._pool.shutdown(wait=False)
+        """End the threads; later copies are the caller's alone. A second close is a no-op."""
+        self._helpers.dismiss()
+
+
+class _Shared(Generic[R]):
+    """One piece of work in parts, which the caller and the helpers take as they come."""
+
+    def __init__(self, work: Callable[[Sequence[Pair]], R], parts: Sequence[Sequence[Pair]]) -> None:
+        self.gate = Gate()
+        self.left = deque(enumerate(parts))
+        self._work = work
+        self._results: dict[int, R] = {}
+        self._error: BaseException | None = None
+
+    def take_parts(self) -> None:
+        """Work until no part is left to take."""
+        while True:
+            try:
+                index, part = self.left.popleft()
+            except IndexError:
+                return
+            self._results[index] = self._work(part)
+
+    def help(self) -> None:
+        """A helper's share; what goes wrong is told to the caller."""
+        try:
+            self.take_parts()
+        except BaseException as error:
+            self._error = error
+
+    def outcome(self) -> list[R]:
+        """The results in order. Raises the error of a helper."""
+        if self._error is not None:
+            raise self._error
+        return [self._results[index] for index in range(len(self._results))]
+
+
+class _Helpers:
+    """At most `limit` threads that are started when first called and wait for work. Daemons: what they do, a caller waits for."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls: SimpleQueue[_Shared[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._running = 0
+        self._is_dismissed = False
+
+    def call(self, shared: "_Shared[Any]", count: int) -> None:
+        """Have up to `count` of them help. Nobody needs to come: the caller takes all parts that nobody takes."""
+        if self._is_dismissed:
+            return
+        for _ in range(count):
+            self._calls.put(shared)
+        for _ in range(self._running, self._limit):
+            threading.Thread(target=self._serve, name="kvstore-copy", daemon=True).start()
+
+    def _serve(self) -> None:
+        with self._lock:
+            if self._running >= self._limit:  # one more was started: a signal hid the start of another, or two callers saw none
+                return
+            self._running += 1
+        while (shared := self._calls.get()) is not None:
+            shared.gate.pass_through(shared.help)
+            del shared  # with it go the caller's buffers
+        self._calls.put(None)  # for the next one
+
+    def dismiss(self) -> None:
+        """End the threads, each after what it is at."""
+        self._is_dismissed = True
+        self._calls.put(None)
 
 
 def copy(destination: memoryview, source: memoryview) -> None:

@@ -1,6 +1,10 @@
 """Promises of memcpy.py."""
 
+import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -60,3 +64,24 @@ def test_copy(size: int) -> None:
     destination = bytearray(size)
     copy(memoryview(destination), memoryview(source))
     assert destination == source
+
+
+def test_the_threads_end_with_the_pool_and_take_nothing_of_a_later_copy() -> None:
+    copier = MemcpyPool(3)
+    pairs = [(memoryview(bytearray(PARALLEL_BYTES)), memoryview(os.urandom(PARALLEL_BYTES))) for _ in range(3)]
+    copier.copy(pairs)
+    helpers = [thread for thread in threading.enumerate() if thread.name == "kvstore-copy" and thread.is_alive()]
+    copier.close()
+    for helper in helpers:
+        helper.join(20)
+        assert not helper.is_alive()
+    copier.copy(pairs)
+    assert all(bytes(to) == of for to, of in pairs)
+
+
+def test_no_thread_writes_after_a_copy_that_signals_interrupt_again_and_again() -> None:
+    command = [sys.executable, "-m", "tests.transfer.memory.struck_copies", "400"]
+    found = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, check=True)
+    signals, written, wrong = json.loads(found.stdout)
+    assert signals >= 400
+    assert (written, wrong) == (0, 0)

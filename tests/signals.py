@@ -1,0 +1,40 @@
+"""Signals at random moments whose handler raises, as Ctrl-C does: in the main thread of a program that a test starts for it."""
+
+import random
+import signal
+from collections.abc import Callable
+
+
+class Struck(BaseException):
+    """Raised by the handler: no Exception, like KeyboardInterrupt."""
+
+
+class Striker:
+    """Counts the signals. `struck` runs something under them; what the handler raises ends there."""
+
+    def __init__(self, seed: int) -> None:
+        self.count = 0
+        self._is_inside = False
+        self._random = random.Random(seed)
+        signal.signal(signal.SIGALRM, self._strike)
+
+    def _strike(self, number: int, frame: object) -> None:
+        if self._is_inside:  # one that was under way when the timer was stopped comes late
+            self.count += 1
+            raise Struck
+
+    def struck(self, operation: Callable[[], object], *, within_s: float) -> bool:
+        """Run it; the first signal comes at a random moment within `within_s`, half the time with more every 20 us. Was it struck?"""
+        first_s = self._random.uniform(1e-6, within_s)
+        again_s = 20e-6 if self._random.random() < 0.5 else 0.0
+        try:
+            try:
+                self._is_inside = True
+                signal.setitimer(signal.ITIMER_REAL, first_s, again_s)
+                operation()
+            finally:
+                self._is_inside = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Struck:
+            return True
+        return False

@@ -1,0 +1,45 @@
+"""A gate between threads that use some memory and the one that answers for it: shut, it lets nobody in, and nobody is in any more.
+
+Python runs signal handlers between the bytecodes of the main thread, and inside every wait of its own locks; a handler may raise there,
+time and again. So the wait is one call of the C library, which no signal ends. Put first into a `finally` it cannot be missed either:
+CPython looks for signals after calls, at jumps back and at the beginning of functions, and none of these lies before it.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+_LOCK_BYTES: Final = 256
+"""More than a pthread_rwlock_t takes on any Linux: 56 bytes on x86-64."""
+
+_libc = ctypes.CDLL(None)
+for _function in (_libc.pthread_rwlock_tryrdlock, _libc.pthread_rwlock_wrlock, _libc.pthread_rwlock_unlock):
+    _function.argtypes = (ctypes.c_void_p,)
+_libc.pthread_rwlock_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Gate:
+    """A reader-writer lock: readers are the threads inside, and the one write lock, never given back, shuts it.
+
+    `shut()` waits, uninterruptibly and without the GIL, until all who entered have left; nobody enters afterwards. Once only, and from
+    one thread. To hold whatever is raised it must be the first thing in a `finally`.
+    """
+
+    __slots__ = ("_lock", "shut")
+
+    def __init__(self) -> None:
+        self._lock = ctypes.create_string_buffer(_LOCK_BYTES)
+        _libc.pthread_rwlock_init(ctypes.addressof(self._lock), None)
+        # A partial, since a method would be a function, at whose beginning a signal handler may raise.
+        self.shut: Callable[[], object] = partial(_libc.pthread_rwlock_wrlock, ctypes.addressof(self._lock))
+
+    def pass_through(self, work: Callable[[], None]) -> bool:
+        """Do `work` inside; False, and nothing is done, if the gate is shut. For threads that see no signals: any but the main one."""
+        if _libc.pthread_rwlock_tryrdlock(ctypes.addressof(self._lock)):
+            return False
+        try:
+            work()
+        finally:
+            _libc.pthread_rwlock_unlock(ctypes.addressof(self._lock))
+        return True
