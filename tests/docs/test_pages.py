@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,15 +33,14 @@ PROGRAMS = {
 ELSEWHERE = {
     "make": "a target of the Makefile",
     "pip": "tests/protocol/test_extras.py",
-    "for": "docs/router.md's engines: tests/system/test_router.py",
-    "python": "likewise, and tests/examples",
+    "for": "docs/router.md: below",
     "done": "likewise",
     "curl": "likewise",
+    "python": "likewise; examples/README.md: tests/examples",
     "client": "a drawing",
     "│": "a drawing",
-    "router/": "a drawing",
 }
-"""First words of lines that are no command of ours, and what holds them."""
+"""First words of lines that are no command of ours, and what holds them. Maps begin with a file or a folder."""
 TRACE = "".join(
     json.dumps({"timestamp": 1000 * at, "input_length": 512 * len(ids), "output_length": 4, "hash_ids": ids}) + "\n"
     for at, ids in enumerate([[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]])
@@ -62,7 +62,7 @@ def commands(page: Path) -> list[list[str]]:
                 words = shlex.split(line, comments=True)
                 found.append(words[:-1] if words[-1] == "&" else words)
             else:
-                assert not first or first[0] in ELSEWHERE, f"{page.name}: who tests this line? {line}"
+                assert not first or first[0] in ELSEWHERE or first[0].endswith((".py", "/")), f"{page.name}: who tests this line? {line}"
     return found
 
 
@@ -168,3 +168,31 @@ def test_up_starts_the_cluster_that_the_programs_connect_to(tmp_path: Path) -> N
         assert events(start(hosts, [*small(words, tmp_path), "--json"], tmp_path), "ready")["master"] == MASTER
         said = hosts.run(0, [sys.executable, "-c", program], timeout_s=PATIENCE_S)
     assert said.splitlines()[0] == "1000 tokens: 0 of 62 blocks were cached"
+
+
+def test_the_router_is_tried_as_its_page_says(tmp_path: Path) -> None:
+    """The lines as printed, by bash, in a network of their own; between them it waits until what was started can be seen."""
+    block = next(block for block in blocks(ROOT / "docs" / "router.md", "") if "kvstore-router" in block)
+    functions = "".join(f'{name}() {{ "$PYTHON" -m {module} "$@"; }}\n' for name, module in PROGRAMS.items())
+    script = "set -eu\n" + functions + 'python() { "$PYTHON" "$@"; }\n'
+    instances = "kvstore instances --json 2>/dev/null | grep -o '\"name\"' | wc -l"
+    for line in block.splitlines():
+        script += line + "\n"
+        if line.startswith("kvstore up"):
+            script += "until kvstore status 2>/dev/null | grep -q '2 of 2 alive'; do sleep 0.2; done\n"
+        elif line.startswith("done"):
+            script += f"until [ $({instances}) -ge 4 ]; do sleep 0.2; done\n"
+        elif line.startswith("kvstore-router"):
+            script += "until curl -s http://127.0.0.1:8000/health >/dev/null; do sleep 0.2; done\n"
+    environment = {**os.environ, "PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with two_hosts(0) as hosts, (tmp_path / "said").open("w+b") as said:
+        bash = hosts.start(0, ["bash", "-c", script], stdout=said, stderr=said, env=environment, start_new_session=True)
+        try:
+            ended = bash.wait(PATIENCE_S)
+        finally:
+            os.killpg(bash.pid, signal.SIGKILL)
+        said.seek(0)
+        text = said.read().decode()
+    assert ended == 0, text
+    assert "200 OK" in text
+    assert "x-kvstore-decision: {" in text.lower()
