@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvstore.protocol.catalog_messages import Copy, Drop, Hold
-from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import MESSAGES
@@ -169,7 +169,8 @@ class NodeService:
         self.master_epoch = epoch
 
     def _drop(self, session: Session, header: Header, message: Drop) -> None:
-        """Delete blocks; the answer comes after the deletions are durable and their events are on their way."""
+        """Delete blocks; the answer comes after the deletions are durable and their events are on their way. It is an error where a
+        device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_master(session, message.epoch)
         flags = bytearray()
         was_moving = False
@@ -183,11 +184,14 @@ class NodeService:
             else:
                 flags.append(0)
 
-        def answer() -> None:
-            session.reply(header.request_id, Flags(bytes(flags)))
+        def answer(failure: KVStoreError | None) -> None:
+            if failure is None:
+                session.reply(header.request_id, Flags(bytes(flags)))
+            else:
+                session.fail(header.request_id, failure)
 
         # A copy under way reaches its tier before the first flush ends, and is deleted only after that.
-        self._mover.flush((lambda: self._mover.flush(answer)) if was_moving else answer)
+        self._mover.flush((lambda _failure: self._mover.flush(answer)) if was_moving else answer)
         self._waiting.retry()
 
     def _hold(self, session: Session, header: Header, message: Hold) -> None:

@@ -11,6 +11,8 @@ and one in a tag would give the right bytes to the wrong key.
 The bytes may be an encoded value (tiers/value_codec.py): whoever reads it with room for the value itself gets it decoded. Size and
 checksum here are those of the bytes as they lie on the disk.
 
+A deletion that LMDB cannot write down (its disk is full) goes to `removed.ids` until it can: tiers/tombstones.py.
+
 Capacity is counted in these bytes; what LMDB adds is the disk's affair: two pages for a value of 4 KiB, 1.004 times 1 MiB.
 Appending (MDB_APPEND) and native integer keys were measured and make no difference; larger batches do: a commit costs 1 to 6 ms.
 """
@@ -20,14 +22,16 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, ConfigError, InvalidArgument, StaleHandle, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
+from kvstore.tiers.tombstones import Tombstones
 from kvstore.tiers.value_codec import decode_into
 
 MAX_VALUE_BYTES = 1 << 30
@@ -82,8 +86,15 @@ class NvmeTier(Tier):
         self._deleting: list[bytes] = []
         """Keys taken from `_freed` whose transaction has not been committed. The writer's own."""
         try:
+            self._tombstones = Tombstones(Path(directory) / "removed.ids", sync=sync)
+        except BaseException:
+            self._environment.close()
+            raise
+        self._freed.extend(sorted(self._tombstones.ids))
+        try:
             self._next_id = self._first_unused_id()
         except TierFailed as damaged:
+            self._tombstones.close()
             self._environment.close()
             raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
 
@@ -136,20 +147,30 @@ class NvmeTier(Tier):
         try:
             self._environment.write(put)
         except TierFull:
+            # Nothing was written, so freeing these leaves nothing to delete, and no tombstone is spent on them.
+            self._unwritten.update(record.slot.index for record in records)
             # Deletions are what makes room, so they must not depend on the success of a write that lacks it.
             self.flush()
             raise
         self._deleting.clear()
 
     def flush(self) -> None:
-        """Make every `free` before this call durable. Raises TierFull, TierFailed: the deletions stay queued.
+        """Make every `free` before this call durable: in LMDB or, where that cannot write, as tombstones.
 
         Between `free` and the next `write_batch` or `flush` a crash brings the block back: harmless, for its bytes never change;
         but a block that must not come back (removed on request) needs this.
+
+        Raises TierFull, TierFailed: not even that could be done. The deletions stay queued, and the next flush begins with them.
         """
-        while self._freed or self._deleting:
-            self._environment.write(self._delete)
-            self._deleting.clear()
+        try:
+            while self._freed or self._deleting:
+                self._environment.write(self._delete)
+                self._deleting.clear()
+        except (TierFull, TierFailed):
+            # One step of the interpreter, as the loop may append meanwhile.
+            self._tombstones.add([*self._deleting, *self._freed.copy()])
+        else:
+            self._tombstones.clear()
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
         pairs = list(zip(slots, destinations, strict=True))
@@ -177,12 +198,14 @@ class NvmeTier(Tier):
         """The values found, oldest first, each counted as used when it is yielded.
 
         Where they are more than the capacity (it was larger once), the newest that fit; the others are deleted, as are those
-        with a damaged header: both by the next `write_batch` or `flush`.
+        with a damaged header: both by the next `write_batch` or `flush`. Those with a tombstone are not there.
         """
         oldest = self._oldest_that_fits()
         for chunk in self._header_chunks():
             for key, raw in chunk:
                 header = _unpack_header(key, raw)
+                if key in self._tombstones.ids:
+                    continue
                 if header is None or key < oldest:
                     self._freed.append(key)
                     continue
@@ -201,9 +224,10 @@ class NvmeTier(Tier):
         """Delete what was freed, if the device still lets us, and close. The thread that writes must have stopped."""
         try:
             self.flush()
-        except (TierFull, TierFailed):
+        except (TierFull, TierFailed, Closed):
             pass
         finally:
+            self._tombstones.close()
             self._environment.close()
 
     def _take(self, slot: Slot) -> None:
@@ -255,7 +279,9 @@ class NvmeTier(Tier):
     def _first_unused_id(self) -> int:
         with self._environment.read() as transaction:
             cursor = transaction.cursor(self._environment.headers)
-            return int.from_bytes(cursor.key()) + 1 if cursor.last() else 0
+            newest = [bytes(cursor.key())] if cursor.last() else []
+        # Not one with a tombstone either: the next process would take the new value for the deleted one.
+        return max((int.from_bytes(key) + 1 for key in [*newest, *self._tombstones.ids]), default=0)
 
     def _header_chunks(self) -> Iterator[list[tuple[bytes, bytes]]]:
         after = b""
@@ -278,7 +304,7 @@ class NvmeTier(Tier):
             cursor = transaction.cursor(self._environment.headers)
             for key, raw in cursor.iterprev():
                 header = _unpack_header(bytes(key), bytes(raw))
-                room_bytes -= header[0] if header else 0
+                room_bytes -= header[0] if header and bytes(key) not in self._tombstones.ids else 0
                 if room_bytes < 0:
                     break
                 oldest = bytes(key)

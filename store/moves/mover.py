@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, KVStoreError
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import Block, Loss
 from kvstore.store.blocks.move import TierMove
@@ -149,17 +149,20 @@ class TierMover:
 
         self._readers.submit(work)
 
-    def flush(self, done: Callable[[], None] = lambda: None) -> None:
-        """Make deletions durable where a tier queues them; `done` is called in the loop's thread."""
+    def flush(self, done: Callable[[KVStoreError | None], None] = lambda _error: None) -> None:
+        """Make deletions durable where a tier queues them; `done` is called in the loop's thread. It gets an error where a tier could
+        not: what was deleted there may come back with the next process, until a later flush."""
 
         def work() -> None:
+            failure: KVStoreError | None = None
             for tier in self._tiers.values():
                 flush: Callable[[], None] = getattr(tier, "flush", lambda: None)
                 try:
                     flush()
                 except Exception as error:  # of whatever kind: `done` is called all the same
-                    log.warning("deletions in %s wait: %s", tier.name, error)
-            self._reactor.call_soon(done)
+                    failure = Unavailable(f"deletions in {tier.name} wait, and would not outlive the node: {error}")
+                    log.warning("%s", failure)
+            self._reactor.call_soon(lambda: done(failure))
 
         self._writer.submit(work)
 

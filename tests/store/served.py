@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,9 +124,9 @@ class Served:
     def settled(self) -> None:
         """Come back when what is under way in the loop and in the mover has been served."""
         for _ in range(3):
-            done = threading.Event()
-            self.mover.flush(done.set)
-            assert done.wait(TIMEOUT_S)
+            answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+            self.mover.flush(answers.put)
+            answers.get(timeout=TIMEOUT_S)
             self.call(lambda: None)
 
     def connect(self, *, tcp: bool = False, tenant: str = "red", token: str = "") -> "Client":

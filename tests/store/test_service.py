@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.catalog_messages import Copy, Drop, Hold, Publish
-from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
@@ -23,6 +23,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.caller import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
 from tests.rpc.wires import frame, read_frame
+from tests.store.failing_tier import FailingNvme
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 
 KIB = 1024
@@ -264,6 +265,19 @@ def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_an
     node.call(evict)
     assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((1,)))
     assert list(node.store.tiers[2].recover()) == []
+
+
+def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b"})
+    nvme = node.store.tiers[2]
+    assert isinstance(nvme, FailingNvme)
+    nvme.flush_failure = TierFailed("EIO")
+    answer = master.ask(Drop(1, "red", [b"a"], [9]))
+    assert isinstance(answer, Failure)
+    assert answer.code == Unavailable.code
+    assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
+    nvme.flush_failure = None
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 1)))
 
 
 def test_a_link_takes_no_clients_messages(node: Served, master: Master) -> None:

@@ -50,6 +50,8 @@ class System:
         self.masters: dict[int, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.logs: list[str] = []
+        self.node_module = "kvstore.store.daemon"
+        """What is run as a node; a test of broken devices takes a node that has one."""
         self.settings = ClientSettings(master=self.address, deadline_s=5.0)
         """Of questions to the control plane; a test with tokens gives it a tenant's."""
 
@@ -95,7 +97,7 @@ class System:
         self._node_flags[name] = flags or self._node_flags[name]
         self.nodes[name] = self._start(
             name,
-            "kvstore.store.daemon",
+            self.node_module,
             *("--master", self.address, "--listen", f"127.0.0.1:{self._node_ports[name]}", "--name", name),
             *("--run-dir", str(self.folder / name), "--reconnect-interval-s", "0.02", "--reconnect-max-interval-s", "0.1"),
             *self._node_flags[name],

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError, Retry
+from tests.system import full_disk_node
 from tests.system.history import value_of, version_of
 from tests.system.running import System, until
 
@@ -79,6 +80,31 @@ def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_aga
         tiered.start_node()
         assert client.get(key) is None
         assert client.exists(key) is False
+
+
+def test_blocks_removed_while_nvme_deletes_nothing_do_not_come_back(tmp_path: Path) -> None:
+    """The disk is full when they are removed; the removal was acknowledged, and then the node is killed."""
+    keys = [key_of(number) for number in range(ALL_BLOCKS)]
+    with System(tmp_path) as system:
+        system.node_module = "tests.system.full_disk_node"
+        system.start_master()
+        system.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+        with system.client() as client:
+            for key in keys:
+                client.put(key, value_of(key, 0, BLOCK_BYTES))
+            system.await_settled()
+            durable = [key for key, is_durable in zip(keys, is_on_nvme(client, keys), strict=True) if is_durable]
+            removed, kept = durable[:8], durable[8:]
+            (tmp_path / "nvme" / full_disk_node.MARK).touch()
+            assert client.remove(removed) == len(removed)
+            for _ in range(2):
+                system.nodes["n0"].kill()
+                system.start_node()
+                assert client.get_batch(removed) == [None] * len(removed)
+                assert client.get_batch(kept) == [value_of(key, 0, BLOCK_BYTES) for key in kept]
+            (tmp_path / "nvme" / full_disk_node.MARK).unlink()
+            assert client.put_batch(removed, [value_of(key, 1, BLOCK_BYTES) for key in removed]) == [True] * len(removed)
+            assert client.get_batch(removed) == [value_of(key, 1, BLOCK_BYTES) for key in removed]
 
 
 def test_under_load_gets_give_right_bytes_or_misses_and_only_retryable_errors(tiered: System) -> None:

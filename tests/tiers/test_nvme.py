@@ -3,6 +3,7 @@
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -332,7 +333,7 @@ def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[...
         tier.allocate(10)
     assert isinstance(read(tier, slot), TierFailed)
     tier.free(slot)
-    with pytest.raises(TierFailed):
+    with file_size_limit(0), pytest.raises(TierFailed):
         tier.flush()
 
 
@@ -402,6 +403,82 @@ def test_deletions_that_a_failed_write_would_have_carried_are_done_without_it(op
         put(tier, [value(2)])
     with environment_of(tier).read() as transaction:
         assert transaction.stat(environment_of(tier).values)["entries"] == 0
+
+
+NO_ROOM = lmdb.MapFullError("no room")
+
+
+def test_a_deletion_that_lmdb_cannot_write_outlives_the_process(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
+    faults = Faults()
+    tier = open_tier(begin=faults)
+    kept, gone, newest = put(tier, [value(1), value(2), value(3)])
+    tier.free(gone)
+    tier.free(newest)
+    faults.errors = [(True, NO_ROOM)] * 2
+    tier.flush()
+    shutil.copytree(tmp_path / "nvme", tmp_path / "as killed here")
+
+    killed = NvmeTier(tmp_path / "as killed here", capacity_bytes=tier.used_bytes, sync=False)
+    assert [found.slot.index for found in killed.recover()] == [kept.index], "and it alone fits"
+    killed.check_integrity()
+    assert killed.free_bytes == 0
+    killed.flush()
+    killed.close()
+    after = NvmeTier(tmp_path / "as killed here", capacity_bytes=64 * KIB, sync=False)
+    with environment_of(after).read() as transaction:
+        assert transaction.stat(environment_of(after).headers)["entries"] == 1
+    [found] = after.recover()
+    assert get(after, [found.slot]) == [value(1)]
+    after.close()
+
+
+def test_an_id_that_waits_for_its_deletion_is_not_given_to_another_value(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
+    faults = Faults()
+    tier = open_tier(begin=faults)
+    (gone,) = put(tier, [value(1)])
+    tier.free(gone)
+    faults.errors = [(True, NO_ROOM)] * 2
+    tier.flush()
+    shutil.copytree(tmp_path / "nvme", tmp_path / "as killed here")
+    again = NvmeTier(tmp_path / "as killed here", capacity_bytes=64 * KIB, sync=False)
+    assert list(again.recover()) == []
+    assert again.allocate(100).index > gone.index
+    again.close()
+
+
+def test_a_write_for_which_there_was_no_room_leaves_nothing_to_delete(open_tier: Callable[..., NvmeTier]) -> None:
+    faults = Faults()
+    tier = open_tier(begin=faults)
+    slot = tier.allocate(100)
+    faults.errors = [(True, NO_ROOM)] * 2
+    with pytest.raises(TierFull):
+        tier.write_batch([record(slot, value(1, 100))])
+    tier.free(slot)
+    faults.errors = [(True, RuntimeError("nothing is written"))]
+    tier.flush()
+    assert faults.errors != []
+    faults.errors = []
+
+
+def test_a_deletion_that_can_be_written_nowhere_is_told_of(open_tier: Callable[..., NvmeTier]) -> None:
+    faults = Faults()
+    tier = open_tier(begin=faults)
+    (gone,) = put(tier, [value(1)])
+    tier.free(gone)
+    faults.errors = [(True, NO_ROOM)] * 2
+    with file_size_limit(0), pytest.raises(TierFailed, match="cannot be written down"):
+        tier.flush()
+    tier.flush()
+    with environment_of(tier).read() as transaction:
+        assert transaction.stat(environment_of(tier).headers)["entries"] == 0
+
+
+def test_a_folder_without_room_for_tombstones_is_refused_and_released(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
+    (tmp_path / "nvme" / "removed.ids").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"removed.ids cannot be written"):
+        open_tier()
+    (tmp_path / "nvme" / "removed.ids").rmdir()
+    open_tier()
 
 
 WRITER = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import ChecksumMismatch, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.moves.mover import SlowRead, TierMover
@@ -247,9 +247,10 @@ def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: No
 @pytest.mark.parametrize("failure", [None, TierFull("no room"), RuntimeError("a bug")])
 def test_a_flush_is_answered_also_when_the_deletions_have_to_wait(node: Node, failure: Exception | None) -> None:
     node.nvme.flush_failure = failure
-    done: list[int] = []
-    node.mover.flush(lambda: done.append(1))
+    done: list[KVStoreError | None] = []
+    node.mover.flush(done.append)
     pump(node.reactor, lambda: bool(done))
+    assert [type(answer) for answer in done] == [type(None) if failure is None else Unavailable]
     node.mover.flush()
     node.nvme.flush_failure = None
 
