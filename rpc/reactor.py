@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
+MIN_CANCELLED: Final = 64
+"""Cancelled timers that stay in the heap whatever their share: making it anew for fewer is not worth it."""
 MAX_EVENTS: Final = 256
 """Descriptors served before timers and handed-over calls get their turn."""
 
@@ -29,16 +31,20 @@ log = logging.getLogger("kvstore.transfer")
 
 
 class Timer:
-    """A callback to come. `cancel` is O(1): a cancelled timer is skipped when its time comes."""
+    """A callback to come; None once it has run or was cancelled. `cancel` is O(1), amortised."""
 
-    __slots__ = ("callback", "when_ns")
+    __slots__ = ("_on_cancel", "callback", "when_ns")
 
-    def __init__(self, when_ns: int, callback: Callable[[], None]) -> None:
+    def __init__(self, when_ns: int, callback: Callable[[], None], on_cancel: Callable[[], None]) -> None:
         self.when_ns = when_ns
         self.callback: Callable[[], None] | None = callback
+        self._on_cancel = on_cancel
 
     def cancel(self) -> None:
-        self.callback = None
+        """The callback will not run. After it has, or a second time, this is a no-op."""
+        if self.callback is not None:
+            self.callback = None
+            self._on_cancel()
 
 
 class Reactor:
@@ -49,6 +55,9 @@ class Reactor:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[int, int, Timer]] = []
+        """A heap. Cancelled timers stay in it until they are due or more than half of it: a request's deadline may be an hour away, and
+        its answer comes at once."""
+        self._cancelled = 0
         self._serial = itertools.count()
         self._handed_over: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -78,12 +87,19 @@ class Reactor:
             self._forgotten.add(fd)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
-        timer = Timer(when_ns, callback)
+        timer = Timer(when_ns, callback, self._on_cancel)
         heapq.heappush(self._timers, (when_ns, next(self._serial), timer))
         return timer
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         return self.call_at(self._clock_ns() + int(delay_s * 1e9), callback)
+
+    def _on_cancel(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > MIN_CANCELLED and 2 * self._cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each `interval_s` for as long as the reactor runs; a late call does not make the next ones crowd."""
@@ -156,9 +172,12 @@ class Reactor:
             return
         now_ns = self._clock_ns()
         while self._timers and self._timers[0][0] <= now_ns:
-            due = heapq.heappop(self._timers)[2].callback
+            timer = heapq.heappop(self._timers)[2]
+            due, timer.callback = timer.callback, None
             if due is not None:
                 self.guarded(due)
+            else:
+                self._cancelled -= 1
 
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
         """Call `callback(*args)`; its exception is logged and goes no further."""

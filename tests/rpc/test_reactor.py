@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor
+from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, WRITABLE, Reactor
 
 SECOND_NS = 1_000_000_000
 
@@ -139,6 +139,35 @@ def test_a_cancelled_timer_does_not_run(reactor: Reactor) -> None:
     reactor.call_at(0, lambda: done.append(1)).cancel()
     reactor.run_once(0)
     assert done == []
+
+
+def test_cancelled_timers_leave_though_their_time_is_far_away_and_the_others_run(reactor: Reactor, clock: Clock) -> None:
+    done: list[int] = []
+    for number in range(100):
+        reactor.call_later(number + 1, lambda number=number: done.append(number))  # type: ignore[misc]
+    for _ in range(10_000):
+        reactor.call_later(3600, lambda: done.append(-1)).cancel()
+        assert len(reactor._timers) <= 2 * 100 + MIN_CANCELLED + 2
+    clock.now_ns = 3601 * SECOND_NS
+    reactor.run_once(0)
+    assert done == list(range(100))
+    assert reactor._timers == []
+
+
+def test_a_timer_that_is_cancelled_twice_or_after_it_ran_is_no_more_cancelled_than_once(reactor: Reactor, clock: Clock) -> None:
+    """Else those that live would be counted as cancelled, and the heap made anew again and again."""
+    early = [reactor.call_later(1, lambda: None) for _ in range(MIN_CANCELLED + 1)]
+    late = reactor.call_later(3, lambda: None)
+    late.cancel()
+    late.cancel()
+    clock.now_ns = 2 * SECOND_NS
+    reactor.run_once(0)
+    for timer in early:
+        timer.cancel()
+    assert (len(reactor._timers), reactor._cancelled) == (1, 1)
+    clock.now_ns = 4 * SECOND_NS
+    reactor.run_once(0)
+    assert (len(reactor._timers), reactor._cancelled) == (0, 0)
 
 
 def test_what_repeats_does_not_crowd_after_a_late_call(reactor: Reactor, clock: Clock) -> None:
