@@ -14,7 +14,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Move, Operation, Take, Work
 from kvstore.client.locations import Hints, Location, tier_names
 from kvstore.client.remote import RemoteMemory, SlabId
-from kvstore.client.routes import KnownNode, KnownNodes, Masters, Route
+from kvstore.client.routes import IsHere, KnownNode, KnownNodes, Masters, Route, nowhere
 from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.client.stats import Counters
 from kvstore.protocol.errors import (
@@ -57,14 +57,14 @@ class Core:
     """The state of one client and the operations that do not move values."""
 
     def __init__(
-        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, host_id: str, spread: int
+        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int
     ) -> None:
         """Raises InvalidArgument for a malformed address."""
         self.settings = settings
         if not maps_memory(transfer):
-            host_id = ""  # no daemon is on this host, then
-        self.masters = Masters(masters, host_id)
-        self.nodes = KnownNodes(host_id, spread)
+            is_here = nowhere
+        self.masters = Masters(masters, is_here)
+        self.nodes = KnownNodes(is_here, spread)
         self.hints = Hints(settings.max_hints)
         self.slabs = SlabCache()
         self.counters = Counters()
@@ -99,7 +99,10 @@ class Core:
     def _attempt(
         self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
     ) -> Operation[tuple[AnyLoan, M] | None]:
-        """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address."""
+        """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address.
+
+        Nothing is asked of a daemon that is not the one meant: its answer would be a miss where the value is there.
+        """
         address = route.address()
         try:
             loan: AnyLoan = yield Take(address, deadline)
@@ -107,8 +110,14 @@ class Core:
             if route.failed(address):
                 return None
             raise Unreachable(str(error)) from None
+        welcome = loan.channel.welcome
+        if not route.is_meant(address, welcome):
+            loan.discard()
+            if route.failed(address):
+                return None
+            raise Unreachable(f"at {address} there is another daemon by now, {welcome.name!r}")
         if not loan.reused:
-            route.welcomed(loan.channel.welcome)
+            route.welcomed(welcome)
         try:
             return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
         except BaseException as error:

@@ -17,7 +17,7 @@ from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.client.writing import Writing, check_parents, namespace_text
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 
@@ -38,7 +38,7 @@ class Operations:
         check_deadline(deadline_s)
         self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
-        self.core = Core(master, self.settings, transfer or TransferSettings(), host_id=host_id(), spread=os.getpid())
+        self.core = Core(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self._clock_ns = time.monotonic_ns
 
     def put(

@@ -1,24 +1,45 @@
 """How to reach the masters and the nodes: addresses known, the one to use now, and what to do when it does not answer. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.protocol.session_messages import Welcome
+from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
 from kvstore.rpc.address import Address, parse_address
+
+IsHere = Callable[[str, str], bool]
+"""Whether a path is here the Unix socket of which a daemon told this host id: rpc.address.is_here, or `nowhere`."""
+
+
+def nowhere(unix: str, host_id: str) -> bool:
+    """For a client that uses no Unix sockets."""
+    return False
+
+
+class Who(NamedTuple):
+    """Which daemon: a process is told from every other by its kind, its name and the host id of its Unix socket."""
+
+    server: int
+    name: str
+    host_id: str
 
 
 class Route:
-    """The way to one daemon: its Unix socket when it is on this host, else its primary address.
+    """The way to one daemon: its Unix socket where that is to be had, else its primary address.
 
-    A socket file that cannot be reached though the daemon lives (another mount namespace) is left alone until the daemon's next
-    process. Threads may share a route: a race costs a connection attempt, no more.
+    An address is only where somebody answers: whether that is the daemon meant is to be asked of `is_meant` each time. A socket file
+    that cannot be reached, or is another's, though the daemon lives is left alone until the daemon's next process. Threads may share a
+    route: a race costs a connection attempt, no more.
     """
 
-    def __init__(self, primary: Address, host_id: str) -> None:
+    def __init__(self, primary: Address, is_here: IsHere, who: Who | None = None) -> None:
+        """`who` is the node meant, as its master told. None: a master, whichever it is that answers at `primary`."""
         self.primary = primary
-        self._host_id = host_id
+        self.who = who
+        self._is_here = is_here
+        self._is_master = who is None
         self._unix: Address | None = None
         self._epoch = self._refused_epoch = -1
 
@@ -27,18 +48,26 @@ class Route:
         return self._unix or self.primary
 
     def offer(self, unix: str, host_id: str) -> None:
-        """The daemon listens on the Unix socket `unix` ("": on none) of the host `host_id`."""
-        if unix and host_id == self._host_id:
+        """The daemon listens on the Unix socket `unix` ("": on none), which is the one told of as `host_id`."""
+        if unix and self._is_here(unix, host_id):
             self._unix = Address(unix=unix)
 
+    def is_meant(self, address: Address, welcome: Welcome) -> bool:
+        """Is it the daemon of this route that introduced itself so at `address`?"""
+        if self._is_master and address is self.primary:
+            return welcome.server == SERVER_MASTER
+        return (welcome.server, welcome.name, welcome.host_id) == self.who
+
     def welcomed(self, welcome: Welcome) -> None:
-        """The daemon answered, on either address. Its epoch tells a new process of it."""
+        """The daemon meant answered, on either address. Its epoch tells a new process of it."""
+        if self._is_master:
+            self.who = Who(welcome.server, welcome.name, welcome.host_id)
         self._epoch = welcome.epoch
         if welcome.epoch != self._refused_epoch:
             self.offer(welcome.unix, welcome.host_id)
 
     def failed(self, address: Address) -> bool:
-        """`address` could not be reached; is there another one to try?"""
+        """`address` could not be reached, or is another's; is there another one to try?"""
         if address == self.primary:
             return False
         self._unix, self._refused_epoch = None, self._epoch
@@ -52,10 +81,10 @@ class Route:
 class Masters:
     """The masters in the order given; sticks to one that works."""
 
-    def __init__(self, addresses: str | Sequence[str], host_id: str) -> None:
+    def __init__(self, addresses: str | Sequence[str], is_here: IsHere) -> None:
         """Raises InvalidArgument: no address, or a malformed one."""
         texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-        self._routes = [Route(parse_address(text.strip()), host_id) for text in texts if text.strip()]
+        self._routes = [Route(parse_address(text.strip()), is_here) for text in texts if text.strip()]
         if not self._routes:
             raise InvalidArgument("a client needs the address of at least one master")
         self._current = self._routes[0]
@@ -85,9 +114,9 @@ class KnownNode:
 class KnownNodes:
     """The nodes as the master named them last."""
 
-    def __init__(self, host_id: str, spread: int) -> None:
+    def __init__(self, is_here: IsHere, spread: int) -> None:
         """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes."""
-        self._host_id = host_id
+        self._is_here = is_here
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
@@ -108,18 +137,18 @@ class KnownNodes:
             self._master_epoch, self._nodes, self.local_id, self.is_known = master_epoch, {}, 0, False
 
     def replace(self, table: NodeTable) -> None:
-        """Take over the master's answer. What was learned about the way to a node that has not moved is kept, and a node of which
-        nothing has changed stays the same object."""
+        """Take over the master's answer. What was learned about the way to a node that is the same process at the same place is kept, and a
+        node of which nothing has changed stays the same object."""
         nodes = {}
         for node_id, name, host, unix, tcp, revision, transfer in zip(
             table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, strict=True
         ):
-            primary = parse_address(tcp)
+            primary, who = parse_address(tcp), Who(SERVER_NODE, name, host)
             old = self._nodes.get(node_id)
-            if old is not None and old.name == name and old.route.primary == primary:
+            if old is not None and old.route.who == who and old.route.primary == primary:
                 nodes[node_id] = old if old.revision == revision else replace(old, revision=revision, transfer=transfer)
                 continue
-            nodes[node_id] = KnownNode(node_id, name, Route(primary, self._host_id), revision, transfer)
+            nodes[node_id] = KnownNode(node_id, name, Route(primary, self._is_here, who), revision, transfer)
             nodes[node_id].route.offer(unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
         self._nodes = nodes

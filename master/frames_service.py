@@ -21,7 +21,6 @@ from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Flags, Hello, Ok, Welcome
 from kvstore.protocol.tokens import check_token
-from kvstore.rpc.address import host_id
 from kvstore.rpc.session import Session
 
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
@@ -49,9 +48,11 @@ class NodePeer:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """Where this master can be reached: its name, Unix socket, and the control plane's host ("": as reached) and port."""
+    """Where this master can be reached: its name, Unix socket with its `rpc.address.socket_id`, and the control plane's host ("": as
+    reached) and port."""
 
     name: str
+    host_id: str
     unix: str
     control_host: str
     control_port: int
@@ -75,7 +76,7 @@ class FramesService:
         self._token_digests = token_digests
         self._command_timeout_s = command_timeout_s
         self._links: dict[int, Session] = {}
-        self.reachable = Reachable("", "", "", 0)
+        self.reachable = Reachable("", "", "", "", 0)
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
         )
@@ -124,7 +125,7 @@ class FramesService:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable
         control = f"{at.control_host or session.local_host()}:{at.control_port}"
-        session.reply(header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, host_id(), at.unix, control))
+        session.reply(header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, control))
 
     def check_token(self, tenant: str, token: str) -> None:
         """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""

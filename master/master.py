@@ -26,7 +26,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.frames import Header
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
 from kvstore.rpc.session import Session
@@ -126,7 +126,7 @@ class Master:
         self._control = ControlServer(service, scheduler, control_host, control_port, threads=settings.control_threads)
         is_wildcard = control_host in ("0.0.0.0", "::")
         told_host = settings.advertise or ("" if is_wildcard else control_host)
-        self._frames.reachable = Reachable(socket.gethostname(), self._unix, told_host, self._control.port)
+        self._frames.reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
         self._control.start()
         self.reactor.every(TICK_S, self._tick)
         return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}")

@@ -106,8 +106,8 @@ class Claim(Message):
 class Copy(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
-    The source is node `source`, at the socket `unix` for processes of the host `host_id`, else at `tcp`. `epoch` is the master's.
-    Answer, at once: Flags (1: it will be tried; 0: it is here, or being written, or too much is waiting already).
+    The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`. `epoch` is the
+    master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or being written, or too much is waiting already).
     """
 
     TYPE = 34

@@ -121,8 +121,8 @@ class Nodes(Message):
 
 @dataclass(slots=True)
 class NodeTable(Message):
-    """The live nodes: id, name, boot id of their host, Unix socket path (or ""), TCP address `host:port`, and how their transfer engines
-    are reached.
+    """The live nodes: id, name, host id and Unix socket path (or "") as their Welcome has them, TCP address `host:port`, and how their
+    transfer engines are reached.
 
     That is the engine's own bytes. It may change while a node lives, when a link goes down or comes up; the revision rises then.
     """

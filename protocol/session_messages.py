@@ -34,7 +34,8 @@ class Hello(Message):
 class Welcome(Message):
     """Answer to Hello: who answers, and where else it can be reached.
 
-    `unix` is a socket path usable by processes of the host whose boot id is `host_id`; `control` is a master's gRPC address.
+    `unix` is a socket path, usable by processes for which it is the socket file that `host_id` tells of (rpc.address.socket_id: its host's
+    boot id, its device and inode); `control` is a master's gRPC address. Name and `host_id` together tell whether this is who was meant.
     """
 
     TYPE = 2

@@ -1,6 +1,7 @@
 """Addresses of daemons: `host:port` for TCP, `unix:/path` for a socket file of this host."""
 
 import errno
+import os
 import socket
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +41,32 @@ def parse_address(text: str) -> Address:
 def host_id() -> str:
     """This host's boot id: equal in two processes exactly when they share a kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def network_id() -> str:
+    """This process's network: equal in two processes exactly when they have the same interfaces, the loopback among them.
+
+    Containers of one host have its boot id and, each in a network namespace of its own, other interfaces.
+    """
+    return f"{host_id()}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def socket_id(unix: str) -> str:
+    """What a daemon tells with the path of its Unix socket: the boot id, and the socket file's device and inode. Raises OSError.
+
+    The path alone would not do: containers share a boot id, and a path that means one daemon in one of them may mean another's next door.
+    """
+    found = os.stat(unix)
+    return f"{host_id()}/{found.st_dev}:{found.st_ino}"
+
+
+def is_here(unix: str, told: str) -> bool:
+    """Whether the path `unix` is, for this process, the very socket file whose `socket_id` was told."""
+    try:
+        return bool(unix) and socket_id(unix) == told
+    except (OSError, ValueError):  # none of that name here, no leave to look, or no name at all
+        return False
 
 
 def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.socket:

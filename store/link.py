@@ -16,8 +16,8 @@ import grpc
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
-from kvstore.rpc.address import Address, host_id
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Hello, Welcome
+from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
@@ -30,10 +30,11 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a node says of itself. `instance` differs in every process."""
+    """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`."""
 
     name: str
     version: str
+    host_id: str
     unix: str
     tcp: str
     instance: int
@@ -146,16 +147,27 @@ class MasterLink:
             except KVStoreError as error:
                 failure = error
                 continue
-            welcome = channel.welcome
-            if welcome.host_id == host_id() and welcome.unix and not address.unix:
-                try:
-                    local = Channel.open(Address(unix=welcome.unix), hello, Deadline(self._timeout_s))
-                except KVStoreError:  # another mount namespace: TCP does as well
-                    return channel
+            if channel.welcome.server != SERVER_MASTER:
+                failure = Unavailable(f"{address} is {channel.welcome.name!r}, which is no master")
                 channel.close()
-                return local
-            return channel
+                continue
+            return channel if address.unix else self._nearer(channel, hello)
         raise failure
+
+    def _nearer(self, channel: Channel, hello: Hello) -> Channel:
+        """The same master through its Unix socket, where that is to be had; else the channel as it is."""
+        there = channel.welcome
+        if not is_here(there.unix, there.host_id):
+            return channel
+        try:
+            local = Channel.open(Address(unix=there.unix), hello, Deadline(self._timeout_s))
+        except KVStoreError:  # gone since: TCP does as well
+            return channel
+        if (local.welcome.server, local.welcome.host_id, local.welcome.epoch) != (there.server, there.host_id, there.epoch):
+            local.close()
+            return channel
+        channel.close()
+        return local
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
@@ -165,7 +177,7 @@ class MasterLink:
                 name=identity.name,
                 instance=identity.instance,
                 version=identity.version,
-                host_id=host_id(),
+                host_id=identity.host_id,
                 unix=identity.unix,
                 tcp=identity.tcp,
                 seen_master_epoch=self._seen_epoch,

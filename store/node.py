@@ -18,7 +18,7 @@ from kvstore.protocol.errors import Broken, ConfigError, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
@@ -180,12 +180,12 @@ class Node:
         name = settings.name or f"{socket.gethostname()}:{port}"
         run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
         unix = self._server.listen_unix(run_dir / f"node-{port}.sock")
-        self._service.name, self._service.unix_path = name, unix
+        self._service.name, self._service.unix_path, self._service.host_id = name, unix, socket_id(unix)
         places = Places(name, settings.advertise or tcp, unix)
         self._link = MasterLink(
             self.reactor,
             self._masters,
-            Identity(name, version(DISTRIBUTION), unix, places.tcp, self._instance),
+            Identity(name, version(DISTRIBUTION), self._service.host_id, unix, places.tcp, self._instance),
             tier_status=self.status,
             on_link=self._on_link,
             timeout_s=settings.control_timeout_s,

@@ -12,7 +12,6 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
-from kvstore.rpc.address import host_id
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
@@ -58,6 +57,8 @@ class NodeService:
         self._instance = instance
         self.name = ""
         self.unix_path = ""
+        self.host_id = ""
+        """Of the socket at `unix_path`: rpc.address.socket_id."""
         self.node_id = 0
         self.master_epoch = 0
         self.token_digests: Mapping[str, bytes] | None = None
@@ -110,7 +111,7 @@ class NodeService:
         else:
             check_token(self.token_digests, message.tenant, message.token)
         session.context = Caller(message.tenant, message.role)
-        welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, host_id(), self.unix_path)
+        welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, self.host_id, self.unix_path)
         session.reply(header.request_id, welcome)
 
     def _check_node(self, message: Hello) -> None:

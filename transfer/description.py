@@ -37,8 +37,8 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How an engine is reached. `host` is its boot id; `matrix` says which rails are near which memory, by location, as the topology
-    does: (preferred, available)."""
+    """How an engine is reached. `host` is its network (rpc.address.network_id); `matrix` says which rails are near which memory, by
+    location, as the topology does: (preferred, available)."""
 
     name: str
     host: str

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import network_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, TransferAgent
 from kvstore.transfer.config import TransferSettings
@@ -119,7 +119,7 @@ class TransferEngine:
         """How peers reach this engine, for their `connect`. It changes with the links (`refresh`)."""
         agents = [AgentInfo(agent.transport, agent.rail, agent.metadata()) for agent in self.agents if self._serves]
         matrix = {place: (rails.preferred, rails.available) for place, rails in self.topology.matrix.items()}
-        return pack_engine(EngineInfo(self.name, host_id(), tuple(agents), matrix))
+        return pack_engine(EngineInfo(self.name, network_id(), tuple(agents), matrix))
 
     def connect(self, description: bytes) -> Peer:
         """The peer that described itself so. Does no I/O; a peer that is known already gets its new description.

@@ -31,7 +31,7 @@ class TierReport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is. `instance` differs in every process; `unix` ("" for none) works on the host whose boot id is `host_id`."""
+    """Who a node is. `instance` differs in every process; `unix` ("" for none) works where it is the socket of that `host_id`."""
 
     name: str
     instance: int

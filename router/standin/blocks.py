@@ -12,7 +12,7 @@ from kvstore.client.tools.block_bytes import BlockArena
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import is_here
 
 BATCH_BLOCKS: Final = 256
 """Blocks that are read or made at once: a limit on memory."""
@@ -31,7 +31,7 @@ class TiedClient(AsyncClient):
 
 class _TiedNodes(KnownNodes):
     def __init__(self, name: str) -> None:
-        super().__init__(host_id(), 0)
+        super().__init__(is_here, 0)
         self._name = name
 
     def replace(self, table: NodeTable) -> None:

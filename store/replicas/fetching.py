@@ -10,8 +10,8 @@ import xxhash
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
-from kvstore.protocol.session_messages import Hello
-from kvstore.rpc.address import Address, host_id, parse_address
+from kvstore.protocol.session_messages import SERVER_NODE, Hello
+from kvstore.rpc.address import Address, is_here, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.tiers.value_codec import is_raw_tensor
@@ -19,7 +19,7 @@ from kvstore.tiers.value_codec import is_raw_tensor
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A node as the master tells of it: `unix` ("" for none) works on the host whose boot id is `host_id`."""
+    """A node as the master tells of it: `unix` ("" for none) works where it is the socket that `host_id` tells of."""
 
     node_id: int
     host_id: str
@@ -56,12 +56,21 @@ def fetch(source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Dead
 
 
 def _open(source: Source, hello: Hello, deadline: Deadline) -> Channel:
-    if source.unix and source.host_id == host_id():
+    if is_here(source.unix, source.host_id):
         try:
-            return Channel.open(Address(unix=source.unix), hello, deadline)
-        except Unavailable:  # another mount namespace: TCP does as well
+            return _open_at(Address(unix=source.unix), source, hello, deadline)
+        except Unavailable:  # gone since: TCP does as well
             pass
-    return Channel.open(parse_address(source.tcp), hello, deadline)
+    return _open_at(parse_address(source.tcp), source, hello, deadline)
+
+
+def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline) -> Channel:
+    """Raises Unavailable too when it is not the source that answers: its node id is unique under the master that both obey."""
+    channel = Channel.open(address, hello, deadline)
+    if (channel.welcome.server, channel.welcome.node_id) != (SERVER_NODE, source.node_id):
+        channel.close()
+        raise Unavailable(f"at {address} there is {channel.welcome.name!r}, not node {source.node_id}")
+    return channel
 
 
 def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted]) -> None:

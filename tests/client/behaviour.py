@@ -45,7 +45,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(params=["here", "elsewhere", "by engine"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "here":
-        monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+        monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
     if request.param == "by engine":
         monkeypatch.setattr("kvstore.client.operations.ClientSettings", partial(ClientSettings, engine_min_bytes=Size(1)))
     return str(request.param)

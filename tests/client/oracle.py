@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import xxhash
@@ -37,6 +37,12 @@ from kvstore.rpc.pool import Loan
 from tests.client.oracle_engine import CLIENT_TRANSFER, OracleEngines, describe
 
 HERE = "this host"
+
+
+def is_here(unix: str, host_id: str) -> bool:
+    return host_id == HERE
+
+
 MASTER = "master:1"
 SLAB_BYTES = 1 << 20
 
@@ -108,6 +114,8 @@ class Oracle:
     def __init__(self, *nodes: OracleNode, spread: int = 0, **settings: Any) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.unreachable: set[str] = set()
+        self.strangers: dict[str, str] = {}
+        """Names of those that answer in the place of the daemon, by address or path."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
         self.log: list[Message] = []
         self.loans: list[Loan[OracleChannel]] = []
@@ -121,7 +129,7 @@ class Oracle:
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.Move] = []
-        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, host_id=HERE, spread=spread)
+        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)
@@ -193,7 +201,8 @@ class Oracle:
         else:
             if str(address) in self.unreachable:
                 raise Unavailable(f"cannot connect to {address}")
-            channel = OracleChannel(address, self._welcome(address))
+            welcome = self._welcome(address)
+            channel = OracleChannel(address, replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name)))
         loan = Loan(channel, lambda channel: None, reused=reused)
         self.loans.append(loan)
         return loan

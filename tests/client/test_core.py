@@ -7,12 +7,12 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.core import Core, maps_memory
 from kvstore.client.locations import Location
-from kvstore.protocol.errors import Broken, InvalidArgument, StaleHandle, Unauthorized, Unavailable
+from kvstore.protocol.errors import Broken, InvalidArgument, StaleHandle, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import HERE, MASTER, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode, is_here
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_one_key_is_not_a_batch(oracle: Oracle) -> None:
 
 
 def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle, node: OracleNode) -> None:
-    oracle.core = Core("a:1, b:1,c:1", ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
+    oracle.core = Core("a:1, b:1,c:1", ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
     oracle.unreachable |= {"a:1", "b:1"}
     for _ in range(2):
         oracle.run(oracle.core.exists([b"k"], oracle.deadline()))
@@ -98,7 +98,7 @@ def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Orac
 
 
 def test_masters_of_which_none_answers_are_unavailable_with_the_first_reason(oracle: Oracle) -> None:
-    oracle.core = Core(["a:1", "b:1"], ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
+    oracle.core = Core(["a:1", "b:1"], ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
     oracle.unreachable |= {"a:1", "b:1"}
     with pytest.raises(Unavailable, match="no master can be reached: cannot connect to a:1"):
         oracle.run(oracle.core.exists([b"k"], oracle.deadline()))
@@ -113,7 +113,7 @@ def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: 
 
 
 def test_a_master_that_answers_unavailable_is_not_passed_over(oracle: Oracle) -> None:
-    oracle.core = Core("a:1,b:1", ClientSettings(), TransferSettings(), host_id=HERE, spread=0)
+    oracle.core = Core("a:1,b:1", ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
 
     def no_nodes(channel: OracleChannel, message: Exists) -> Flags:
         raise Unavailable("no node is registered")
@@ -184,6 +184,30 @@ def test_a_client_maps_memory_unless_its_transports_leave_it_out(node: OracleNod
     transfer = TransferSettings(transports=transports)
     assert maps_memory(transfer) is maps
     oracle = Oracle(node)
-    oracle.core = Core(MASTER, ClientSettings(), transfer, host_id=HERE, spread=0)
+    oracle.core = Core(MASTER, ClientSettings(), transfer, is_here=is_here, spread=0)
     oracle.run(oracle.core.refresh_nodes(oracle.deadline()))
     assert oracle.core.nodes.is_local(1) is maps
+
+
+def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
+    oracle.store(b"a", b"value", 1)
+    oracle.run(oracle.core.refresh_nodes(oracle.deadline()))
+    oracle.strangers[node.unix] = "next door"
+    known = oracle.core.nodes.get(1)
+    assert known is not None
+    for _ in range(2):  # it names its socket file itself, and gets one more chance there
+        loan, _ = oracle.run(oracle.core.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+        assert [str(other.channel.address) for other in oracle.loans[-2:]] == [f"unix:{node.unix}", node.tcp]
+        assert not oracle.loans[-2].channel.is_open
+        assert loan.channel.is_open
+    assert not known.route.is_local
+
+
+def test_a_node_with_another_at_each_of_its_addresses_is_unreachable(oracle: Oracle, node: OracleNode) -> None:
+    oracle.run(oracle.core.refresh_nodes(oracle.deadline()))
+    oracle.strangers |= {node.unix: "next door", node.tcp: "next door"}
+    known = oracle.core.nodes.get(1)
+    assert known is not None
+    with pytest.raises(Unreachable, match=r"at node1:1 there is another daemon by now, 'next door'"):
+        oracle.run(oracle.core.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert not any(loan.channel.is_open for loan in oracle.loans[-2:])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.client.remote import REST_S, RemoteMemory, SlabId
-from kvstore.client.routes import KnownNode, Route
+from kvstore.client.routes import KnownNode, Route, nowhere
 from kvstore.protocol.errors import Closed, ConfigError, Unreachable
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
@@ -55,7 +55,7 @@ def make_engine() -> Iterator[Callable[..., TransferEngine]]:
 
 def node(engine: TransferEngine | None, node_id: int = 1, *, revision: int = 0) -> KnownNode:
     transfer = engine.describe() if engine is not None else b""
-    return KnownNode(node_id, f"n{node_id}", Route(Address("127.0.0.1", 1), ""), revision, transfer)
+    return KnownNode(node_id, f"n{node_id}", Route(Address("127.0.0.1", 1), nowhere), revision, transfer)
 
 
 def read(remote: RemoteMemory, engine: TransferEngine, of: KnownNode) -> bytes:
@@ -198,7 +198,7 @@ def test_an_id_that_changes_hands_leaves_the_node_that_had_it_a_peer_under_its_n
 
 
 def test_a_description_that_cannot_be_used_is_unreachable(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    broken = KnownNode(1, "n1", Route(Address("127.0.0.1", 1), ""), 0, b"of a later release")
+    broken = KnownNode(1, "n1", Route(Address("127.0.0.1", 1), nowhere), 0, b"of a later release")
     with pytest.raises(Unreachable, match="the transfer engine of node n1 cannot be used"):
         remote.peer(broken)
     with pytest.raises(Unreachable, match="no way to shm only"):

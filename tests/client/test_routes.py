@@ -2,18 +2,23 @@
 
 import pytest
 
-from kvstore.client.routes import KnownNodes, Masters, Route
+from kvstore.client.routes import KnownNodes, Masters, Route, Who, nowhere
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.protocol.session_messages import Welcome
+from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
 from kvstore.rpc.address import Address, parse_address
 
 TCP = parse_address("there:1")
 UNIX = Address(unix="/run/x")
+NODE = Who(SERVER_NODE, "n", "here")
 
 
-def welcome(epoch: int, host: str = "here", unix: str = "/run/x") -> Welcome:
-    return Welcome(2, "n", 1, epoch, host, unix)
+def is_here(unix: str, host_id: str) -> bool:
+    return host_id == "here"
+
+
+def welcome(epoch: int, host: str = "here", unix: str = "/run/x", *, name: str = "n", server: int = SERVER_NODE) -> Welcome:
+    return Welcome(server, name, 1, epoch, host, unix)
 
 
 def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: bytes = b"") -> NodeTable:
@@ -22,7 +27,7 @@ def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: by
 
 
 def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
-    route = Route(TCP, "here")
+    route = Route(TCP, is_here, NODE)
     assert (route.address(), route.is_local) == (TCP, False)
     route.welcomed(welcome(1))
     assert (route.address(), route.is_local) == (UNIX, True)
@@ -30,13 +35,13 @@ def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
 
 @pytest.mark.parametrize(("host", "unix"), [("elsewhere", "/run/x"), ("here", "")])
 def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str) -> None:
-    route = Route(TCP, "here")
+    route = Route(TCP, is_here, NODE)
     route.welcomed(welcome(1, host, unix))
     assert route.address() == TCP
 
 
 def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> None:
-    route = Route(TCP, "here")
+    route = Route(TCP, is_here, NODE)
     route.welcomed(welcome(1))
     assert route.failed(UNIX)
     assert route.address() == TCP
@@ -47,7 +52,7 @@ def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> N
 
 
 def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_node_itself() -> None:
-    route = Route(TCP, "here")
+    route = Route(TCP, is_here, NODE)
     route.offer("/run/x", "here")
     route.failed(UNIX)
     route.welcomed(welcome(5))
@@ -58,20 +63,46 @@ def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_nod
 
 
 def test_a_primary_address_that_fails_has_no_other() -> None:
-    assert not Route(TCP, "here").failed(TCP)
+    assert not Route(TCP, is_here, NODE).failed(TCP)
+
+
+def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
+    route = Route(TCP, is_here, NODE)
+    for address in (TCP, UNIX):
+        assert route.is_meant(address, welcome(1))
+        assert not route.is_meant(address, welcome(1, name="another"))
+        assert not route.is_meant(address, welcome(1, host="next door"))
+        assert not route.is_meant(address, welcome(1, server=SERVER_MASTER))
+
+
+def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
+    route = Route(TCP, is_here)
+    assert not route.is_meant(TCP, welcome(1))
+    for name in ("first", "its successor"):
+        told = welcome(1, name=name, server=SERVER_MASTER)
+        assert route.is_meant(TCP, told)
+        route.welcomed(told)
+        assert route.is_meant(UNIX, told)
+        assert not route.is_meant(UNIX, welcome(1, name="another", server=SERVER_MASTER))
+
+
+def test_a_client_without_shared_memory_uses_no_socket_file() -> None:
+    route = Route(TCP, nowhere, NODE)
+    route.welcomed(welcome(1))
+    assert route.address() == TCP
 
 
 def test_masters_are_parsed_from_text_or_a_list() -> None:
     for given in ("a:1, unix:/m ,", ["a:1", "unix:/m"]):
-        assert [str(route.primary) for route in Masters(given, "here").in_order()] == ["a:1", "unix:/m"]
+        assert [str(route.primary) for route in Masters(given, is_here).in_order()] == ["a:1", "unix:/m"]
     wrong: str | list[str]
     for wrong in ("", [], "nonsense"):
         with pytest.raises(InvalidArgument):
-            Masters(wrong, "here")
+            Masters(wrong, is_here)
 
 
 def test_the_master_that_answered_comes_first() -> None:
-    masters = Masters("a:1,b:1,c:1", "here")
+    masters = Masters("a:1,b:1,c:1", is_here)
     masters.stick_to(masters.in_order()[1])
     assert [route.primary.host for route in masters.in_order()] == ["b", "c", "a"]
 
@@ -79,7 +110,7 @@ def test_the_master_that_answered_comes_first() -> None:
 def test_nodes_of_this_host_are_preferred_by_turns() -> None:
     rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
     for spread, expected in ((0, 1), (1, 2), (2, 1)):
-        nodes = KnownNodes("here", spread)
+        nodes = KnownNodes(is_here, spread)
         assert (nodes.local_id, nodes.is_known) == (0, False)
         nodes.replace(table(*rows))
         assert (nodes.local_id, nodes.is_known) == (expected, True)
@@ -87,7 +118,7 @@ def test_nodes_of_this_host_are_preferred_by_turns() -> None:
 
 
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
-    nodes = KnownNodes("here", 0)
+    nodes = KnownNodes(is_here, 0)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
     first = nodes.get(1)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:9")))
@@ -99,8 +130,19 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
     assert (nodes.get(1), nodes.local_id) == (None, 0)
 
 
+def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
+    nodes = KnownNodes(is_here, 0)
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
+    first = nodes.get(1)
+    nodes.replace(table((1, "n1", "elsewhere", "/run/1", "a:1")))
+    second = nodes.get(1)
+    assert second is not None
+    assert second is not first
+    assert not second.route.is_local
+
+
 def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
-    nodes = KnownNodes("here", 0)
+    nodes = KnownNodes(is_here, 0)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
     first = nodes.get(1)
     assert first is not None
@@ -114,7 +156,7 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
 
 
 def test_ids_given_by_another_master_process_are_forgotten() -> None:
-    nodes = KnownNodes("here", 0)
+    nodes = KnownNodes(is_here, 0)
     nodes.heard_from(7)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
     nodes.heard_from(7)

@@ -15,7 +15,7 @@ from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, 
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.rpc.address import host_id, parse_address
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.master.blocks import TENANT, Event, publish
@@ -67,7 +67,7 @@ def failure(node: NodeSide, message: Message) -> int:
 
 def test_hello_is_answered_with_where_the_master_is(places: Places, client: Channel) -> None:
     welcome = client.welcome
-    assert (welcome.server, welcome.node_id, welcome.host_id) == (SERVER_MASTER, 0, host_id())
+    assert (welcome.server, welcome.node_id, welcome.host_id) == (SERVER_MASTER, 0, socket_id(places.unix))
     assert (welcome.unix, welcome.control) == (places.unix, places.control)
     local = unix_client(places)
     assert ask(local, Exists([b"k"]), Flags).flags == b"\0"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.rpc.address import Address, connect, host_id, parse_address
+from kvstore.rpc.address import Address, connect, host_id, is_here, network_id, parse_address, socket_id
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,26 @@ def test_any_text_is_an_address_or_misuse(text: str) -> None:
 
 def test_the_host_is_told_by_the_kernels_boot_id() -> None:
     assert host_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_a_network_is_told_by_the_kernel_and_its_network_namespace() -> None:
+    assert network_id() == f"{host_id()}/{os.readlink('/proc/self/ns/net').strip('net:[]')}"
+
+
+def test_a_socket_file_is_told_from_another_at_the_same_path(tmp_path: Path) -> None:
+    path, aside = str(tmp_path / "s"), str(tmp_path / "aside")
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.bind(path)
+        told = socket_id(path)
+        assert told.startswith(host_id() + "/")
+        assert is_here(path, told)
+        os.rename(path, aside)
+        assert not is_here(path, told), "there is none"
+        second.bind(path)
+        assert not is_here(path, told), "it is another"
+        assert is_here(aside, told)
+    assert not is_here("", told)
+    assert not is_here("not\0a path", told)
 
 
 def test_a_unix_socket_is_connected(tmp_path: Path) -> None:

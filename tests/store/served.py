@@ -17,7 +17,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, Blocks, Commit, Open, Opened, Put, Read, Release, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
@@ -105,6 +105,7 @@ class Served:
         self.server = Server(self.reactor, self.service, max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
+        self.service.host_id = socket_id(self.unix)
         self.reactor.after_events += [self.mover.kick, self.publisher.flush]
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []

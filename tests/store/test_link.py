@@ -4,20 +4,22 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.link import Identity, MasterLink, new_instance
 from tests.master.running import Places, master_in_thread
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
-from tests.store.served import Client
+from tests.store.served import Client, served
 
 
 def connect(node: Daemon) -> Client:
@@ -85,33 +87,65 @@ def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
-    reactor = Reactor()
-    serving = threading.Thread(target=reactor.run)
-    with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places:
-        linked: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        link = MasterLink(
-            reactor,
-            [parse_address(places.listen)],
-            Identity("n0", "1", "", "t:1", new_instance()),
-            tier_status=lambda: ([], {}),
-            on_link=lambda sock, reply: linked.put(sock),
-            timeout_s=10.0,
-            pause_s=0.01,
-            max_pause_s=0.1,
-        )
+    with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places, a_link(places.listen) as (link, linked):
         link.describe(topology=b"topology", transfer=b"engine")
-        serving.start()
         link.start()
-        with linked.get(timeout=10):
+        with linked.get(timeout=10)[0]:
             assert described(places) == (b"topology", b"engine")
             link.describe(transfer=b"other")
             until(lambda: described(places) == (b"topology", b"other"))
             link.describe(topology=b"changed")
             until(lambda: described(places) == (b"changed", b"other"))
+
+
+def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
+    for name in ("right", "next door"):
+        (tmp_path / name).mkdir()
+    with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
+        assert right.master is not None
+        right.master._frames.reachable = replace(right.master._frames.reachable, host_id=socket_id(other.unix), unix=other.unix)
+        with a_link(right.listen) as (link, linked):
+            link.start()
+            sock, reply = linked.get(timeout=10)
+            with sock:
+                assert (sock.family, reply.master_epoch) == (socket.AF_INET, right.master.epoch)
+
+
+def test_a_daemon_that_is_no_master_is_passed_over(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as places, served(tmp_path / "node") as node:
+        with a_link(node.tcp, places.listen) as (link, linked):
+            link.start()
+            sock, reply = linked.get(timeout=10)
+            with sock:
+                assert reply.master_epoch == places.master.epoch  # type: ignore[union-attr]
+
+
+Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
+
+
+@contextmanager
+def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
+    """A link that is not started yet, in a loop that runs, and the connections that it has made."""
+    reactor, linked = Reactor(), Linked()
+    link = MasterLink(
+        reactor,
+        [parse_address(address) for address in masters],
+        Identity("n0", "1", "", "", "t:1", new_instance()),
+        tier_status=lambda: ([], {}),
+        on_link=lambda sock, reply: linked.put((sock, reply)),
+        timeout_s=10.0,
+        pause_s=0.01,
+        max_pause_s=0.1,
+    )
+    serving = threading.Thread(target=reactor.run)
+    serving.start()
+    try:
+        yield link, linked
+    finally:
         reactor.stop()
         serving.join()
         link.stop()
-    reactor.close()
+        reactor.close()
 
 
 def described(places: Places) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
@@ -139,7 +139,7 @@ def wanted(name: str, value: bytes, checksum: int | None = None) -> tuple[bytear
 
 
 def ask(node: Served, *wants: Wanted) -> list[Any]:
-    return fetch(Source(5, host_id(), node.unix, node.tcp), Hello(ROLE_NODE, "red", name="asker"), wants, Deadline(TIMEOUT_S))
+    return fetch(Source(5, socket_id(node.unix), node.unix, node.tcp), Hello(ROLE_NODE, "red", name="asker"), wants, Deadline(TIMEOUT_S))
 
 
 def test_another_node_gets_what_is_left_of_a_tensor_and_is_told_its_checksum(node: Served, client: Client) -> None:

@@ -16,7 +16,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Open, Opened, Read, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Failure, Flags, Hello, Ok
 from kvstore.protocol.tokens import node_pass
-from kvstore.rpc.address import connect, host_id, parse_address
+from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import Block
@@ -64,7 +64,7 @@ def find(node: Served, name: str) -> Block | None:
 def test_a_node_introduces_itself(node: Served, client: Client) -> None:
     welcome = client.channel.welcome
     assert (welcome.server, welcome.name, welcome.node_id, welcome.epoch) == (SERVER_NODE, "node", 5, 77)
-    assert (welcome.host_id, welcome.unix) == (host_id(), node.unix)
+    assert (welcome.host_id, welcome.unix) == (socket_id(node.unix), node.unix)
 
 
 def test_with_tokens_only_the_tenants_own_lets_in(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A client in a process of its own, for tests that have it on another host: it does what each line of its standard input says, and
 answers with a line. Lines are JSON.
 
-It maps no memory of its host, which network namespaces share, so its values come by the transfer engine or in messages.
+Unless it is told otherwise it maps no memory of its host, which network namespaces share, so its values come by the transfer engine or in
+messages.
 """
 
 import json
@@ -23,8 +24,8 @@ from tests.system.history import value_of
 class FarClient:
     """The test's side. A context manager."""
 
-    def __init__(self, hosts: TwoHosts, host: int, address: str) -> None:
-        command = [sys.executable, "-m", "tests.system.far_client", address]
+    def __init__(self, hosts: TwoHosts, host: int, address: str, *, transports: str = "tcp", prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "tests.system.far_client", address, transports]
         self._process = hosts.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def put(self, keys: Sequence[str], size_bytes: int) -> dict[str, Any]:
@@ -53,7 +54,8 @@ class FarClient:
 
 
 def main() -> None:
-    with Client(sys.argv[1], settings=ClientSettings(engine_min_bytes=Size(1)), transfer=TransferSettings(transports="tcp")) as client:
+    settings, transfer = ClientSettings(engine_min_bytes=Size(1)), TransferSettings(transports=sys.argv[2])
+    with Client(sys.argv[1], settings=settings, transfer=transfer) as client:
         for line in sys.stdin:
             asked = json.loads(line)
             keys = [key.encode() for key in asked["keys"]]

@@ -76,7 +76,7 @@ class System:
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+            patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
             return self.client(**options)
 
     def start_master(self, index: int = 0, *flags: str) -> Child:

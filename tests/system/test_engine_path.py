@@ -85,7 +85,7 @@ def test_whoever_put_them_and_however_they_are_read_values_are_the_bytes_that_we
 
 
 def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
 
     async def work() -> int:
         async with AsyncClient(system.address, settings=BY_ENGINE) as client:
@@ -102,7 +102,7 @@ def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch
 
 
 def test_a_cancelled_get_leaves_the_client_usable(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.host_id", lambda: "another host")
+    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
 
     async def work() -> None:
         async with AsyncClient(system.address, settings=BY_ENGINE) as client:

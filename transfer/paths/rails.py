@@ -5,8 +5,8 @@ Not thread-safe but for `agents`: the engine makes one change at a time.
 
 import logging
 
-from kvstore.protocol.errors import KVStoreError
-from kvstore.rpc.address import host_id
+from kvstore.protocol.errors import KVStoreError, Unreachable
+from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.paths.choice import Path, PathFacts
@@ -73,10 +73,11 @@ class Rails:
 
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, Route]:
         """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are.
+        Whether shared memory reaches the peer its agent alone can say.
 
         Raises ProtocolError for an agent's metadata that is malformed; nothing stays loaded then.
         """
-        same_host = info.host == host_id()
+        same_host = info.host == network_id()
         known = peer.info.agents if peer is not None else ()
         routes: dict[Path, Route] = {}
         fresh: list[Route] = []
@@ -90,6 +91,8 @@ class Rails:
                 continue
             try:
                 routes[path] = Route(agent, agent.load_remote(entry.metadata), self._facts(agent, entry))
+            except Unreachable:
+                continue
             except KVStoreError:
                 unload(fresh)
                 raise
@@ -100,10 +103,8 @@ class Rails:
         found = []
         for agent in self.agents:
             locals = [other.rail for other in self.agents if other.transport == agent.transport]
-            for entry in info.agents:
-                is_common = entry.transport == agent.transport and (same_host or agent.transport != "shm")
-                if is_common and reaches(agent.rail, entry.rail, locals, same_host=same_host):
-                    found.append((agent, entry))
+            common = [entry for entry in info.agents if entry.transport == agent.transport]
+            found += [(agent, entry) for entry in common if reaches(agent.rail, entry.rail, locals, same_host=same_host)]
         return found
 
     def _facts(self, agent: TransferAgent, entry: AgentInfo) -> PathFacts:

@@ -28,7 +28,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Notice
-from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
@@ -42,7 +42,7 @@ from kvstore.transfer.shm.target import SharedTarget
 from kvstore.transfer.streams.lane import check_local
 
 MAGIC: Final = b"kvshm1 "
-"""Metadata: this, the host's boot id, a space, the path of the Unix socket."""
+"""Metadata: this, the `socket_id` of the Unix socket, a space, its path."""
 _PLACE: Final = struct.Struct("<I")
 """A region's descriptor: its place in the owner's table of live regions."""
 
@@ -51,7 +51,8 @@ class _Peer:
     """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
     `is_loaded`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, host_id: str, path: str) -> None:
+        self.host_id = host_id
         self.path = path
         self.lock = threading.Lock()
         self.channel: Channel | None = None
@@ -121,16 +122,17 @@ class SharedMemoryAgent(TransferAgent):
         self._is_closed = False
 
     def metadata(self) -> bytes:
-        path = self._target.path if self._target is not None else ""
-        return MAGIC + host_id().encode() + b" " + path.encode()
+        if self._target is None:
+            return MAGIC + b" "
+        return MAGIC + self._target.host_id.encode() + b" " + os.fsencode(self._target.path)
 
     def load_remote(self, metadata: bytes) -> Remote:
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
             raise ProtocolError("these bytes do not say how a process is reached over shared memory")
-        if host != host_id().encode():
-            raise Unreachable("the peer is on another host, which shared memory does not reach")
-        peer = _Peer(os.fsdecode(path))
+        peer = _Peer(host.decode("ascii", "replace"), os.fsdecode(path))
+        if not is_here(peer.path, peer.host_id):
+            raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
         with self._lock:
             self._peers.append(peer)
         return peer
@@ -239,6 +241,8 @@ class SharedMemoryAgent(TransferAgent):
         with self._attempt(deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
         try:
+            if channel.welcome.host_id != peer.host_id:
+                raise Unreachable(f"at {peer.path} there is another process by now, {channel.welcome.name!r}")
             table = self._map(channel, Attach(0, 0), deadline).memory
             if len(table) % np.uint64().itemsize:
                 raise ProtocolError(f"the peer's table of live regions has {len(table)} bytes")

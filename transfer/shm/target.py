@@ -19,7 +19,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT, Attach, Fetch, Notice, Store
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
 from kvstore.rpc.session import Session
@@ -54,6 +54,7 @@ class SharedTarget:
             self._reactor.close()
             self._live.close()
             raise
+        self.host_id = socket_id(self.path)
         self._thread = threading.Thread(target=self._reactor.run, name="kvstore-shm", daemon=True)
         self._thread.start()
 
@@ -104,7 +105,7 @@ class SharedTarget:
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         if header.type == Hello.TYPE:
             session.context = Hello.unpack(body).name
-            session.reply(header.request_id, Welcome(SERVER_AGENT, self._name, host_id=host_id(), unix=self.path))
+            session.reply(header.request_id, Welcome(SERVER_AGENT, self._name, host_id=self.host_id, unix=self.path))
         elif session.context is None:
             raise ProtocolError("a connection begins with Hello")
         elif header.type == Attach.TYPE:

@@ -16,7 +16,7 @@ from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -45,7 +45,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.core.nodes = KnownNodes(host_id(), spread=node_id - 1)
+    client._operations.core.nodes = KnownNodes(is_here, spread=node_id - 1)
     return client
 
 

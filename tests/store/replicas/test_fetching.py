@@ -22,7 +22,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
 from kvstore.protocol.tokens import node_pass
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.rpc.wires import frame, read_frame
@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[Served]:
 
 
 def source_of(node: Served, *, unix: str | None = None, host: str | None = None, tcp: str = "") -> Source:
-    return Source(5, host_id() if host is None else host, node.unix if unix is None else unix, tcp or node.tcp)
+    return Source(5, socket_id(node.unix) if host is None else host, node.unix if unix is None else unix, tcp or node.tcp)
 
 
 class Room:
@@ -83,6 +83,17 @@ def test_what_left_dram_comes_from_below(node: Served) -> None:
     room = Room("a", "b")
     assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a", "b")
     assert room.values() == [VALUES["a"], VALUES["b"]]
+
+
+def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with served(tmp_path / "other") as other:
+        other.service.node_id = 6
+        moved = Source(5, socket_id(other.unix), other.unix, node.tcp)
+        room = Room(*VALUES)
+        assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
+        with pytest.raises(Unavailable, match="there is 'node', not node 5"):
+            fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
 
 
 @pytest.mark.parametrize("unix", ["/nowhere", ""], ids=["refused", "none"])
@@ -152,7 +163,7 @@ class Liar:
         peer, _ = self._listener.accept()
         with peer:
             read_frame(peer)
-            peer.sendall(frame(Welcome(SERVER_NODE, "liar")))
+            peer.sendall(frame(Welcome(SERVER_NODE, "liar", 5)))
             read_frame(peer)
             if self._answer is None:
                 self._let_go.wait(TIMEOUT_S)

@@ -12,7 +12,7 @@ from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, 
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import Flags
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.replicas import queue as copies
@@ -70,7 +70,7 @@ class Pair:
             tenant,
             "ns",
             5,
-            "another" if tcp else host_id(),
+            "another" if tcp else socket_id(self.source.unix),
             self.source.unix,
             tcp,
             [name.encode() for name in names],

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.memory.exports import Exports
@@ -59,7 +59,7 @@ def entry(rail: int, transport: str = "faulty", metadata: bytes = b"", speed_gbi
 
 
 def described(*entries: AgentInfo, host: str = "") -> EngineInfo:
-    return EngineInfo("peer", host or host_id(), entries)
+    return EngineInfo("peer", host or network_id(), entries)
 
 
 def peer_of(rails: Rails, info: EngineInfo) -> Peer:
@@ -133,7 +133,14 @@ def test_shared_memory_leads_to_this_host_only(opened: Opened) -> None:
     rails = opened("shm")
     told = AgentInfo("shm", Rail(), rails.agents[0].metadata())
     assert list(rails.routes(described(told), None)) == [Path("shm", "", "")]
-    assert rails.routes(described(told, host="another"), None) == {}
+    elsewhere = AgentInfo("shm", Rail(), told.metadata.replace(b"/", b"0/", 1))
+    assert rails.routes(described(elsewhere), None) == {}
+
+
+def test_shared_memory_leads_to_containers_that_share_the_run_folder_and_no_network(opened: Opened) -> None:
+    rails = opened("shm")
+    told = AgentInfo("shm", Rail(), rails.agents[0].metadata())
+    assert list(rails.routes(described(told, host="another"), None)) == [Path("shm", "", "")]
 
 
 def test_what_a_peer_has_already_stays_as_it_is(opened: Opened) -> None:

@@ -29,7 +29,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure, Ok, Welcome
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT
-from kvstore.rpc.address import host_id
+from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
@@ -113,7 +113,33 @@ def descriptors() -> int:
 
 def test_a_peer_of_another_host_is_unreachable(agent: SharedMemoryAgent) -> None:
     with pytest.raises(Unreachable, match="on another host"):
-        agent.load_remote(MAGIC + b"11111111-2222-3333-4444-555555555555 /run/peer.sock")
+        agent.load_remote(MAGIC + b"11111111-2222-3333-4444-555555555555/1:2 /run/peer.sock")
+
+
+def test_a_peer_whose_sockets_path_is_another_file_here_is_unreachable(
+    agent: SharedMemoryAgent, owner: SharedOwner, tmp_path: Path
+) -> None:
+    """As in another container: the path is there too, and a process that listens."""
+    told, _, path = owner.metadata.partition(b" ")[2].partition(b" ")
+    os.rename(path, path + b" of another container")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with pytest.raises(Unreachable, match="in another container"):
+            agent.load_remote(owner.metadata)
+    os.unlink(path)
+    assert told.decode() == socket_id(os.fsdecode(path + b" of another container"))
+
+
+def test_another_process_that_listens_by_now_where_a_peer_did_is_not_that_peer(
+    agent: SharedMemoryAgent, impostor: "Impostor", ours: Region
+) -> None:
+    remote = agent.load_remote(impostor.metadata)
+    impostor.host_id = "another"
+    impostor.answers()
+    with pytest.raises(Unreachable, match="another process by now, 'impostor'"):
+        read(agent, remote, ours, REMOTE)
+    agent.unload_remote(remote)
 
 
 def test_an_agent_that_does_not_listen_cannot_be_reached_and_shows_nothing() -> None:
@@ -448,10 +474,11 @@ class Impostor:
     """Listens like an owner and gives the answers it is told to, one connection after another."""
 
     def __init__(self, path: Path) -> None:
-        self.metadata = MAGIC + host_id().encode() + b" " + str(path).encode()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
+        self.host_id = socket_id(str(path))
+        self.metadata = MAGIC + self.host_id.encode() + b" " + str(path).encode()
         self._thread: threading.Thread | None = None
 
     def answers(self, *answers: tuple[Message, list[int]]) -> None:
@@ -461,7 +488,7 @@ class Impostor:
             sock, _ = self._listener.accept()
             with sock:
                 sock.settimeout(10)
-                for message, fds in [(Welcome(SERVER_AGENT, "impostor"), list[int]()), *answers]:
+                for message, fds in [(Welcome(SERVER_AGENT, "impostor", host_id=self.host_id), list[int]()), *answers]:
                     header = unpack_header(read_exactly(sock, HEADER_BYTES))
                     read_exactly(sock, header.body_bytes)
                     socket.send_fds(sock, [frame(message, header.request_id)], fds)

@@ -30,7 +30,7 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGENT, Attach, Notice
-from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.address import Address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.exports import Exports
@@ -95,7 +95,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 def test_it_says_who_it_is(target: SharedTarget, channel: Channel) -> None:
     welcome = channel.welcome
-    assert (welcome.server, welcome.name, welcome.host_id, welcome.unix) == (SERVER_AGENT, "owner", host_id(), target.path)
+    assert (welcome.server, welcome.name, welcome.host_id, welcome.unix) == (SERVER_AGENT, "owner", socket_id(target.path), target.path)
 
 
 def test_its_folder_is_for_this_user_alone() -> None:
