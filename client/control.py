@@ -1,4 +1,4 @@
-"""The client's side of the control plane: the cluster's status and the listing of keys, by gRPC. Nothing here is on the hot path."""
+"""The client's side of the control plane: status, nodes and the listing of keys, by gRPC. Nothing here is on the hot path."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -70,6 +70,14 @@ class Control:
         """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
         try:
             return list(self._stub.Topologies(pb.TopologiesRequest(node=node), timeout=self._settings.deadline_s))
+        except grpc.RpcError as error:
+            raise translated(error) from None
+
+    def forget(self, node: str) -> None:
+        """Have a dead node known no more; durable on return. Raises InvalidArgument (no such node, or it is alive), Unavailable (the
+        catalog takes no writes now: it is forgotten once it does)."""
+        try:
+            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s)
         except grpc.RpcError as error:
             raise translated(error) from None
 

@@ -27,6 +27,16 @@ class MasterSettings:
     node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
     slow_start_s: float = setting(30.0, "A new node gets its full share of writes only after this long.", minimum=0)
     forget_node_s: float = setting(60.0, "Blocks held only by a node dead for this long are forgotten.", minimum=0)
+    max_nodes: int = setting(1024, "Live nodes beyond this are refused.", minimum=1)
+    max_absent_nodes: int = setting(
+        1024, "Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`.", minimum=0
+    )
+    max_kept_removals: int = setting(
+        100_000,
+        "Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory "
+        "still lists there.",
+        minimum=1,
+    )
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)

@@ -4,6 +4,7 @@ gRPC's threads hold no state: each call is carried into the loop's thread and it
 """
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -16,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.records import Description
-from kvstore.master.grpc_calls import in_loop
+from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,
@@ -24,7 +25,7 @@ from kvstore.protocol.control_pb2_grpc import (
     add_ControlServicer_to_server,
     add_SchedulerServicer_to_server,
 )
-from kvstore.protocol.errors import ConfigError, InvalidArgument, ProtocolError
+from kvstore.protocol.errors import CatalogUnavailable, ConfigError, InvalidArgument, ProtocolError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.description import unpack_engine
 
@@ -35,7 +36,7 @@ LIST_ROWS: Final = 4096
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. `register`, `describe` and `status` are the master's, called in the loop's thread."""
+    """Implements kvstore.v1.Control. `register`, `describe`, `forget` and `status` are the master's, called in the loop's thread."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class ControlService(ControlServicer):
         *,
         register: Callable[[NodeInfo, list[pb.TierStatus], int, Description], pb.RegisterReply],
         describe: Callable[[int, int, bytes | None, bytes | None], None],
+        forget: Callable[[str, Callable[[], None]], None],
         status: Callable[[], pb.StatusReply],
         check_token: Callable[[str, str], None],
         master_epoch: int,
@@ -53,6 +55,7 @@ class ControlService(ControlServicer):
         self._directory = directory
         self._register = register
         self._describe = describe
+        self._forget = forget
         self._status = status
         self._check_token = check_token
         self._master_epoch = master_epoch
@@ -89,6 +92,14 @@ class ControlService(ControlServicer):
             return [pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology) for node in nodes]
 
         yield from self._in_loop(context, found)
+
+    def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:  # noqa: N802
+        """Answered when it is durable: a master that restarts has forgotten the node too."""
+        done = threading.Event()
+        self._in_loop(context, lambda: self._forget(request.node, done.set))
+        if not done.wait(self._timeout_s):
+            abort(context, CatalogUnavailable(f"node {request.node!r} is forgotten for good once the catalog takes writes again"))
+        return pb.ForgetReply()
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
         """A slice of the directory at a time: the loop serves others in between."""

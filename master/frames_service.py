@@ -112,6 +112,12 @@ class FramesService:
             del self._links[peer.node_id]
             self._directory.disconnected(peer.node_id, peer.epoch, session.reactor.now_ns())
 
+    def hang_up(self, node_id: int) -> None:
+        """The node is forgotten: close its link, should one be left."""
+        link = self._links.pop(node_id, None)
+        if link is not None:
+            link.close("the node is forgotten")
+
     # --- introductions ---
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
@@ -216,7 +222,12 @@ class FramesService:
             gone = [was and not still and key not in unknown for was, still, key in zip(removal.flags, left, message.keys, strict=True)]
             session.reply(header.request_id, Flags(bytes(gone)))
 
-        self._committer.commit(removal.ops, lambda: self._command(removal.commands, told, force=bool(message.force)))
+        def durable() -> None:
+            if removal.raises_floors:
+                self._committer.commit(self._directory.floors_written())
+            self._command(removal.commands, told)
+
+        self._committer.commit(removal.ops, durable)
 
     # --- nodes ---
 
@@ -231,7 +242,12 @@ class FramesService:
     def _take_in(self, node_id: int, message: Publish, then: Callable[[], None]) -> None:
         """Enter a node's events; `then` when they are durable and visible."""
         plan = self._directory.plan_publish(node_id, message)
-        self.tell(plan.commands)
+
+        def told(answers: list[tuple[int, Command, bytes | None]]) -> None:
+            if all(flags is not None for _node_id, _command, flags in answers):  # else it owes them until it registers again
+                self._directory.paid(plan)
+
+        self._command(plan.commands, told)
 
         def durable() -> None:
             effects = self._directory.apply(plan)
@@ -294,8 +310,8 @@ class FramesService:
         """Send commands whose answers change nothing here: the nodes' own events will."""
         self._command(commands, lambda _answers: None)
 
-    def _command(self, commands: Commands, then: Callable[[list[tuple[int, Command, bytes | None]]], None], *, force: bool = False) -> None:
-        self._order(commands.messages(force=force), then)
+    def _command(self, commands: Commands, then: Callable[[list[tuple[int, Command, bytes | None]]], None]) -> None:
+        self._order(commands.messages(), then)
 
     def _order(self, messages: Sequence[tuple[int, Command]], then: Callable[[list[tuple[int, Command, bytes | None]]], None]) -> None:
         """Send commands and call `then` with (node id, command, flags or None for no answer) when all have been answered."""

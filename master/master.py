@@ -8,6 +8,7 @@ import random
 import resource
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.config import MasterSettings, read_tokens
 from kvstore.master.control_service import ControlServer, ControlService, node_status
-from kvstore.master.directory.directory import Directory, Timing
+from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.frames_service import FramesService, Reachable
@@ -96,7 +97,8 @@ class Master:
     def _load_directory(self) -> Directory:
         settings = self._settings
         timing = Timing(settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s)
-        directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing)
+        limits = Limits(settings.max_nodes, settings.max_absent_nodes, settings.max_kept_removals)
+        directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing, limits=limits)
         directory.load(self._catalog.load(), self.reactor.now_ns())
         return directory
 
@@ -108,6 +110,7 @@ class Master:
             self._directory,
             register=self._register,
             describe=self._describe,
+            forget=self._forget,
             status=self._status,
             check_token=self._frames.check_token,
             master_epoch=self.epoch,
@@ -146,6 +149,9 @@ class Master:
     def _tick(self) -> None:
         for node in self._directory.tick(self.reactor.now_ns()):
             log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
+        for node in self._directory.members.surplus():
+            log.warning("node %s is forgotten: more than %d nodes are away", node.info.name, self._settings.max_absent_nodes)
+            self._forget(node.info.name, lambda: None)
         for name in self._scheduling.tick(self.reactor.now_ns()):
             log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
         ops = self._directory.sweep(self._settings.sweep_rows)
@@ -168,6 +174,17 @@ class Master:
 
     def _describe(self, node_id: int, epoch: int, topology: bytes | None, transfer: bytes | None) -> None:
         self._committer.commit(self._directory.describe(node_id, epoch, topology=topology, transfer=transfer))
+
+    def _forget(self, name: str, then: Callable[[], None]) -> None:
+        """Forget a dead node; `then` when that is durable. Raises InvalidArgument."""
+        node, ops = self._directory.forget(name)
+        self._frames.hang_up(node.node_id)
+
+        def durable() -> None:
+            self._committer.commit(self._directory.floors_written())
+            then()
+
+        self._committer.commit(ops, durable)
 
     def _status(self) -> pb.StatusReply:
         counts, now_ns = self._directory.counts(), self.reactor.now_ns()

@@ -216,6 +216,16 @@ class NodeTopology(_message.Message):
     topology: bytes
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., topology: _Optional[bytes] = ...) -> None: ...
 
+class ForgetRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ForgetReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListKeysRequest(_message.Message):
     __slots__ = ("tenant", "token", "namespace", "any_namespace", "limit")
     TENANT_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class ControlStub:
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.NodeTopology.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/kvstore.v1.Control/Forget',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.ForgetReply.FromString,
+                _registered_method=True)
         self.ListKeys = channel.unary_stream(
                 '/kvstore.v1.Control/ListKeys',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
@@ -92,6 +97,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """A node that is gone for good is known no more. Refused while it is alive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListKeys(self, request, context):
         """The keys of one tenant, in no particular order.
         """
@@ -121,6 +133,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Topologies,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.NodeTopology.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.ForgetRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.ForgetReply.SerializeToString,
             ),
             'ListKeys': grpc.unary_stream_rpc_method_handler(
                     servicer.ListKeys,
@@ -236,6 +253,33 @@ class Control:
             '/kvstore.v1.Control/Topologies',
             kvstore_dot_protocol_dot_control__pb2.TopologiesRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.NodeTopology.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/Forget',
+            kvstore_dot_protocol_dot_control__pb2.ForgetRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.ForgetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ from kvstore.client.cli import status as cli_status
 from kvstore.client.cli.bench import bench
 from kvstore.client.cli.demo import demo
 from kvstore.client.cli.doctor import doctor
+from kvstore.client.cli.forget import forget
 from kvstore.client.cli.instances import instances
 from kvstore.client.cli.lab import lab
 from kvstore.client.cli.plan import plan
@@ -56,7 +57,7 @@ def kvstore() -> None:
     """
 
 
-for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, topology, cli_status.top, instances, doctor):
+for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, topology, cli_status.top, instances, doctor, forget):
     kvstore.add_command(command)
 for command in (replay, record, lab, simulate, plan, bench):
     kvstore.add_command(command)

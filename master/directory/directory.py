@@ -23,7 +23,15 @@ from kvstore.master.directory.membership import Member, Membership, NodeInfo, Ti
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
-from kvstore.master.directory.records import NO_DESCRIPTION, BlockRecord, Description, DescriptionPart, NodeRecord, RemovedRecord
+from kvstore.master.directory.records import (
+    NO_DESCRIPTION,
+    BlockRecord,
+    Description,
+    DescriptionPart,
+    NodeRecord,
+    RemovedRecord,
+    StrangersRecord,
+)
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
@@ -50,12 +58,25 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Nodes that may live, dead ones that are known, and removals kept for them one by one."""
+
+    nodes: int = 1024
+    absent_nodes: int = 1024
+    kept_removals: int = 100_000
+
+
+@dataclass(slots=True)
 class Removal:
-    """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes."""
+    """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
+
+    With `raises_floors` call `floors_written` when the operations are durable.
+    """
 
     flags: bytearray
     ops: list[Op]
     commands: Commands
+    raises_floors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +100,25 @@ class Counts:
 class Directory:
     """See the module. Every method belongs to one thread."""
 
-    def __init__(self, master_epoch: int, *, wall_ns: int, rng: random.Random, timing: Timing | None = None) -> None:
+    def __init__(
+        self, master_epoch: int, *, wall_ns: int, rng: random.Random, timing: Timing | None = None, limits: Limits | None = None
+    ) -> None:
         """`wall_ns` is the wall clock: generations and registrations start above it, so that a restarted master repeats none."""
         self._timing = timing or Timing()
+        limits = limits or Limits()
         self._rng = rng
         self._master_epoch = master_epoch
         self._tenants = Tenants()
         self._rows = Rows(self._tenants)
         self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns)
-        self.members = Membership(wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s))
+        self.members = Membership(
+            wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
+        )
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self._live: frozenset[int] = frozenset()
         self._sweep_row = 0
-        self._removals = Removals(self._tenants, self.members)
+        self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
 
     def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
         """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
@@ -104,7 +130,9 @@ class Directory:
                 self._rows.insert(self._tenants.of(record.tenant), record.key, record.version, pairs, make_parent=True)
                 self._reservations.saw(record.version.generation)
             elif isinstance(record, NodeRecord):
-                self.members.remember(record.name, record.node_id, now_ns)
+                self.members.remember(record, now_ns)
+            elif isinstance(record, StrangersRecord):
+                self.members.remember_strangers(record)
             elif isinstance(record, DescriptionPart):
                 described.setdefault(record.name, []).append(record)
             elif isinstance(record, RemovedRecord):
@@ -114,6 +142,9 @@ class Directory:
                 self._tenants.of(record.tenant).pins.add(record.key)
         for node in self.members:
             node.description = records.join_description(described.get(node.info.name, ()))
+        for node_id in self._rows.sets.node_ids():
+            if self.members.get(node_id) is None:
+                self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
@@ -125,8 +156,21 @@ class Directory:
         node, is_new = self.members.register(info, tiers, now_ns, description)
         self._publishing.registered(node, same_process=same_process)
         self._set_live()
-        ops = [records.put_node(info.name, node.node_id)] if is_new else []
+        ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
         return node, ops + records.put_description(info.name, description, former)
+
+    def forget(self, name: str) -> tuple[Member, list[Op]]:
+        """The dead node `name` is known no more: it, and operations. Call `floors_written` when they are durable.
+
+        Should it ever return, it is a new node, and must drop what it had. Raises InvalidArgument: no node has the name, or it is alive.
+        """
+        node, ops = self._removals.forget(name, self._reservations.last_generation)
+        self._publishing.write_off(node.node_id)
+        return node, ops + records.put_description(name, NO_DESCRIPTION, node.description)
+
+    def floors_written(self) -> list[Op]:
+        """What a `forget`, or a remove that `raises_floors`, wrote is durable; operations nobody waits for."""
+        return self._removals.floors_written()
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> list[Op]:
         """See Membership.describe; catalog operations that need no waiting for."""
@@ -149,15 +193,15 @@ class Directory:
         silent = self.members.expire(now_ns)
         if silent:
             self._set_live()
-        for node in self.members.forgettable(now_ns, _ns(self._timing.forget_node_s)):
-            self._publishing.forget(node.node_id)
+        for node in self.members.write_off(now_ns, _ns(self._timing.forget_node_s)):
+            self._publishing.write_off(node.node_id)
         self._tenants.forget_empty()
         return silent
 
     def sweep(self, max_rows: int) -> list[Op]:
         """Look at the next `max_rows` rows and delete the blocks whose holders are all forgotten; operations nobody waits for.
 
-        Removals are forgotten too, once every node that was ever seen has told its inventory.
+        Removals are forgotten too, once every node that is known has told its inventory.
         """
         ops = self._removals.settle()
         empty = self._rows.sets.empty
@@ -221,6 +265,10 @@ class Directory:
         """See Publishing.plan. Give the plan's operations to the catalog, and the plan to `apply` once they are durable."""
         return self._publishing.plan(node_id, message)
 
+    def paid(self, plan: Plan) -> None:
+        """See Publishing.paid."""
+        self._publishing.paid(plan)
+
     def apply(self, plan: Plan) -> Effects:
         """See Publishing.apply."""
         return self._publishing.apply(plan)
@@ -230,7 +278,7 @@ class Directory:
 
         Pinned blocks are refused, unless `force`, which also unpins them.
         """
-        owner = self._tenant(tenant)
+        owner, unwritten = self._tenant(tenant), self._removals.unwritten
         removal = Removal(bytearray(self.exists(tenant, keys)), [], Commands(self._master_epoch))
         for index, key in enumerate(keys):
             if key in owner.pins:
@@ -240,10 +288,9 @@ class Directory:
                 owner.pins.discard(key)
                 removal.ops.append(records.pin(owner.prefix, key, pinned=False))
             if key in owner.rows or key in owner.pending:
-                ops = self._removals.remember(owner, key, self._reservations.last_generation)
-                removal.flags[index] &= ops is not None
-                removal.ops.extend(ops or ())
-            self._plan_remove_one(removal, owner, key)
+                removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
+            self._plan_remove_one(removal, owner, key, force=force)
+        removal.raises_floors = self._removals.unwritten > unwritten
         return removal
 
     def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Op]:
@@ -254,7 +301,7 @@ class Directory:
             if flag:
                 ops += self._publishing.gone(node_id, owner, key, generation)
             else:
-                ops += self._removals.refused(owner, key)
+                ops += self._removals.refused(owner, key, generation)
         return ops
 
     def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
@@ -360,7 +407,7 @@ class Directory:
         for node in candidates:
             node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
 
-    def _plan_remove_one(self, removal: Removal, owner: Tenant, key: bytes) -> None:
+    def _plan_remove_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
         self.replication.cancel(owner, key)
         row = owner.rows.get(key, NO_ROW)
         dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._live]
@@ -368,7 +415,7 @@ class Directory:
         waiting = {one.node_id: one.version.generation for one in owner.pending.get(key, ())}
         held = dict.fromkeys(self._live_holders(owner, key), self._rows.generations[row])
         for node_id, generation in (waiting | held).items():
-            removal.commands.drop(node_id, owner, key, generation)
+            removal.commands.drop(node_id, owner, key, generation, force=force)
 
     def _live_holders(self, owner: Tenant, key: bytes) -> Sequence[int]:
         return self._rows.sets.readable_at(self._rows.holders[owner.rows.get(key, NO_ROW)])

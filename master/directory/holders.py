@@ -95,6 +95,10 @@ class HolderSets:
         """The node ids that a block with this set can be read from."""
         return array("I", self.nodes[index])
 
+    def node_ids(self) -> set[int]:
+        """All that are in any set."""
+        return {node_id for pairs in self._pairs for node_id, _state in pairs}
+
     def live_blocks(self) -> int:
         """Blocks that can be read now."""
         return sum(count for count, live in zip(self._rows, self.live, strict=True) if live)

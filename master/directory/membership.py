@@ -2,14 +2,26 @@
 
 A node lives from its registration until its link to the master breaks or its heartbeats stop for the TTL; what a node says under
 an older registration than its last, or while it counts as dead, is refused with StaleEpoch, and it registers again.
+
+A node's *floor* is a generation: what the node has up to it may have been removed while it was away, so it must drop that when it
+returns. A node that is not known gets the strangers' floor, since it may be one that was forgotten. Removals say when floors rise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvstore.master.directory.records import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, NO_DESCRIPTION, Description
-from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory import records
+from kvstore.master.directory.records import (
+    MAX_DESCRIPTION_BYTES,
+    MAX_NAME_BYTES,
+    NO_DESCRIPTION,
+    Description,
+    NodeRecord,
+    StrangersRecord,
+)
+from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 
 DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
 
@@ -59,12 +71,21 @@ class Member:
     """As the node last said, before a restart of the master too."""
     revision: int = 0
     """Rises with each change of the description."""
-    forgotten: bool = False
+    written_off: bool = False
     """Dead for so long that it is no longer counted as a holder of anything."""
+    floor: int = 0
+    """What it has up to this generation must go, unless the directory lists it there; 0 for nothing."""
+    owed: int = 0
+    """Removed blocks that its inventory named, and that it has not said to have dropped."""
 
     @property
     def is_live(self) -> bool:
         return self.state != DEAD
+
+    @property
+    def is_settled(self) -> bool:
+        """It has told its inventory, and dropped what was removed: nothing that is gone can come back with it any more."""
+        return self.state == ALIVE and not self.owed
 
     @property
     def free_bytes(self) -> int:
@@ -92,10 +113,17 @@ class Member:
 class Membership:
     """The nodes by id. Not thread-safe."""
 
-    def __init__(self, *, wall_ns: int, node_ttl_ns: int) -> None:
-        """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's."""
+    def __init__(self, *, wall_ns: int, node_ttl_ns: int, max_live: int, max_absent: int) -> None:
+        """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's.
+
+        A new node beyond `max_live` is refused; of the dead ones `max_absent` are kept (`surplus`).
+        """
         self._next_epoch = wall_ns + 1
         self._node_ttl_ns = node_ttl_ns
+        self._max_live = max_live
+        self._max_absent = max_absent
+        self._last_node_id = 0
+        self._strangers_floor = 0
         self._by_id: dict[int, Member] = {}
         self._by_name: dict[str, Member] = {}
 
@@ -111,9 +139,14 @@ class Membership:
     def live(self) -> list[Member]:
         return [node for node in self._by_id.values() if node.is_live]
 
-    def remember(self, name: str, node_id: int, now_ns: int) -> None:
+    def remember(self, record: NodeRecord, now_ns: int) -> None:
         """A node known from the catalog: dead until it registers."""
-        self._add(Member(node_id, NodeInfo(name, 0), changed_ns=now_ns))
+        self._add(Member(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, floor=record.floor))
+
+    def remember_strangers(self, record: StrangersRecord) -> None:
+        """What the catalog says of nodes that it does not know."""
+        self._strangers_floor = record.floor
+        self._last_node_id = max(self._last_node_id, record.last_node_id)
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
@@ -121,21 +154,22 @@ class Membership:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
         The same process registers again freely. Raises InvalidArgument when another live process has the name, for a name that
-        is empty or over MAX_NAME_BYTES, or a description over MAX_DESCRIPTION_BYTES.
+        is empty or over MAX_NAME_BYTES, or a description over MAX_DESCRIPTION_BYTES; Full for a new name when `max_live` nodes live.
         """
         if not 1 <= len(info.name.encode()) <= MAX_NAME_BYTES:
             raise InvalidArgument(f"a node's name is 1 to {MAX_NAME_BYTES} bytes long")
         _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
-            node, is_new = self._add(Member(max(self._by_id, default=0) + 1, info)), True
+            self._check_room(info.name)
+            node, is_new = self._add(Member(self._last_node_id + 1, info, floor=self._strangers_floor)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state = info, tiers, SYNCING
         node.epoch = self._next()
         self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
-        node.reserved_bytes, node.forgotten = 0, False
+        node.reserved_bytes, node.written_off, node.owed = 0, False, 0
         return node, is_new
 
     def check(self, node_id: int, epoch: int) -> Member:
@@ -178,12 +212,52 @@ class Membership:
             node.state, node.changed_ns = DEAD, now_ns
         return silent
 
-    def forgettable(self, now_ns: int, after_ns: int) -> list[Member]:
+    def write_off(self, now_ns: int, after_ns: int) -> list[Member]:
         """The nodes that have been dead for `after_ns` by now, each told once a death."""
-        found = [node for node in self._by_id.values() if not node.is_live and not node.forgotten and node.changed_ns + after_ns <= now_ns]
+        found = [
+            node for node in self._by_id.values() if not node.is_live and not node.written_off and node.changed_ns + after_ns <= now_ns
+        ]
         for node in found:
-            node.forgotten = True
+            node.written_off = True
         return found
+
+    def surplus(self) -> list[Member]:
+        """The dead nodes beyond `max_absent`, those that died first."""
+        dead = [node for node in self._by_id.values() if not node.is_live]
+        excess = len(dead) - self._max_absent
+        return sorted(dead, key=lambda node: node.changed_ns)[:excess] if excess > 0 else []
+
+    def forget(self, name: str) -> Member:
+        """The dead node `name` is known no more: should it come back, it is a stranger, with another id.
+
+        Raises InvalidArgument: no node has the name, or it is alive.
+        """
+        node = self._by_name.get(name)
+        if node is None:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise InvalidArgument(f"there is no node {name!r}; there are: {known}")
+        if node.is_live:
+            raise InvalidArgument(f"node {name!r} is alive, at {node.info.tcp or node.info.unix}: stop it before it is forgotten")
+        del self._by_name[name], self._by_id[node.node_id]
+        return node
+
+    def raise_floors(self, generation: int) -> list[Op]:
+        """The floor of every node that is not settled, strangers too, is `generation` from now on; operations for the catalog."""
+        away = [node for node in self._by_id.values() if not node.is_settled]
+        for node in away:
+            node.floor = generation
+        return [self.raise_strangers_floor(generation), *(records.put_node(node.info.name, node.node_id, node.floor) for node in away)]
+
+    def raise_strangers_floor(self, generation: int) -> Op:
+        self._strangers_floor = generation
+        return records.put_strangers(generation, self._last_node_id)
+
+    def clear_floors(self) -> list[Op]:
+        """Nodes that are settled need no floor any more; operations for the catalog."""
+        settled = [node for node in self._by_id.values() if node.floor and node.is_settled]
+        for node in settled:
+            node.floor = 0
+        return [records.put_node(node.info.name, node.node_id, 0) for node in settled]
 
     def _set_description(self, node: Member, description: Description) -> None:
         if description != node.description:
@@ -193,7 +267,13 @@ class Membership:
         self._next_epoch += 1
         return self._next_epoch - 1
 
+    def _check_room(self, name: str) -> None:
+        live_count = len(self.live())
+        if live_count >= self._max_live:
+            raise Full(f"there are {live_count} live nodes, as many as max_nodes allows: {name!r} cannot join")
+
     def _add(self, node: Member) -> Member:
+        self._last_node_id = max(self._last_node_id, node.node_id)
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
 

@@ -39,6 +39,8 @@ class Plan:
     commands: Commands
     ops: list[Op] = field(default_factory=list)
     commits: list[tuple[Tenant, bytes]] = field(default_factory=list)
+    owed: int = 0
+    """Removed blocks that the node named: once it has answered their Drops, `paid` is to be called."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Publishing:
 
         self._rows.sets.rewrite(node.node_id, known)
 
-    def forget(self, node_id: int) -> None:
+    def write_off(self, node_id: int) -> None:
         """The node holds nothing any more. Its rows wait for the sweep."""
         self._rows.sets.rewrite(node_id, lambda _state: None)
 
@@ -84,18 +86,25 @@ class Publishing:
         if message.phase == PHASE_SYNC_BEGIN:
             node.state = SYNCING
             self._rows.sets.rewrite(node_id, lambda state: state | HINT)
-        self._take_in(plan, message, tenants)
+        self._take_in(plan, node, message, tenants)
+        node.owed += plan.owed
         if message.phase == PHASE_SYNC_END and node.state == SYNCING:
             node.state = ALIVE
             self._rows.sets.rewrite(node_id, lambda state: None if state & HINT else state)
             self._hold_pinned(plan)
         return plan
 
+    def paid(self, plan: Plan) -> None:
+        """The node has answered every Drop of removed blocks that the plan has commands for: they are not there any more."""
+        node = self._members.get(plan.node_id)
+        if node is not None and node.epoch == plan.epoch:
+            node.owed -= plan.owed
+
     def apply(self, plan: Plan) -> Effects:
         """The plan's operations are durable: its commits become visible, unless the node has registered again since."""
         effects = Effects(Commands(self._master_epoch))
         node = self._members.get(plan.node_id)
-        is_current = node is not None and node.epoch == plan.epoch and not node.forgotten
+        is_current = node is not None and node.epoch == plan.epoch and not node.written_off
         for tenant, key in plan.commits:
             waiting = next((one for one in tenant.pending.get(key, ()) if one.ticket == plan.ticket), None)
             if waiting is None:
@@ -145,7 +154,7 @@ class Publishing:
                 assert len({(one.node_id, one.ticket) for one in waiting}) == len(waiting), key
                 assert len({one.node_id for one in waiting}) == len({(one.node_id, one.version[:3]) for one in waiting}), key
 
-    def _take_in(self, plan: Plan, message: Publish, tenants: list[Tenant]) -> None:
+    def _take_in(self, plan: Plan, node: Member, message: Publish, tenants: list[Tenant]) -> None:
         columns = zip(
             message.kinds,
             message.keys,
@@ -160,7 +169,12 @@ class Publishing:
         )
         for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns:
             if kind == EVENT_COMMIT:
-                self._commit(plan, tenant, key, Version(size, checksum, generation, namespace, parent), tiers & TIERS)
+                version = Version(size, checksum, generation, namespace, parent)
+                if self._is_removed(tenant, key, node, version):
+                    plan.owed += 1
+                    plan.commands.drop(plan.node_id, tenant, key, generation, force=True)
+                else:
+                    self._commit(plan, tenant, key, version, tiers & TIERS)
             elif kind == EVENT_GONE:
                 plan.ops += self.gone(plan.node_id, tenant, key, generation)
             else:
@@ -168,9 +182,6 @@ class Publishing:
 
     def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
-        if version.generation <= tenant.removed.get(key, 0):
-            plan.commands.drop(node_id, tenant, key, version.generation)  # removed while the node was away
-            return
         self._reservations.end(tenant, key, version.generation)
         self._reservations.saw(version.generation)
         if key not in tenant.rows and key not in tenant.pending:
@@ -179,6 +190,17 @@ class Publishing:
             plan.commits.append((tenant, key))
         elif not self._is_held(tenant, key, node_id, version, tiers):
             self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
+
+    def _is_removed(self, tenant: Tenant, key: bytes, node: Member, version: Version) -> bool:
+        """The block was removed while the node was away; or may have been, and the directory does not list it there."""
+        if version.generation <= tenant.removed.get(key, 0):
+            return True
+        if version.generation > node.floor:
+            return False
+        row = tenant.rows.get(key, NO_ROW)
+        # A removal takes every node that is away off the row at once, and tells those that are there.
+        is_listed = any(node_id == node.node_id for node_id, _state in self._rows.pairs(row))
+        return not (is_listed and self._rows.is_version(row, version))
 
     def _commit_known(self, plan: Plan, tenant: Tenant, key: bytes, new: Pending) -> None:
         """A commit of a key that is in the table or in flight, at this node or another."""

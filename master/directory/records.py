@@ -3,7 +3,9 @@
     key                                             value
     b"b" + u8 tenant length + tenant + block key    <u8 version, u64 size, u64 checksum, u64 generation, u8 namespace length,
                                                     u8 parent length, u16 holders>, namespace, parent key, u32 node id a holder
-    b"n" + node name                                <u32 node id>
+    b"n" + node name                                <u32 node id>, and <u64 generation> while the node must drop what it has up to it
+    b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
+                                                    generation, and no node gets this id or one below it
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
@@ -33,7 +35,9 @@ PART_BYTES: Final = 60 << 10
 
 _BLOCK: Final = struct.Struct("<BQQQBBH")
 _ID: Final = struct.Struct("<I")
+_NODE: Final = struct.Struct("<IQ")
 _GENERATION: Final = struct.Struct("<Q")
+_STRANGERS: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
 
 
@@ -57,8 +61,19 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
+    """`floor`: the node must drop what it has up to this generation; 0 for nothing."""
+
     name: str
     node_id: int
+    floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StrangersRecord:
+    """What holds for nodes that are not known: their floor. `last_node_id` was given to a node, which may have been forgotten."""
+
+    floor: int
+    last_node_id: int
 
 
 class Description(NamedTuple):
@@ -117,8 +132,17 @@ def delete_block(prefix: bytes, key: bytes) -> Op:
     return Op(b"b" + prefix + key, None)
 
 
-def put_node(name: str, node_id: int) -> Op:
-    return Op(b"n" + name.encode(), _ID.pack(node_id))
+def put_node(name: str, node_id: int, floor: int) -> Op:
+    """One record, so that a node is never known without its floor."""
+    return Op(b"n" + name.encode(), _NODE.pack(node_id, floor) if floor else _ID.pack(node_id))
+
+
+def delete_node(name: str) -> Op:
+    return Op(b"n" + name.encode(), None)
+
+
+def put_strangers(floor: int, last_node_id: int) -> Op:
+    return Op(b"f", _STRANGERS.pack(floor, last_node_id))
 
 
 def put_description(name: str, description: Description, former: Description) -> list[Op]:
@@ -169,7 +193,10 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | DescriptionPart | PinRecord | RemovedRecord:
+Record = BlockRecord | NodeRecord | StrangersRecord | DescriptionPart | PinRecord | RemovedRecord
+
+
+def decode(key: bytes, value: bytes) -> Record:
     """The record of one catalog entry.
 
     Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
@@ -178,7 +205,9 @@ def decode(key: bytes, value: bytes) -> BlockRecord | NodeRecord | DescriptionPa
         if key[:1] == b"b":
             return _block(*_owner(key), value)
         if key[:1] == b"n":
-            return NodeRecord(key[1:].decode(), _ID.unpack(value)[0])
+            return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
+        if key == b"f":
+            return StrangersRecord(*_STRANGERS.unpack(value))
         if key[:1] == b"d":
             return DescriptionPart(key[2:].decode(), key[1], value)
         if key[:1] == b"p" and not value:

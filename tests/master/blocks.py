@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.interface import Op
-from kvstore.master.directory.directory import Directory, Timing
+from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
@@ -65,11 +65,13 @@ def publish(epoch: int, events: Iterable[Event], phase: int = PHASE_STREAM) -> P
 class Master:
     """A Directory with the catalog that its operations make, `now_ns` included. Commits are durable at once unless told otherwise."""
 
-    def __init__(self, epoch: int = 1, catalog: dict[bytes, bytes] | None = None, timing: Timing | None = None) -> None:
+    def __init__(
+        self, epoch: int = 1, catalog: dict[bytes, bytes] | None = None, timing: Timing | None = None, limits: Limits | None = None
+    ) -> None:
         self.epoch = epoch
         self.now_ns = 0
         self.catalog: dict[bytes, bytes] = dict(catalog or {})
-        self.directory = Directory(epoch, wall_ns=1000 * epoch, rng=random.Random(1), timing=timing)
+        self.directory = Directory(epoch, wall_ns=1000 * epoch, rng=random.Random(1), timing=timing, limits=limits)
         self.directory.load(self.catalog.items(), self.now_ns)
 
     def commit(self, ops: Iterable[Op]) -> None:
@@ -85,8 +87,9 @@ class Master:
         return node
 
     def publish(self, node: Member, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, Drop | Hold]]:
-        """Plan, commit and apply; the commands that came of it."""
+        """Plan, commit and apply; the commands that came of it. The node obeys them."""
         plan = self.directory.plan_publish(node.node_id, publish(node.epoch, events, phase))
+        self.directory.paid(plan)
         self.commit(plan.ops)
         effects = self.directory.apply(plan)
         self.commit(effects.ops)
@@ -97,6 +100,24 @@ class Master:
         """A full inventory."""
         begin = self.publish(node, phase=PHASE_SYNC_BEGIN)
         return [*begin, *self.publish(node, *events, phase=PHASE_SYNC), *self.publish(node, phase=PHASE_SYNC_END)]
+
+    def remove(self, *keys: bytes, force: bool = False) -> list[int]:
+        """Remove at holders that obey; 1 for each key that was there and is gone."""
+        removal = self.directory.plan_remove(TENANT, keys, force=force)
+        self.commit(removal.ops)
+        if removal.raises_floors:
+            self.commit(self.directory.floors_written())
+        for node_id, drop in removal.commands.messages():
+            assert isinstance(drop, Drop)
+            self.commit(self.directory.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
+        self.directory.check_integrity()
+        left = self.exists(*keys)
+        return [int(was and not still) for was, still in zip(removal.flags, left, strict=True)]
+
+    def forget(self, name: str) -> None:
+        _node, ops = self.directory.forget(name)
+        self.commit(ops)
+        self.commit(self.directory.floors_written())
 
     def sweep(self) -> None:
         for _ in range(3):

@@ -1,15 +1,17 @@
 """Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.catalogs.interface import Op
-from kvstore.master.directory.directory import Timing
+from kvstore.master.directory.directory import Limits, Removal, Timing
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.publishing import Plan
-from kvstore.master.directory.records import BlockRecord, Description, decode
+from kvstore.master.directory.records import BlockRecord, Description, RemovedRecord, decode
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -341,7 +343,7 @@ def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> 
     master.sync(other)
     node = master.register("a", instance=2)
     commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
-    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1]))]
+    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1], force=1))]
     assert master.exists(b"a", b"kept") == [0, 1]
     master.sweep()
     assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
@@ -355,8 +357,82 @@ def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
     master.commit(master.directory.plan_remove(TENANT, [b"a"], force=False).ops)
     assert [key for key in master.catalog if key.startswith(b"r")]
     master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\0"))
-    assert not [key for key in master.catalog if key.startswith(b"r")]
+    assert [decode(*item) for item in master.catalog.items() if item[0].startswith(b"r")] == [RemovedRecord(TENANT, b"a", 0)]
     master.directory.check_integrity()
+
+
+def absent_holder(limits: Limits) -> tuple[Master, Member]:
+    """Node a is away and has all of a0 to a9 on NVMe; node b is there and has them too."""
+    master = Master(limits=limits)
+    keys = [b"a%d" % number for number in range(10)]
+    node, other = master.register("a"), master.register("b")
+    for each in (node, other):
+        master.sync(each, *(Event(key, tiers=NVME) for key in keys))
+    die(master, node)
+    return master, node
+
+
+def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_and_every_removal_is_done() -> None:
+    master, node = absent_holder(Limits(kept_removals=3))
+    for number in range(9):
+        assert master.remove(b"a%d" % number) == [1]
+    assert sum(key.startswith(b"r") for key in master.catalog) <= 3
+    master = master.restart()
+    other = master.register("b")
+    master.sync(other, Event(b"a9", tiers=NVME))
+    node = master.register("a", instance=2)
+    (command,) = master.sync(node, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
+    dropped = [b"a%d" % number for number in range(9)]
+    assert command == (node.node_id, Drop(2, TENANT, dropped, [1] * 9, force=1)), "what the directory lists there is kept"
+    master.sweep()
+    assert not [key for key in master.catalog if key.startswith(b"r")]
+    assert node.floor == 0
+    master.publish(node, Event(b"a0", 1))
+    assert master.exists(b"a0") == [1], "put again: nothing stands against it any more"
+
+
+def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart_of_the_master_too() -> None:
+    master, _node = absent_holder(Limits())
+    assert master.remove(b"a0") == [1]
+    master.forget("a")
+    master.sweep()
+    assert not [key for key in master.catalog if key.startswith(b"r")], "nobody that is known is away"
+    assert master.remove(b"a1") == [1]
+    master = master.restart()
+    master.sync(master.register("b"), Event(b"a9", tiers=NVME))
+    again = master.register("a", instance=2)
+    assert again.node_id == 3, "the id of a forgotten node is nobody else's"
+    master = master.restart()
+    master.sync(master.register("b"), Event(b"a9", tiers=NVME))
+    again = master.register("a", instance=2)
+    assert (again.node_id, again.floor > 0) == (3, True), "a stranger until its inventory is told, whatever restarts in between"
+    (command,) = master.sync(again, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
+    assert isinstance(command[1], Drop)
+    assert command[1].keys == [b"a%d" % number for number in range(10)]
+    assert master.exists(b"a0", b"a1", b"a9") == [0, 0, 1]
+    master.sweep()
+    assert list(master.directory.lookup(TENANT, [b"a9"]).nodes) == [2]
+
+
+def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_master_restarts_first() -> None:
+    master, node = one_node(b"a", b"b")
+    die(master, node)
+    master.forget("a")
+    assert not [key for key in master.catalog if key[:1] in b"nd"]
+    master = master.restart()
+    master.sweep()
+    assert not [key for key in master.catalog if key.startswith(b"b")]
+
+
+def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:
+    master = Master()
+    node = master.register("a", description=Description(b"topology", b"transfer"))
+    assert [key for key in master.catalog if key.startswith(b"d")]
+    die(master, node)
+    master.forget("a")
+    assert list(master.catalog) == [b"f"]
+    with pytest.raises(InvalidArgument, match="there is no node 'a'"):
+        master.directory.forget("a")
 
 
 def test_a_pinned_block_is_removed_only_by_force() -> None:
@@ -382,6 +458,7 @@ def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:
 
 KEYS = st.sampled_from([b"a", b"b"])
 NAMES = st.sampled_from(["one", "two"])
+LIMITS = Limits(kept_removals=1)
 
 
 class Store:
@@ -395,6 +472,8 @@ class Store:
         self.instance = 1
         self.node: Member | None = None
         self.is_synced = False
+        self.hears = True
+        """It gets the commands that its own events cause."""
 
     def drop(self, key: bytes) -> None:
         self.blocks.pop(key, None)
@@ -409,10 +488,12 @@ class AgainstNodes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0))
+        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0), limits=LIMITS)
         self.stores = {"one": Store(), "two": Store()}
-        self.queue: list[tuple[list[Op], Plan | None, str, list[tuple[bytes, int]]]] = []
+        self.queue: list[tuple[list[Op], Callable[[], None]]] = []
         self.generation = 0
+        self.removed: dict[bytes, int] = {}
+        """Keys whose removal was acknowledged, and the newest generation that it can have been of."""
         for name in self.stores:
             self.comes_back(name, restarted=True)
 
@@ -421,8 +502,11 @@ class AgainstNodes(RuleBasedStateMachine):
         if store.node is None or not store.node.is_live:
             return
         plan = self.master.directory.plan_publish(store.node.node_id, publish(store.node.epoch, events, phase))
-        self.queue.append((plan.ops, plan, name, [(event.key, store.writes[event.key]) for event in events if event.kind == EVENT_COMMIT]))
-        self.obey(plan.commands.messages())
+        commits = [(event.key, store.writes[event.key]) for event in events if event.kind == EVENT_COMMIT]
+        self.queue.append((plan.ops, lambda: self._published(name, plan, commits)))
+        if store.hears:
+            self.obey(plan.commands.messages())
+            self.master.directory.paid(plan)
 
     def obey(self, commands: list[tuple[int, Drop | Hold]]) -> list[tuple[int, Drop, bytes]]:
         answers = []
@@ -446,7 +530,8 @@ class AgainstNodes(RuleBasedStateMachine):
     def write(self, name: str, key: bytes, tiers: int, newer: bool) -> None:
         store = self.stores[name]
         if store.node and store.node.is_live:
-            self.generation += newer
+            if newer:
+                self.generation = self.master.directory._reservations.last_generation + 1
             store.drop(key)
             store.blocks[key] = (self.generation, tiers)
             store.writes[key] = store.writes.get(key, 0) + 1
@@ -472,15 +557,25 @@ class AgainstNodes(RuleBasedStateMachine):
             self._durable()
 
     def _durable(self) -> None:
-        ops, plan, name, commits = self.queue.pop(0)
+        ops, then = self.queue.pop(0)
         self.master.commit(ops)
-        if plan is None:
-            return
+        then()
+
+    def flush(self) -> None:
+        while self.queue:
+            self._durable()
+
+    def later(self, ops: list[Op]) -> None:
+        """For the catalog; nobody waits."""
+        self.queue.append((ops, lambda: None))
+
+    def _published(self, name: str, plan: Plan, commits: list[tuple[bytes, int]]) -> None:
         store = self.stores[name]
-        if store.node and store.node.epoch == plan.epoch and not store.node.forgotten:
+        is_known = store.node is not None and self.master.directory.members.get(store.node.node_id) is store.node
+        if store.node and is_known and store.node.epoch == plan.epoch and not store.node.written_off:
             store.acknowledged |= {key for key, write in commits if key in store.blocks and store.writes[key] == write}
         effects = self.master.directory.apply(plan)
-        self.queue.append((effects.ops, None, "", []))
+        self.later(effects.ops)
         self.obey(effects.commands.messages())
 
     @rule(name=NAMES, restarted=st.booleans())
@@ -519,6 +614,34 @@ class AgainstNodes(RuleBasedStateMachine):
         if node:
             die(self.master, node)
 
+    @rule(name=NAMES)
+    def lose_link_before_the_answer(self, name: str) -> None:
+        """The inventory arrives, and nothing of what the master says to it."""
+        self.stores[name].hears = False
+        self.inventory(name)
+        self.stores[name].hears = True
+        self.lose_link(name)
+
+    @rule(name=NAMES)
+    def miss_removals(self, name: str) -> None:
+        """Of blocks that both nodes have: more of them than are kept one by one."""
+        for key in (b"a", b"b"):
+            for each in self.stores:
+                self.write(each, key, NVME, newer=each == "one")
+        self.flush()
+        self.lose_link(name)
+        for key in (b"a", b"b"):
+            self.remove(key, force=True)
+        self.flush()
+
+    @rule(name=NAMES)
+    def forget(self, name: str) -> None:
+        member = self.master.directory.members.named(name)
+        if member and not member.is_live:
+            _node, ops = self.master.directory.forget(name)
+            self.queue.append((ops, lambda: self.later(self.master.directory.floors_written())))
+            self.stores[name].acknowledged.clear()
+
     @rule(seconds=st.sampled_from([1, 6, 61]))
     def wait(self, seconds: int) -> None:
         self.master.now_ns += seconds * S
@@ -528,19 +651,31 @@ class AgainstNodes(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 3))
     def sweep(self, rows: int) -> None:
-        self.queue.append((self.master.directory.sweep(rows), None, "", []))
+        self.later(self.master.directory.sweep(rows))
 
     @rule(key=KEYS, force=st.booleans())
     def remove(self, key: bytes, force: bool) -> None:
+        newest = self.master.directory._reservations.last_generation
+        for store in self.stores.values():
+            if store.node and not store.node.is_live:
+                store.acknowledged.discard(key)
         removal = self.master.directory.plan_remove(TENANT, [key], force=force)
-        self.queue.append((removal.ops, None, "", []))
-        for node_id, drop, flags in self.obey(removal.commands.messages(force=force)):
-            ops = self.master.directory.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags)
-            self.queue.append((ops, None, "", []))
+        self.queue.append((removal.ops, lambda: self._removal_durable(key, removal, newest)))
+
+    def _removal_durable(self, key: bytes, removal: Removal, newest: int) -> None:
+        directory = self.master.directory
+        if removal.raises_floors:
+            self.later(directory.floors_written())
+        messages = removal.commands.messages()
+        live = {node.node_id for node in directory.members.live()}
+        for node_id, drop, flags in self.obey([message for message in messages if message[0] in live]):
+            self.later(directory.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags))
+        if removal.flags[0] and not self.master.exists(key)[0] and all(node_id in live for node_id, _command in messages):
+            self.removed[key] = newest
 
     @rule(key=KEYS, pinned=st.booleans())
     def pin(self, key: bytes, pinned: bool) -> None:
-        self.queue.append((self.master.directory.pin(TENANT, [key], pinned=pinned).ops, None, "", []))
+        self.later(self.master.directory.pin(TENANT, [key], pinned=pinned).ops)
 
     @rule(key=KEYS)
     def reserve(self, key: bytes) -> None:
@@ -552,7 +687,7 @@ class AgainstNodes(RuleBasedStateMachine):
     def kill_the_master(self) -> None:
         acknowledged = {name: set(store.acknowledged) for name, store in self.stores.items() if store.is_synced}
         self.queue.clear()
-        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0))
+        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0), LIMITS)
         for name, keys in acknowledged.items():
             self._register(name)
             for key in keys:
@@ -579,6 +714,7 @@ class AgainstNodes(RuleBasedStateMachine):
                 shown = store.node.node_id in found.nodes
                 assert not shown or store.blocks.get(key, (-1,))[0] == found.generations[0], (name, key)
                 assert shown or key not in store.acknowledged, (name, key)
+                assert not shown or found.generations[0] > self.removed.get(key, 0), f"{key!r} has come back"
                 assert key not in store.acknowledged or b"b\x03red" + key in self.master.catalog
 
 

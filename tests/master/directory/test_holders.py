@@ -77,6 +77,13 @@ def test_an_equal_set_that_lost_its_name_is_rewritten_too() -> None:
     sets.check_integrity([named, unnamed])
 
 
+def test_all_nodes_of_all_sets_are_told() -> None:
+    sets = HolderSets()
+    sets.enter(((1, 2), (7, 2)))
+    sets.leave(sets.enter(((9, 2),)))
+    assert sets.node_ids() == {1, 7}
+
+
 def test_pairs_are_kept_by_node() -> None:
     assert with_holder(((3, 1),), 2, 4) == ((2, 4), (3, 1))
     assert with_holder(((2, 1),), 2, 4) == ((2, 4),)

@@ -3,15 +3,22 @@
 import pytest
 
 from kvstore.master.directory.membership import ALIVE, DEAD, SYNCING, Membership, NodeInfo
-from kvstore.master.directory.records import MAX_DESCRIPTION_BYTES, Description
-from kvstore.protocol.errors import InvalidArgument, StaleEpoch
+from kvstore.master.directory.records import (
+    MAX_DESCRIPTION_BYTES,
+    Description,
+    NodeRecord,
+    StrangersRecord,
+    put_node,
+    put_strangers,
+)
+from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from tests.master.blocks import Tier
 
 TTL_NS = 10
 
 
 def members() -> Membership:
-    return Membership(wall_ns=1000, node_ttl_ns=TTL_NS)
+    return Membership(wall_ns=1000, node_ttl_ns=TTL_NS, max_live=2, max_absent=1)
 
 
 def test_a_node_keeps_its_id_and_gets_a_new_epoch_each_time() -> None:
@@ -28,7 +35,7 @@ def test_a_node_keeps_its_id_and_gets_a_new_epoch_each_time() -> None:
 
 def test_ids_follow_those_of_the_catalog() -> None:
     nodes = members()
-    nodes.remember("old", 7, 0)
+    nodes.remember(NodeRecord("old", 7), 0)
     assert [node.node_id for node in nodes] == [7]
     assert not nodes.live()
     assert nodes.register(NodeInfo("new", 1), (), 0)[0].node_id == 8
@@ -117,16 +124,16 @@ def test_a_broken_link_kills_only_its_own_registration() -> None:
     assert not nodes.disconnected(1, node.epoch, 4)
 
 
-def test_a_long_dead_node_is_to_be_forgotten_once_a_death() -> None:
+def test_a_long_dead_node_is_written_off_once_a_death() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
-    assert nodes.forgettable(100, 20) == []
+    assert nodes.write_off(100, 20) == []
     nodes.disconnected(1, node.epoch, 100)
-    assert nodes.forgettable(119, 20) == []
-    assert nodes.forgettable(120, 20) == [node]
-    assert nodes.forgettable(121, 20) == []
+    assert nodes.write_off(119, 20) == []
+    assert nodes.write_off(120, 20) == [node]
+    assert nodes.write_off(121, 20) == []
     nodes.register(NodeInfo("a", 1), (), 130)
-    assert not node.forgotten
+    assert not node.written_off
     assert nodes.named("a") is node
     assert nodes.named("b") is None
     assert nodes.get(1) is node
@@ -140,3 +147,66 @@ def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() ->
     assert (node.free_bytes, node.capacity_bytes, node.largest_bytes, node.dram_bytes) == (500, 1100, 1000, 100)
     nodes.heartbeat(1, node.epoch, (), {"gets": 3}, 1)
     assert (node.free_bytes, node.largest_bytes, node.counters) == (0, 0, {"gets": 3})
+
+
+def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
+    nodes = members()
+    for name in ("a", "b"):
+        nodes.register(NodeInfo(name, 1), (), 0)
+    with pytest.raises(Full, match="2 live nodes, as many as max_nodes allows: 'c' cannot join"):
+        nodes.register(NodeInfo("c", 1), (), 0)
+    assert nodes.named("c") is None
+    assert nodes.register(NodeInfo("a", 1), (), 0)[0].node_id == 1
+
+
+def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() -> None:
+    nodes = members()
+    for node_id, died_ns in ((1, 5), (2, 3), (3, 4)):
+        nodes.remember(NodeRecord(f"n{node_id}", node_id), died_ns)
+        assert len(nodes.surplus()) == node_id - 1
+    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"]
+
+
+def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1, tcp="host:1"), (), 0)
+    with pytest.raises(InvalidArgument, match="node 'a' is alive, at host:1: stop it before it is forgotten"):
+        nodes.forget("a")
+    nodes.disconnected(1, node.epoch, 1)
+    with pytest.raises(InvalidArgument, match="there is no node 'b'; there are: a"):
+        nodes.forget("b")
+    assert nodes.forget("a") is node
+    with pytest.raises(InvalidArgument, match="there are: none"):
+        nodes.forget("a")
+    with pytest.raises(StaleEpoch):
+        nodes.check(1, node.epoch)
+    again, is_new = nodes.register(NodeInfo("a", 1), (), 2)
+    assert (again.node_id, is_new) == (2, True), "records of blocks may still name the former id"
+
+
+def test_floors_rise_for_whoever_may_have_missed_a_removal_and_fall_when_it_is_settled() -> None:
+    nodes = members()
+    here, _ = nodes.register(NodeInfo("here", 1), (), 0)
+    here.state = ALIVE
+    nodes.remember(NodeRecord("away", 2), 0)
+    assert nodes.raise_floors(7) == [put_strangers(7, 2), put_node("away", 2, 7)]
+    away, _ = nodes.register(NodeInfo("away", 1), (), 0)
+    assert (here.floor, away.floor) == (0, 7)
+    assert nodes.clear_floors() == []
+    away.state, away.owed = ALIVE, 1
+    assert nodes.clear_floors() == [], "it has not dropped all yet"
+    away.owed = 0
+    assert nodes.clear_floors() == [put_node("away", 2, 0)]
+    assert (away.floor, nodes.clear_floors()) == (0, [])
+
+
+def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
+    nodes = members()
+    nodes.remember(NodeRecord("known", 3, 5), 0)
+    nodes.remember_strangers(StrangersRecord(9, 6))
+    assert nodes.register(NodeInfo("known", 1), (), 0)[0].floor == 5
+    stranger, _ = nodes.register(NodeInfo("stranger", 1), (), 0)
+    assert (stranger.node_id, stranger.floor) == (7, 9)
+    nodes.remember_strangers(StrangersRecord(9, 2))
+    nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
+    assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8

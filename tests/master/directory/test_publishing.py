@@ -353,6 +353,39 @@ def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_new
     master.directory._tenants.of(TENANT).removed[b"k"] = 5
     made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 5)]))
     assert (made.ops, made.commits) == ([], [])
-    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5]))]
+    assert made.commands.messages() == [(node.node_id, Drop(1, TENANT, [b"k"], [5], force=1))]
     made = master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(b"k", 6)]))
     assert len(made.commits) == 1
+
+
+def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> None:
+    master = Master()
+    node, other = master.register("a"), master.register("b")
+    master.publish(node, Event(b"listed", 3, tiers=NVME), Event(b"elsewhere", 3), Event(b"replaced", 3))
+    master.publish(other, Event(b"elsewhere", 3), Event(b"replaced", 4))
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.remove(b"elsewhere")
+    master.publish(other, Event(b"elsewhere", 3))
+    node = master.register("a", instance=2)
+    node.floor = 5
+    had = [Event(key, 3, tiers=NVME) for key in (b"listed", b"elsewhere", b"replaced", b"unknown")]
+    commands = master.sync(node, *had, Event(b"new", 6))
+    assert commands == [(node.node_id, Drop(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
+    assert master.exists(b"listed", b"unknown", b"new") == [1, 0, 1]
+
+
+def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_registers_again() -> None:
+    master = Master()
+    node = master.register("a")
+    node.floor = 5
+    plans = [master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(key, 5)])) for key in (b"k", b"l")]
+    assert node.owed == 2
+    master.directory.paid(plans[0])
+    assert node.owed == 1
+    node = master.register("a")
+    assert node.owed == 0, "its inventory names it again"
+    master.directory.paid(plans[1])
+    assert node.owed == 0
+    master.directory.disconnected(node.node_id, node.epoch, 0)
+    master.forget("a")
+    master.directory.paid(plans[1])

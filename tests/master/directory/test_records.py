@@ -16,15 +16,18 @@ from kvstore.master.directory.records import (
     NodeRecord,
     PinRecord,
     RemovedRecord,
+    StrangersRecord,
     Version,
     check_tenant,
     decode,
     delete_block,
+    delete_node,
     join_description,
     pin,
     put_block,
     put_description,
     put_node,
+    put_strangers,
     removed,
     tenant_prefix,
 )
@@ -55,8 +58,12 @@ def test_records_of_the_largest_tenant_and_key_fit_the_catalog() -> None:
 
 
 def test_a_node_and_a_pin_come_back() -> None:
-    op = put_node("näme", 77)
-    assert decode(op.key, op.value or b"") == NodeRecord("näme", 77)
+    for floor in (0, 1 << 60):
+        op = put_node("näme", 77, floor)
+        assert decode(op.key, op.value or b"") == NodeRecord("näme", 77, floor)
+    assert delete_node("näme") == Op(op.key, None)
+    op = put_strangers(1 << 60, 78)
+    assert decode(op.key, op.value or b"") == StrangersRecord(1 << 60, 78)
     op = pin(tenant_prefix("red"), b"key", pinned=True)
     assert decode(op.key, b"") == PinRecord("red", b"key")
     assert pin(tenant_prefix("red"), b"key", pinned=False).value is None
@@ -71,6 +78,9 @@ def test_a_node_and_a_pin_come_back() -> None:
         (b"b\x03redkey", b"\x01" + bytes(24) + b"\x00\x00\x01\x00"),
         (b"b\x01\xffkey", b"\x01" + bytes(28)),
         (b"nname", b"123"),
+        (b"nname", b"12345"),
+        (b"f", b"123"),
+        (b"fname", bytes(12)),
         (b"d", b""),
         (b"d\0\xff", b""),
         (b"p\x03redkey", b"full"),
