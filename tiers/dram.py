@@ -11,8 +11,8 @@ import numpy as np
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
-from kvstore.tiers.slab_tier import SlabTier, chosen_slab_bytes
-from kvstore.tiers.slabs import position_of
+from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
+from kvstore.tiers.slabs import growth_sizes, position_of
 from kvstore.tiers.tier import Record, Slot
 
 
@@ -31,9 +31,12 @@ class DramTier(SlabTier):
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if capacity_bytes > physical_bytes:
             raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into this machine's {physical_bytes}")
+        first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
-        self._pool = MemfdPool(capacity_bytes, slab_bytes=slab_bytes, hugepages=hugepages)
-        super().__init__(capacity_bytes, slab_bytes=slab_bytes, backing=self._pool, exact_classes=exact_classes)
+        self._pool = MemfdPool(
+            capacity_bytes, slab_bytes=slab_bytes, first_sizes=growth_sizes(first_bytes, slab_bytes), hugepages=hugepages
+        )
+        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool, exact_classes=exact_classes)
 
     @property
     def hugepages(self) -> bool:

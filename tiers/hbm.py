@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, TierFailed
 from kvstore.tiers.arena import ArenaRanges
 from kvstore.tiers.device_copy import CudaCopier, PlainCopier, import_torch
-from kvstore.tiers.slab_tier import SlabTier, chosen_slab_bytes
+from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
 from kvstore.tiers.slabs import position_of
 from kvstore.tiers.tier import Record, Slot
 
@@ -26,6 +26,7 @@ class HbmTier(SlabTier):
     def __init__(self, capacity_bytes: int, device: str = "cuda:0", *, slab_bytes: int | None = None, exact_classes: int = 16) -> None:
         """Raises ConfigError: torch is missing, there is no such device, or it has not so much memory."""
         torch = import_torch()
+        first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         try:
             self.arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
@@ -36,7 +37,7 @@ class HbmTier(SlabTier):
         self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)
-        super().__init__(capacity_bytes, slab_bytes=slab_bytes, backing=self._ranges, exact_classes=exact_classes)
+        super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._ranges, exact_classes=exact_classes)
 
     @property
     def health(self) -> str:

@@ -8,8 +8,10 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,14 @@ MADV_POPULATE_WRITE = 23
 
 PREFAULT_CHUNK_BYTES = 8 << 20
 """How much is faulted in under one lock: a slab being assigned waits for it at most some 20 ms."""
+
+MAX_MEMFDS = 8192
+"""Memfds of one pool: each is two descriptors (Python's mmap keeps one of its own) and a mapping, of which the system allows so many
+(RLIMIT_NOFILE; 65,530 mappings). It is twice what slabs of 1/4096 of a tier come to; beyond it there is no memory for a further slab
+before another is given up."""
+
+MAX_TRIM = 2
+"""Memory is cut down to at least 1/2 for a smaller slab: a smaller part is made anew."""
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -107,18 +117,21 @@ class Memfd:
 
 
 class MemfdPool:
-    """Backs slabs with memfds, `capacity_bytes` in all, made in slabs of `slab_bytes` at the start. A slabs.Backing.
+    """Backs slabs with memfds, `capacity_bytes` in all, made at the start: slabs of `slab_bytes`, and `first_sizes`, one small slab each
+    for the first who want some. A slabs.Backing. It has at most MAX_MEMFDS memfds, and takes at most half of the process's descriptors.
 
     Memory that held a tenant's bytes serves no other tenant, zeroed or not: an old client may still have it mapped.
     """
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int, hugepages: bool = False) -> None:
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, first_sizes: Sequence[int] = (), hugepages: bool = False) -> None:
         """Falls back to normal pages, all of them, where huge ones do not suffice. Raises ConfigError when the system refuses."""
         self.hugepages = hugepages
+        self._max_memfds = min(MAX_MEMFDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._capacity_bytes = capacity_bytes
         self._of_slab: dict[int, Memfd] = {}
-        whole, rest = divmod(capacity_bytes, slab_bytes)
-        sizes = [slab_bytes] * whole + [rest] * bool(rest)
+        small = first_sizes if sum(first_sizes) <= capacity_bytes and not hugepages else ()
+        whole, rest = divmod(capacity_bytes - sum(small), slab_bytes)
+        sizes = [*small, *[slab_bytes] * whole, *[rest] * bool(rest)]
         self._spares: deque[Memfd] = deque()
         if hugepages:
             self.hugepages = self._fill(sizes) is None
@@ -138,15 +151,18 @@ class MemfdPool:
         return self._of_slab[slab]
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        """See Backing. Always the whole `count`. Raises TierFailed when the system has no descriptor or mapping left."""
+        """See Backing. The whole `count`, or 0 where there are as many memfds as may be. Raises TierFailed when the system has no
+        descriptor or mapping left."""
         size_bytes = count * slot_bytes
         memory = next((spare for spare in self._spares if _suits(spare, size_bytes, tenant)), None)
         if memory is not None:
             self._spares.remove(memory)
             self._held_bytes += size_bytes - memory.size_bytes
             memory.trim(size_bytes)
-        else:
+        elif len(self._of_slab) < self._max_memfds:
             memory = self._make(size_bytes)
+        else:
+            return 0
         memory.tenant = tenant
         self._of_slab[slab] = memory
         return count
@@ -191,7 +207,7 @@ class MemfdPool:
 
     def _make(self, size_bytes: int) -> Memfd:
         # The spares at the back were released longest ago or are not faulted in yet.
-        while self._held_bytes + size_bytes > self._capacity_bytes:
+        while self._held_bytes + size_bytes > self._capacity_bytes or len(self._of_slab) + len(self._spares) >= self._max_memfds:
             dropped = self._spares.pop()
             self._held_bytes -= dropped.size_bytes
             dropped.close()
@@ -204,7 +220,8 @@ class MemfdPool:
 
 
 def _suits(spare: Memfd, size_bytes: int, tenant: str) -> bool:
-    """Whether a slab of `size_bytes` may live there: no other tenant's bytes, and not smaller, nor larger with its size fixed."""
+    """Whether a slab of `size_bytes` may live there: no other tenant's bytes, and not smaller, nor larger with its size fixed, nor so large
+    that most of it would be trimmed off, for what is trimmed off is faulted in no more."""
     if spare.tenant not in (None, tenant):
         return False
-    return spare.size_bytes == size_bytes if spare.exported else spare.size_bytes >= size_bytes
+    return spare.size_bytes == size_bytes if spare.exported else size_bytes <= spare.size_bytes <= MAX_TRIM * size_bytes

@@ -9,18 +9,24 @@ PAGE_BYTES = 4096
 SLAB_BYTES = 64 << 20
 
 SLABS_A_TIER = 64
-"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: each tenant and size takes a whole slab at a time,
-so few slabs would mean that values of many sizes evict one another from a tier with room."""
+"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: memory goes from one tenant and size to another by
+the slab, so few slabs would mean that values of many sizes evict one another from a tier with room."""
 
 MAX_SLABS_A_TIER = 256
 """Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs a descriptor or two."""
+
+FIRST_SLABS_A_TIER = 4096
+"""The first slab of each tenant and size is this part of the tier: so many of them fit, of a few values each, before one evicts another.
+No more, for in DRAM each costs a descriptor or two (see memfd.MAX_MEMFDS)."""
 
 
 class SlabTier(Tier):
     """A Tier over `slabs`. Subclasses bring the memory and the copies."""
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, exact_classes: int) -> None:
-        self._slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=backing, exact_classes=exact_classes)
+    def __init__(self, capacity_bytes: int, *, slab_bytes: int, first_bytes: int, backing: Backing, exact_classes: int) -> None:
+        self._slabs = SlabAllocator(
+            capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=backing, exact_classes=exact_classes
+        )
 
     @property
     def capacity_bytes(self) -> int:
@@ -66,6 +72,11 @@ class SlabTier(Tier):
 
     def check_integrity(self) -> None:
         self._slabs.check_integrity()
+
+
+def chosen_first_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
+    """The size of a group's first slab: that of every slab where `slab_bytes` says it, else whole pages by the capacity."""
+    return slab_bytes if slab_bytes is not None else max(1, capacity_bytes // FIRST_SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
 
 
 def chosen_slab_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:

@@ -2,8 +2,9 @@
 
 A slab belongs to one tenant and one slot size (its *group*); memory for it comes from a Backing (memfds, ranges of an arena). A
 slab takes from the unassigned bytes exactly what its slots need, so a tier of N x B bytes holds N blocks of B bytes for any N
-and B. A slab whose every slot is free stays with its group, where the next block of the same size finds it mapped and warm, until
-another group needs its bytes.
+and B. A group's first slab is small, and each further one has up to GROWTH times what the group has, until they are whole: many
+tenants of a few blocks each fit, and a large one has few slabs. A slab whose every slot is free stays with its group, where the
+next block of the same size finds it mapped and warm, until another group needs its bytes.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +16,10 @@ from kvstore.tiers.tier import Slot, TierFull
 
 POSITION_BITS = 20
 """A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
+
+GROWTH = 3
+"""A slab is at most this many times what its group has: at least a quarter of a group's memory was wanted before, and three slabs of
+1/64, 3/64 and 12/64 come before the first whole one (with 48/64 after them where slabs are 64 times the first)."""
 
 
 class Backing(Protocol):
@@ -40,6 +45,8 @@ class Group:
     open: dict[int, "Slab"] = field(default_factory=dict)
     vacant: dict[int, "Slab"] = field(default_factory=dict)
     used: int = 0
+    size_bytes: int = 0
+    """Of all its slabs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,12 +77,16 @@ class SlabAllocator:
     Invariant: used + quarantined + free == capacity, where free counts free slots and bytes in no slab.
     """
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, exact_classes: int = 16) -> None:
-        """`slab_bytes` is the size that slabs aim at; larger slots get a slab each. Both are at least 1."""
+    def __init__(
+        self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, first_bytes: int | None = None, exact_classes: int = 16
+    ) -> None:
+        """`slab_bytes` is the size that slabs aim at, `first_bytes` (default: the same) that of a group's first; larger slots get a slab
+        each. All are at least 1."""
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.quarantined_bytes = 0
         self._slab_bytes = slab_bytes
+        self._first_bytes = first_bytes if first_bytes is not None else slab_bytes
         self._backing = backing
         self._size_classes = SizeClasses(capacity_bytes, exact_classes)
         self._groups: list[Group] = []
@@ -154,10 +165,12 @@ class SlabAllocator:
         return slab
 
     def reserve_slabs(self, group: int, count: int) -> list[int]:
-        """Have the group own `count` whole slabs ahead of need, as far as unassigned bytes go: the numbers of the new ones."""
+        """Have the group own `count` whole slabs ahead of need, as far as unassigned bytes go: the numbers of the new ones. None for a
+        group that has not grown to whole slabs yet: it may never need another."""
         owner = self._groups[group]
         numbers: list[int] = []
-        while len(owner.vacant) < count and self._unassigned_bytes >= self._wanted_bytes(owner):
+        is_grown = owner.size_bytes >= self._slab_bytes or self._first_bytes >= self._slab_bytes
+        while is_grown and len(owner.vacant) < count and self._unassigned_bytes >= self._wanted_bytes(owner):
             slab = self._new_slab(owner)
             if slab is None:
                 break
@@ -181,6 +194,7 @@ class SlabAllocator:
             assert (slab.number in slab.group.vacant) == slab.is_vacant, slab.number
         for group in self._groups:
             assert group.used == sum(len(slab.used) for slab in slabs if slab.group is group)
+            assert group.size_bytes == sum(slab.size_bytes for slab in slabs if slab.group is group)
             assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
     def _withdraw(self, slab: Slab, slot: Slot) -> None:
@@ -207,7 +221,8 @@ class SlabAllocator:
         return group
 
     def _wanted_bytes(self, group: Group) -> int:
-        count = min(max(1, self._slab_bytes // group.slot_bytes), 1 << POSITION_BITS)
+        aim_bytes = min(self._slab_bytes, max(self._first_bytes, GROWTH * group.size_bytes))
+        count = min(max(1, aim_bytes // group.slot_bytes), 1 << POSITION_BITS)
         return count * group.slot_bytes
 
     def _occupy_slab(self, group: Group) -> Slab:
@@ -238,6 +253,7 @@ class SlabAllocator:
         slab = Slab(self._next_slab, group, count)
         self._next_slab += 1
         self._unassigned_bytes -= slab.size_bytes
+        group.size_bytes += slab.size_bytes
         self._slabs[slab.number] = self._vacant[slab.number] = group.vacant[slab.number] = slab
         return slab
 
@@ -246,7 +262,16 @@ class SlabAllocator:
         del self._slabs[slab.number]
         del slab.group.vacant[slab.number]
         self._unassigned_bytes += slab.size_bytes
+        slab.group.size_bytes -= slab.size_bytes
         self._backing.release(slab.number)
+
+
+def growth_sizes(first_bytes: int, slab_bytes: int) -> list[int]:
+    """The sizes of a group's slabs before its first whole one, smallest first: what is no slot's is left out of account."""
+    sizes: list[int] = []
+    while (size_bytes := max(first_bytes, GROWTH * sum(sizes))) < slab_bytes:
+        sizes.append(size_bytes)
+    return sizes
 
 
 def position_of(slot: Slot) -> int:

@@ -6,11 +6,16 @@ the victim; else that group owes us, and its slab is taken once it owes a whole 
 first, and at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstore.store.blocks.block import Block
 from kvstore.tiers.policies.interface import EvictionPolicy
+
+MAX_GROUPS_ASKED: Final = 256
+"""Groups asked for their coldest block at one eviction, in turn: a few us each. Thousands of small tenants would stop the loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +41,7 @@ class EvictionOrder:
 
     def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]]) -> None:
         self._make_policy = make_policy
-        self._groups: dict[int, _Group] = {}
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
 
@@ -68,9 +73,17 @@ class EvictionOrder:
         return members.victim(evictable) if members is not None else None
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """Of the other groups' next victims the one read longest ago."""
-        victims = [members.victim(evictable) for other, members in self._groups.items() if other != group]
-        return min((block for block in victims if block is not None), key=lambda block: block.last_access, default=None)
+        """Of the other groups' next victims the one read longest ago; where there are more than MAX_GROUPS_ASKED groups, of those asked."""
+        coldest: Block | None = None
+        for asked in range(len(self._groups)):
+            if coldest is not None and asked >= MAX_GROUPS_ASKED:
+                break
+            other, members = next(iter(self._groups.items()))
+            self._groups.move_to_end(other)  # whoever was asked is asked again last
+            block = members.victim(evictable) if other != group else None
+            if block is not None and (coldest is None or block.last_access < coldest.last_access):
+                coldest = block
+        return coldest
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
         """Of all groups' next victims the one read longest ago."""

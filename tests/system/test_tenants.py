@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,20 @@ def test_the_same_keys_are_other_blocks(system: System) -> None:
         assert red.get_batch(KEYS) == values("red")
         assert blue.remove(KEYS) == 2
         assert red.exists_batch(KEYS) == [True, True]
+
+
+def test_many_more_tenants_than_slabs_keep_their_blocks_while_there_is_room(tmp_path: Path) -> None:
+    """64 slabs of 64 KiB, one tenant each: the first of a tenant is small."""
+    tenants = [f"tenant-{number}" for number in range(100)]
+    with System(tmp_path) as system:
+        system.start_master()
+        system.start_node("n0", "--dram", "4MiB")
+        for tenant in tenants:
+            with system.client(tenant=tenant) as client:
+                assert client.put(b"only", value_of(tenant.encode(), 0, 1024))
+        for tenant in tenants:
+            with system.client(tenant=tenant) as client:
+                assert client.get(b"only") == value_of(tenant.encode(), 0, 1024)
 
 
 def node_unix(system: System) -> Address:

@@ -225,6 +225,48 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)
     pool = MemfdPool(3 << 20, slab_bytes=3 << 20, hugepages=True)
     assert pool.hugepages
-    pool.acquire(0, 1 << 20, 1, "")
+    pool.acquire(0, 3 << 19, 1, "")
     assert os.fstat(pool.memory(0).fd).st_size == memfd.HUGE_PAGE_BYTES
+    pool.close()
+
+
+def test_small_slabs_for_the_first_are_made_at_the_start_too() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES, first_sizes=[PAGE_BYTES, 2 * PAGE_BYTES])
+    assert pool.prefault_step(100 * PAGE_BYTES) == 0
+    for slab, count in enumerate((1, 2, 4, 1)):
+        assert pool.acquire(slab, PAGE_BYTES, count, "") == count
+        assert os.fstat(pool.memory(slab).fd).st_blocks * 512 == count * PAGE_BYTES, "warm"
+    pool.check_integrity()
+    pool.close()
+
+
+def test_a_slab_is_not_trimmed_to_a_small_part_of_itself() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES, first_sizes=[8 * PAGE_BYTES, PAGE_BYTES])
+    pool.prefault_step(8 * PAGE_BYTES)
+    for slab, count in enumerate((1, 3, 3, 1)):
+        assert pool.acquire(slab, PAGE_BYTES, count, "") == count
+        pool.check_integrity()
+    assert [os.fstat(pool.memory(slab).fd).st_blocks * 512 // PAGE_BYTES for slab in range(4)] == [0, 3, 0, 0]
+    pool.close()
+
+
+def test_descriptors_are_bounded_and_spares_are_given_up_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memfd, "MAX_MEMFDS", 3)
+    before = len(os.listdir("/proc/self/fd"))
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    for slab, tenant in enumerate("abc"):
+        assert pool.acquire(slab, PAGE_BYTES, 1, tenant) == 1
+    assert pool.acquire(3, PAGE_BYTES, 1, "d") == 0
+    pool.release(1)
+    assert pool.acquire(3, PAGE_BYTES, 1, "d") == 1
+    assert len(os.listdir("/proc/self/fd")) - before == 2 * 3
+    pool.check_integrity()
+    pool.close()
+
+
+def test_half_of_the_descriptors_are_left_to_others() -> None:
+    with descriptors_left(50):
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        pool = MemfdPool(PAGE_BYTES * 1000, slab_bytes=PAGE_BYTES * 1000)
+        assert pool._max_memfds == allowed
     pool.close()

@@ -1,10 +1,21 @@
 """What dram and hbm share: sizes of slabs, and a capacity that is one."""
 
+import os
+
 import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.slab_tier import MAX_SLABS_A_TIER, PAGE_BYTES, SLAB_BYTES, SLABS_A_TIER, SlabTier, chosen_slab_bytes
+from kvstore.tiers.slab_tier import (
+    FIRST_SLABS_A_TIER,
+    MAX_SLABS_A_TIER,
+    PAGE_BYTES,
+    SLAB_BYTES,
+    SLABS_A_TIER,
+    SlabTier,
+    chosen_first_bytes,
+    chosen_slab_bytes,
+)
 
 
 @pytest.fixture
@@ -60,4 +71,20 @@ def test_a_slab_reserved_ahead_is_the_next_one_used(tier: SlabTier) -> None:
     assert tier.reserve_slabs(group, 1) == [0]
     assert tier.reserve_slabs(group, 1) == []
     assert tier.allocate(PAGE_BYTES).group == group
+    tier.close()
+
+
+def test_the_first_slab_of_a_group_is_a_small_part_of_a_tier() -> None:
+    assert chosen_first_bytes(12345, 1 << 30) == 12345
+    assert chosen_first_bytes(None, 1 << 30) == (1 << 30) // FIRST_SLABS_A_TIER
+    assert chosen_first_bytes(None, 1) == PAGE_BYTES
+
+
+def test_a_tier_holds_few_values_of_each_of_many_tenants_in_few_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    tier = DramTier(64 << 20)
+    for tenant in range(300):
+        tier.allocate(1024, tenant=f"tenant {tenant}")
+    tier.check_integrity()
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 * (300 + SLABS_A_TIER + 10)
     tier.close()

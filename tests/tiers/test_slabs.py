@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.slabs import POSITION_BITS, SlabAllocator, position_of
+from kvstore.tiers.slabs import POSITION_BITS, SlabAllocator, growth_sizes, position_of
 from kvstore.tiers.tier import Slot, TierFull
 
 
@@ -36,9 +36,16 @@ def slab_of(slot: Slot) -> int:
     return slot.index >> POSITION_BITS
 
 
-@given(count=st.integers(1, 300), size_bytes=st.integers(1, 500), slab_bytes=st.integers(1, 2000), spare_bytes=st.integers(0, 499))
-def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, spare_bytes: int) -> None:
-    slabs = allocator(count * size_bytes + spare_bytes % size_bytes, slab_bytes)
+@given(
+    count=st.integers(1, 300),
+    size_bytes=st.integers(1, 500),
+    slab_bytes=st.integers(1, 2000),
+    first_bytes=st.integers(1, 2000),
+    spare_bytes=st.integers(0, 499),
+)
+def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, first_bytes: int, spare_bytes: int) -> None:
+    capacity_bytes = count * size_bytes + spare_bytes % size_bytes
+    slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=AnyMemory())
     slots = [slabs.allocate(size_bytes, "") for _ in range(count)]
     assert len({slot.index for slot in slots}) == count
     assert slabs.used_bytes == count * size_bytes
@@ -215,3 +222,37 @@ def test_slabs_are_reserved_ahead_only_out_of_unassigned_bytes() -> None:
 def test_a_reservation_for_which_there_is_no_memory_is_of_nothing() -> None:
     slabs = allocator(250, backing=AnyMemory(grant=0))
     assert slabs.reserve_slabs(slabs.group(10, ""), 1) == []
+
+
+def test_slabs_of_a_group_grow_with_it_until_they_are_whole() -> None:
+    memory = AnyMemory()
+    slabs = SlabAllocator(10_000, slab_bytes=1000, first_bytes=20, backing=memory)
+    slots = [slabs.allocate(10, "red") for _ in range(300)]
+    sizes = list(memory.slabs.values())
+    assert sizes == [20, 60, 240, 960, 1000, 1000]
+    assert sizes[:4] == growth_sizes(20, 1000)
+    slabs.allocate(10, "blue")
+    assert list(memory.slabs.values())[6:] == [20]
+    slabs.check_integrity()
+    for slot in slots:
+        slabs.free(slot)
+    slabs.allocate(9000, "blue")
+    slabs.check_integrity()
+    slabs.allocate(10, "red")
+    assert list(memory.slabs.values())[-1] == 20, "it begins anew"
+
+
+def test_a_group_that_is_small_reserves_nothing_ahead() -> None:
+    slabs = SlabAllocator(10_000, slab_bytes=100, first_bytes=10, backing=AnyMemory())
+    group = slabs.group(10, "")
+    for _ in range(4):
+        slabs.allocate(10, "")
+        assert slabs.reserve_slabs(group, 1) == []
+    for _ in range(10):
+        slabs.allocate(10, "")
+    assert len(slabs.reserve_slabs(group, 1)) == 1
+
+
+def test_the_sizes_before_the_first_whole_slab() -> None:
+    assert growth_sizes(4096, 4096) == growth_sizes(4096, 100) == []
+    assert growth_sizes(1, 64) == [1, 3, 12, 48]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvstore.store.blocks import eviction
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.tiers.policies.by_name import make_policy
@@ -46,6 +47,19 @@ def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order:
     assert order.coldest_elsewhere(0, lambda one: one is not cold) is warm
     assert order.coldest_elsewhere(0, lambda one: one is mine) is None
     assert order.coldest(anyone) is mine
+
+
+def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_none(
+    order: EvictionOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 3)
+    blocks = [block(str(number), last_access) for number, last_access in enumerate((9, 8, 7, 1, 2, 3, 4, 5, 6))]
+    for group, one in enumerate(blocks):
+        order.insert(one, group)
+    assert [order.coldest(anyone) for _ in range(4)] == [blocks[2], blocks[3], blocks[6], blocks[2]]
+    assert order.coldest_elsewhere(3, lambda one: one is blocks[1]) is blocks[1]
+    assert order.coldest(lambda one: False) is None
+    order.check_integrity()
 
 
 def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:

@@ -301,3 +301,13 @@ def test_recovered_blocks_leave_oldest_first(make_store: MakeStore) -> None:
     store.put("c")
     assert store.open("d") is None
     assert store.names() == "bc"
+
+
+def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store: MakeStore) -> None:
+    """Many more tenants than whole slabs: each has slabs of its own, which nobody else may map."""
+    store = make_store(64 << 20)
+    blocks = [store.put("only", 1024, tenant=f"tenant {number}") for number in range(300)]
+    assert [block.is_gone for block in blocks] == [False] * 300
+    assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
+    assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.slots[DRAM]) is not None}) == 300
+    store.table.check_integrity()
