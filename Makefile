@@ -10,6 +10,10 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash.
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py
+# As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
+COMPUTING := -n auto --maxprocesses 8
+WAITING := -n $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --dist worksteal
 
 .PHONY: help
 help:  ## this list
@@ -22,10 +26,10 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 .PHONY: test
 test: $(BIN)/.dev etcd typing  ## the whole suite
 	rm -f .coverage
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report= -p no:cacheprovider
+	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	$(BIN)/python tests/own_coverage.py
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED) $(ALONE)) -p no:cacheprovider
-	$(BIN)/python -m pytest $(ALONE) -p no:cacheprovider
+	$(PYTEST) $(WAITING) $(addprefix --ignore=,$(COVERED) $(ALONE))
+	$(PYTEST) $(WAITING) $(ALONE)
 
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter

@@ -24,7 +24,6 @@ PARTS = {
     "handover": "arguments description ending handles parts receiving roll_call sending staging ways windows",
 }
 """What needs neither network nor sockets: the rest is held to the conformance suites, or tested with real processes."""
-WHOLE_TESTS = tuple(f"tests/{package}" for package in WHOLE_PACKAGES)
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")
 
 
@@ -53,7 +52,7 @@ def covered_percent(coverage: Coverage, module: Path) -> tuple[float, str]:
 
 def main() -> int:
     if sys.argv[1:] == ["--tests"]:
-        print(*WHOLE_TESTS, *(own_test(ROOT / folder / f"{name}.py") for folder, names in PARTS.items() for name in names.split()))
+        print(*(own_test(module) for module in modules()))
         return 0
     coverage = Coverage(data_file=str(ROOT / ".coverage"), config_file=str(ROOT / "pyproject.toml"))
     coverage.load()

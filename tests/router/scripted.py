@@ -19,7 +19,7 @@ from kvstore.scheduler.request import Slo
 
 T = TypeVar("T")
 Act = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-SETTINGS = RouterSettings(model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=1.0)
+SETTINGS = RouterSettings(model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=20.0)
 PROMPT = list(b"one, two, three")
 
 

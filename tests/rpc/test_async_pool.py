@@ -27,7 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[Started]:
 
 def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=1.0)
         try:
             await scenario(pool)
         finally:

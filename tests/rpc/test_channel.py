@@ -28,6 +28,9 @@ from kvstore.rpc.outbox import MAX_VECTORS
 from tests.rpc.wires import frame, read_exactly, read_frame
 
 SOON_S = 0.03
+"""The deadline of what is to miss it."""
+BRIEF_S = 0.5
+"""The deadline of what is there already."""
 EXISTS = Exists([b"key"])
 
 
@@ -271,9 +274,9 @@ def test_a_peer_that_is_late_with_descriptors_is_left_at_the_deadline(line: Line
 
 def test_a_short_deadline_does_not_shorten_a_later_long_one(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
     line.peer.sendall(frame(Flags(b"\1"), 1))
-    line.exists(SOON_S)
+    line.exists(BRIEF_S)
     late = threading.Event()
-    background(lambda: (late.wait(3 * SOON_S), line.peer.send(frame(Flags(b"\2"), 2))))
+    background(lambda: (late.wait(1.2 * BRIEF_S), line.peer.send(frame(Flags(b"\2"), 2))))
     assert line.exists(10) == Flags(b"\2")
 
 
@@ -286,11 +289,11 @@ def test_a_long_deadline_does_not_lengthen_a_later_short_one(line: Line) -> None
 
 def test_a_short_deadline_does_not_cut_off_a_later_large_request(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
     line.peer.sendall(frame(Flags(b"\1"), 1))
-    line.exists(SOON_S)
+    line.exists(BRIEF_S)
     value, late, received = os.urandom(2 << 20), threading.Event(), bytearray()
 
     def read_late() -> None:
-        late.wait(4 * SOON_S)
+        late.wait(1.2 * BRIEF_S)
         read_frame(line.peer)
         received.extend(read_frame(line.peer)[2])
         line.peer.sendall(frame(Flags(b"\2"), 2))

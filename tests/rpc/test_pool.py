@@ -136,7 +136,7 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=1.0)
     yield pool
     pool.close()
 

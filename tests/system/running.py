@@ -23,7 +23,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_server import free_ports
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 120.0
 POLL_S: Final = 0.01
 MIB: Final = 1 << 20
 
@@ -52,7 +52,7 @@ class System:
         self.logs: list[str] = []
         self.node_module = "kvstore.store.daemon"
         """What is run as a node; a test of broken devices takes a node that has one."""
-        self.settings = ClientSettings(master=self.address, deadline_s=5.0)
+        self.settings = ClientSettings(master=self.address, deadline_s=30.0)
         """Of questions to the control plane; a test with tokens gives it a tenant's."""
 
     def __enter__(self) -> "System":
@@ -85,7 +85,7 @@ class System:
             f"master-{index}",
             "kvstore.master.daemon",
             *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
-            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3", "--slow-start-s", "0", *flags),
+            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "10", "--slow-start-s", "0", *flags),
         )
         self.masters[index].facts("ready", deadline_s=DEADLINE_S)
         return self.masters[index]

@@ -15,6 +15,7 @@ import torch
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.frames import HEADER, MAGIC, MAX_KEY_BYTES, MAX_VALUE_BYTES, VERSION
+from kvstore.transfer.testing.waiting import within
 from tests.system.running import System, descriptors
 
 
@@ -100,19 +101,17 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 def test_a_master_that_is_not_there_is_unavailable_within_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    before_s = time.monotonic()
-    with Client(address, deadline_s=1.0) as client, pytest.raises(Unavailable, match="no master"):
+    with within(1.0), Client(address, deadline_s=1.0) as client, pytest.raises(Unavailable, match="no master"):
         client.put(b"k", b"v")
-    assert time.monotonic() - before_s < 2.0
 
 
 def test_a_master_that_never_answers_is_given_up_within_the_deadline() -> None:
     before_s = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with within(0.5), socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with Client(address, deadline_s=0.5) as client, pytest.raises((DeadlineExceeded, Unavailable)):
             client.get(b"k")
-    assert 0.4 < time.monotonic() - before_s < 1.5
+    assert time.monotonic() - before_s > 0.4
 
 
 def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> None:

@@ -58,7 +58,7 @@ def test_after_much_use_everything_is_as_before(tmp_path: Path) -> None:
                     pass
                 client.put(KEYS[-number], value_of(KEYS[-number], 0, 100_000))
         for pid, count in zip((master.pid, node.pid, os.getpid()), before, strict=True):
-            until(lambda pid=pid, count=count: descriptors(pid) <= count, f"{count} descriptors of {pid}", 5.0)  # type: ignore[misc]
+            until(lambda pid=pid, count=count: descriptors(pid) <= count, f"{count} descriptors of {pid}")  # type: ignore[misc]
         status = system.await_settled()
         for name in ("leases", "open_puts", "waiting", "connections", "publish_backlog"):
             assert status.counters[name] == 0, name

@@ -43,7 +43,7 @@ def test_blocks_on_nvme_are_served_again_and_blocks_of_dram_only_are_misses(tier
         durable = is_on_nvme(client, keys)
         assert ALL_BLOCKS - DRAM_BLOCKS <= durable.count(True) < ALL_BLOCKS
         tiered.nodes["n0"].kill()
-        until(lambda: not any(client.exists_batch(keys)), "the directory forgets the dead node's blocks", 5.0)
+        until(lambda: not any(client.exists_batch(keys)), "the directory forgets the dead node's blocks")
         assert client.get_batch(keys) == [None] * ALL_BLOCKS
         tiered.start_node()
         assert client.exists_batch(keys) == durable

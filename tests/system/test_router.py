@@ -23,7 +23,7 @@ from tests.system.running import DEADLINE_S, System, refusal, until
 
 MODEL: Final = "llama3-8b"
 BLOCK_TOKENS: Final = 16
-INSTANCE_TTL_S: Final = 2.0
+INSTANCE_TTL_S: Final = 4.0
 ENGINES: Final = {"p0": ("prefill", "n0"), "p1": ("prefill", "n1"), "d0": ("decode", "n0"), "d1": ("decode", "n1")}
 COMMON: Final = ("--model", MODEL, "--block-tokens", str(BLOCK_TOKENS))
 

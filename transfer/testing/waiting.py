@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 """For what succeeds, however slow the machine is."""
 SHORT_S: Final = 0.3
 """The deadline of what is to miss it."""
-SOON_S: Final = 5.0
+SOON_S: Final = 20.0
 """Slack of "soon" and "within the deadline": far less than forever, far more than a busy machine needs."""
 QUIET_S: Final = 0.1
 """A call that has not returned for this long is taken to be waiting."""

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import EtcdCatalog, cut
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
+from kvstore.transfer.testing.waiting import within
 from tests.etcd_server import EtcdServer, free_ports
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
 from tests.master.catalogs.faulty_etcd import FaultyEtcd
@@ -61,10 +61,8 @@ def kv(etcd: EtcdServer) -> Any:
 
 
 def test_etcd_down_at_open_is_unavailable_within_the_deadline(make: MakeEtcdCatalog) -> None:
-    began_s = time.monotonic()
-    with pytest.raises(CatalogUnavailable, match="etcd unreachable"):
+    with within(0.5), pytest.raises(CatalogUnavailable, match="etcd unreachable"):
         make(f"127.0.0.1:{free_ports(1)[0]}").open(deadline_s=0.5)
-    assert time.monotonic() - began_s < 1.5
 
 
 def test_an_etcd_that_hangs_at_open_is_unavailable_within_the_deadline(
@@ -72,10 +70,8 @@ def test_an_etcd_that_hangs_at_open_is_unavailable_within_the_deadline(
 ) -> None:
     server = etcd_server_factory()
     server.freeze()
-    began_s = time.monotonic()
-    with pytest.raises(CatalogUnavailable, match="etcd unreachable"):
+    with within(0.5), pytest.raises(CatalogUnavailable, match="etcd unreachable"):
         make(server.host_port).open(deadline_s=0.5)
-    assert time.monotonic() - began_s < 1.5
 
 
 def test_what_waits_while_etcd_is_killed_is_told_in_order_when_it_is_back_and_nothing_acknowledged_is_lost(
@@ -230,9 +226,8 @@ def test_close_does_not_wait_for_an_etcd_that_hangs(make: MakeEtcdCatalog, etcd_
     catalog.open(deadline_s=OPEN_DEADLINE_S)
     server.freeze()
     catalog.commit([Op(b"a", b"1")], outcomes.done())
-    began_s = time.monotonic()
-    catalog.close()
-    assert time.monotonic() - began_s < 2.5
+    with within(0):
+        catalog.close()
     assert isinstance(outcomes.next()[1], Closed)
 
 
