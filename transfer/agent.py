@@ -5,9 +5,11 @@ An agent serves one rail. The engine (engine.py) cuts transfers into requests, c
 an agent only carries out, and says truthfully when a request is over.
 """
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.memory.shield import Shield
 
 
 class Direction(Enum):
@@ -97,13 +100,14 @@ class Request:
         if self.callback is not None:
             self.callback(self)
 
-    def wait(self, deadline: Deadline) -> None:
-        """Block until it is over. Raises its error, or DeadlineExceeded (it may go on)."""
+    def wait(self, deadline: Deadline | None) -> None:
+        """Block until it is over, as long as that takes if `deadline` is None. Raises its error, or DeadlineExceeded (it may go on)."""
         with self._lock:
             if not self.is_over and self._over is None:
                 self._over = threading.Event()
             over = self._over
-        if not self.is_over and over is not None and not over.wait(deadline.left_s()):
+        if not self.is_over and over is not None and not over.wait(deadline.left_s() if deadline is not None else None):
+            assert deadline is not None
             raise deadline.exceeded()
         if self.error is not None:
             raise self.error
@@ -174,21 +178,28 @@ class TransferAgent(ABC):
         """End threads and connections; requests under way end with Closed. A second close is a no-op."""
 
     def transfer(self, direction: Direction, remote: Remote, pieces: Sequence[Piece], deadline: Deadline) -> None:
-        """Submit and wait. Raises what the request failed with; after DeadlineExceeded it is over all the same."""
+        """Submit and wait. Raises what the request failed with; DeadlineExceeded, and whatever a signal handler raises meanwhile, when
+        the request is over all the same."""
         request = Request(direction, remote, pieces, deadline)
-        for piece in pieces:
-            piece.local.hold()
-        try:
-            self.submit(request)
-            self.run(request)
-            request.wait(deadline)
-        except BaseException:
-            if not request.is_over:
-                self.cancel(request)
-            raise
-        finally:
+        with Shield() as shield, ExitStack() as held:
             for piece in pieces:
-                piece.local.release()
+                piece.local.hold()
+                held.callback(piece.local.release)
+            self.submit(request)
+            shield.cancels(functools.partial(self.cancel, request))
+            try:
+                self.run(request)
+                request.wait(deadline)
+            except BaseException:
+                self.cancel_and_wait(request)
+                raise
+
+    def cancel_and_wait(self, request: Request) -> None:
+        """Return when a request is over, however it ends."""
+        if not request.is_over:
+            self.cancel(request)
+        with suppress(KVStoreError):
+            request.wait(None)
 
 
 def cancelled() -> Cancelled:

@@ -24,6 +24,7 @@ from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pac
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.shield import Shield, shielded
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
@@ -101,6 +102,7 @@ class TransferEngine:
         """
         return Region(flat(buffer), location=location, fd=fd)
 
+    @shielded
     def export(self, region: Region, *, writable: bool = False) -> bytes:
         """Show a region to peers until it is closed. The result lets whoever has it read the region, and write it if `writable`."""
         if not self._serves:
@@ -121,6 +123,7 @@ class TransferEngine:
         matrix = {place: (rails.preferred, rails.available) for place, rails in self.topology.matrix.items()}
         return pack_engine(EngineInfo(self.name, network_id(), tuple(agents), matrix))
 
+    @shielded
     def connect(self, description: bytes) -> Peer:
         """The peer that described itself so. Does no I/O; a peer that is known already gets its new description.
 
@@ -153,6 +156,7 @@ class TransferEngine:
         """A peer's region, as its `export` described it. Raises ProtocolError."""
         return PeerRegion(peer, unpack_region(description))
 
+    @shielded
     def disconnect(self, peer: Peer) -> None:
         """Forget a peer: transfers under way to it fail with Unreachable, its connections are closed. A second time is a no-op."""
         with self._changing:
@@ -163,6 +167,7 @@ class TransferEngine:
         self._mover.end(peer, Unreachable(f"{peer.name} was disconnected"))
         unload(list(peer.routes.values()))
 
+    @shielded
     def refresh(self, topology: Topology) -> bool:
         """The links have changed: use new rails, leave those that are gone. True if `describe` says something else now.
 
@@ -209,16 +214,18 @@ class TransferEngine:
         Raises InvalidArgument (nothing is begun): a length or place outside its region, none or both ends a peer's, a read-only
         destination; Closed.
         """
-        return self._begin(batch, deadline_s, priority, on_done, waits=False)
+        with Shield() as shield:
+            transfer = self._begin(batch, deadline_s, priority, on_done, waits=False)
+            if shield.raised is not None:  # nobody gets to know of the transfer
+                transfer.abandon()
+        return transfer
 
     def transfer(self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
-        transfer = self._begin(batch, deadline_s, priority, None, waits=True)
-        try:
+        with Shield() as shield:
+            transfer = self._begin(batch, deadline_s, priority, None, waits=True)
+            shield.cancels(transfer.cancel)
             transfer.wait()
-        except BaseException:
-            transfer.cancel()  # interrupted: nobody waits for it any more
-            raise
 
     async def transfer_async(
         self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND
@@ -227,15 +234,19 @@ class TransferEngine:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         transfer = self.submit(batch, deadline_s=deadline_s, priority=priority, on_done=lambda _: _wake(loop, over))
-        timer = loop.call_at(loop.time() + (transfer.deadline.at_ns - time.monotonic_ns()) / 1e9, transfer.expire)
         cancellation: asyncio.CancelledError | None = None
-        while not over.done():
-            try:
-                await asyncio.shield(over)
-            except asyncio.CancelledError as error:
-                cancellation = error
-                transfer.cancel()
-        timer.cancel()
+        try:
+            timer = loop.call_at(loop.time() + (transfer.deadline.at_ns - time.monotonic_ns()) / 1e9, transfer.expire)
+            while not over.done():
+                try:
+                    await asyncio.shield(over)
+                except asyncio.CancelledError as error:
+                    cancellation = error
+                    transfer.cancel()
+            timer.cancel()
+        except BaseException:  # a signal handler's, or the loop has ended: nobody comes back for it
+            transfer.abandon()
+            raise
         if cancellation is not None:
             raise cancellation
         if transfer.error is not None:
@@ -332,6 +343,7 @@ class TransferEngine:
             raise InvalidArgument(f"a deadline is at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
         return Deadline(deadline_s)
 
+    @shielded
     def close(self) -> None:
         """End every transfer with Closed, and let go of connections, threads and mappings. A second close is a no-op."""
         with self._changing, self._lock:

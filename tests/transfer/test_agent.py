@@ -9,7 +9,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Piece
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import make_region, shown
 
 
@@ -116,13 +116,33 @@ class Cancelling(OwnAgent):
         request.finish(cancelled())
 
 
-@pytest.mark.parametrize("kind", [Cancelling, OwnAgent], ids=["one that cancels", "one that cannot"])
-def test_transfer_cancels_what_is_not_over_at_its_deadline(kind: type[OwnAgent]) -> None:
+def test_transfer_cancels_what_is_not_over_at_its_deadline() -> None:
     begun: list[Request] = []
     region = make_region(10)
     with within(SHORT_S), pytest.raises(DeadlineExceeded):
-        kind(begun.append).transfer(Direction.WRITE, "peer", [Piece(region, 0, shown(region), 0, 10)], Deadline(SHORT_S))
-    assert begun[0].is_over is (kind is Cancelling)
+        Cancelling(begun.append).transfer(Direction.WRITE, "peer", [Piece(region, 0, shown(region), 0, 10)], Deadline(SHORT_S))
+    assert begun[0].is_over
+
+
+def test_transfer_with_an_agent_that_cannot_cancel_raises_when_the_request_is_over() -> None:
+    begun: list[Request] = []
+    region = make_region(10)
+    agent = OwnAgent(begun.append)
+    pieces = [Piece(region, 0, shown(region), 0, 10)]
+    waiting = in_background(lambda: agent.transfer(Direction.WRITE, "peer", pieces, Deadline(SHORT_S)))
+    eventually(lambda: bool(begun), "it has begun")
+    assert isinstance(wait_for(begun[0]), DeadlineExceeded)
+    assert is_quiet(waiting)
+    assert region.users == 1
+    begun[0].finish()
+    with pytest.raises(DeadlineExceeded):
+        waiting.result(PATIENCE_S)
+    assert region.users == 0
+
+
+def wait_for(request: Request) -> BaseException | None:
+    """What waiting until its deadline comes to."""
+    return in_background(lambda: request.wait(request.deadline)).exception(PATIENCE_S)
 
 
 def test_an_agent_that_registers_nothing_reaches_all_memory_and_forgets_peers_without_effect() -> None:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.transfer.memory.shield import Shield
 
 CLOSE_TIMEOUT_S: Final = 30.0
 """How long `close` waits for transfers unless told otherwise."""
@@ -39,7 +40,9 @@ class Region:
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self.location = location
         self.fd = fd
-        self._idle = threading.Condition(threading.Lock())
+        # Entered by itself, not through the condition, whose Python code a signal handler's exception could leave locked.
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._users = 0
         self._is_closed = False
         self._on_close: list[Callable[[Region], None]] = []
@@ -56,14 +59,14 @@ class Region:
 
     def hold(self) -> None:
         """One more transfer uses it. Raises Closed."""
-        with self._idle:
+        with self._lock:
             if self._is_closed:
                 raise Closed(f"region {self.region_id} is closed")
             self._users += 1
 
     def release(self) -> None:
         """A transfer that held it is over."""
-        with self._idle:
+        with self._lock:
             assert self._users > 0, "released more often than held"
             self._users -= 1
             if not self._users:
@@ -71,7 +74,7 @@ class Region:
 
     def on_close(self, callback: "Callable[[Region], None]") -> None:
         """Call `callback` once the region is closed and no transfer uses it any more: an agent deregisters it then."""
-        with self._idle:
+        with self._lock:
             self._on_close.append(callback)
 
     @cached_property
@@ -97,13 +100,21 @@ class Region:
 
         Raises DeadlineExceeded: transfers still use the memory, which must stay.
         """
-        with self._idle:
-            self._is_closed = True
-            if not self._idle.wait_for(lambda: not self._users, deadline_s):
-                raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {deadline_s:g} s")
-            callbacks, self._on_close = self._on_close, []
-        for callback in callbacks:
-            callback(self)
+        with Shield() as shield:
+            shield.cancels(self._wake)
+            with self._lock:
+                self._is_closed = True
+                if not self._idle.wait_for(lambda: not self._users or shield.raised is not None, deadline_s):
+                    raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {deadline_s:g} s")
+                if self._users:
+                    return  # what a signal handler raised is raised by the shield
+                callbacks, self._on_close = self._on_close, []
+            for callback in callbacks:
+                callback(self)
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._idle.notify_all()
 
 
 class RemoteRegion(NamedTuple):

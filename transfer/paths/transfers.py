@@ -6,6 +6,7 @@ The engine (engine.py) owns the state of both and guards it with its lock; this 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -14,13 +15,14 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.paths.choice import Path
 
 if TYPE_CHECKING:
     from kvstore.transfer.paths.peer import Peer
 
 ABORT_TIMEOUT_S = 30.0
-"""How long `wait` waits for slices under way to end after the deadline; an agent that takes longer is at fault."""
+"""Slices under way end within this time of being given up; an agent that takes longer is at fault, which is logged."""
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -93,25 +95,51 @@ class Transfer:
     def wait(self) -> None:
         """Block until it is over, copying in this thread where that helps. Raises its error: Unreachable (the peer is gone, by every way
         there is), DeadlineExceeded, Denied, StaleHandle, InvalidArgument, ProtocolError, Cancelled or Closed. After an error the
-        destinations' content is undefined."""
-        if not self.is_over:
-            self._help(self)
-        if not self.is_over:
-            with self._lock:
-                if self._over is None:
-                    self._over = threading.Event()
-                if self.is_over:
-                    self._over.set()
+        destinations' content is undefined.
+
+        Whatever else is raised, by a signal handler say, cancels the transfer and goes on once it is over.
+        """
+        with Shield() as shield:
+            shield.cancels(self.cancel)
             try:
-                ended = self._over.wait(self.deadline.left_s())
-            except DeadlineExceeded:
-                ended = self._over.is_set()
-            if not ended:
-                self.expire()
-                if not self._over.wait(ABORT_TIMEOUT_S):
-                    raise DeadlineExceeded(f"a slice did not end within {ABORT_TIMEOUT_S:g} s of being given up; its regions stay held")
+                if not self.is_over:
+                    self._help(self)
+                if not self._ends_within(self.deadline):
+                    self.expire()
+            except BaseException:
+                self.cancel()
+                raise
+            finally:
+                self._wait_for_its_end()
         if self.error is not None:
             raise self.error
+
+    def abandon(self) -> None:
+        """Cancel it and return when it is over, however that ends."""
+        self.cancel()
+        with suppress(KVStoreError):
+            self.wait()
+
+    def _ends_within(self, deadline: Deadline) -> bool:
+        try:
+            return self.is_over or self._event().wait(deadline.left_s())
+        except DeadlineExceeded:
+            return self.is_over
+
+    def _wait_for_its_end(self) -> None:
+        """However long it takes: as long as a slice moves, nobody may have the memory back."""
+        while not self.is_over and not self._event().wait(ABORT_TIMEOUT_S):
+            log.error(
+                "a slice has not ended within %g s of being given up: its agent is at fault, and its caller waits on", ABORT_TIMEOUT_S
+            )
+
+    def _event(self) -> threading.Event:
+        with self._lock:
+            if self._over is None:
+                self._over = threading.Event()
+            if self.is_over:
+                self._over.set()
+            return self._over
 
 
 @dataclass(slots=True, eq=False)

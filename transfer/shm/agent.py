@@ -38,6 +38,7 @@ from kvstore.transfer.memory.liveness import CLOSED_COUNT
 from kvstore.transfer.memory.mapping import Slab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.shm.target import SharedTarget
 from kvstore.transfer.streams.lane import check_local
 
@@ -302,7 +303,7 @@ class SharedMemoryAgent(TransferAgent):
         peer = _as_peer(remote)
         if len(message) > MAX_NOTICE_BYTES:
             raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long, not {len(message)}")
-        with self._connected(peer, deadline) as channel:
+        with Shield(), self._connected(peer, deadline) as channel:
             try:
                 channel.call(Notice(message), Ok, deadline)
             except Unavailable as error:

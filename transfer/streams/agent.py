@@ -4,6 +4,7 @@ The passive side is target.py, the streams of the active side are lane.py. This 
 chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
 """
 
+import functools
 import itertools
 import logging
 import secrets
@@ -19,6 +20,7 @@ from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAge
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
 from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest, check_local
@@ -121,13 +123,15 @@ class ConnectionAgent(TransferAgent):
             raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long, not {len(message)}")
         request = NoticeRequest(Direction.WRITE, remote, (), deadline, caller_runs=True)
         request.message = message
-        self.submit(request)
-        try:
-            self.run(request)
-            request.wait(deadline)
-        except BaseException:
-            self.cancel(request)
-            raise
+        with Shield() as shield:
+            self.submit(request)
+            shield.cancels(functools.partial(self.cancel, request))
+            try:
+                self.run(request)
+                request.wait(deadline)
+            except BaseException:
+                self.cancel_and_wait(request)
+                raise
 
     def notifications(self) -> list[tuple[str, bytes]]:
         return self._target.notices()

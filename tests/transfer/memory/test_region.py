@@ -1,5 +1,7 @@
 """Registered memory: what a region refuses, who holds it, and that it is not closed under a transfer."""
 
+import signal
+import threading
 from array import array
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
 def make_region(size_bytes: int = 100) -> Region:
@@ -87,5 +89,38 @@ def test_close_gives_up_at_its_deadline_and_can_be_called_again() -> None:
     assert not closed
     region.release()
     region.close()
+    region.close()
+    assert closed == [region]
+
+
+def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_called_again() -> None:
+    region = Region(memoryview(bytearray(4)))
+    closed: list[Region] = []
+    region.on_close(closed.append)
+    region.hold()
+
+    class Struck(Exception):
+        pass
+
+    def strike(number: int, frame: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def strike_the_waiter() -> None:
+            eventually(lambda: region.is_closed, "it waits")
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+        in_background(strike_the_waiter)
+        with within(0), pytest.raises(Struck):
+            region.close(deadline_s=PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not closed
+    region._wake()  # by the signal's own thread, which may come late
+    region.release()
     region.close()
     assert closed == [region]

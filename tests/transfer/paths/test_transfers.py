@@ -9,7 +9,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
 class Engine:
@@ -93,13 +93,44 @@ def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
     assert transfer.is_over
 
 
-def test_a_slice_that_does_not_end_is_told_of_and_its_regions_stay_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_gets_memory_back_while_a_slice_does_not_end_which_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(transfers, "ABORT_TIMEOUT_S", 0.01)
     region = Region(memoryview(bytearray(4)))
     region.hold()
-    with pytest.raises(DeadlineExceeded, match="its regions stay held"):
-        Engine(ends=False).transfer([region], deadline_s=0).wait()
+    transfer = Engine(ends=False).transfer([region], deadline_s=0)
+    waiting = in_background(transfer.wait)
+    eventually(lambda: "its agent is at fault" in caplog.text, "it is logged")
+    assert is_quiet(waiting)
     assert region.users == 1
+    transfer.complete()
+    with pytest.raises(DeadlineExceeded):
+        waiting.result(PATIENCE_S)
+    assert region.users == 0
+
+
+def test_whatever_is_raised_in_a_wait_comes_when_the_transfer_is_over() -> None:
+    engine = Engine(ends=False)
+
+    def fail(transfer: Transfer) -> None:
+        raise ZeroDivisionError
+
+    engine.on_help = fail
+    transfer = engine.transfer()
+    waiting = in_background(transfer.wait)
+    eventually(lambda: isinstance(transfer.error, Cancelled), "it is cancelled")
+    assert is_quiet(waiting)
+    transfer.complete()
+    with pytest.raises(ZeroDivisionError):
+        waiting.result(PATIENCE_S)
+
+
+def test_an_abandoned_transfer_is_over_however_it_ends() -> None:
+    transfer = Engine().transfer()
+    transfer.abandon()
+    assert transfer.is_over
+    assert isinstance(transfer.error, Cancelled)
 
 
 def test_it_lets_go_of_its_regions_before_it_tells() -> None:

@@ -1,0 +1,207 @@
+"""What a signal handler raises while a shield is up comes at its end; handlers run at once, and are the program's own again afterwards."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from kvstore.transfer.memory import shield as module
+from kvstore.transfer.memory.shield import Shield, shielded
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+
+
+class Struck(Exception):
+    pass
+
+
+class Handler:
+    """Counts, and raises as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.raises = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.calls.append(number)
+        if self.raises:
+            raise Struck(len(self.calls))
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    handler = Handler()
+    before = {number: signal.signal(number, handler) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    yield handler
+    assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler, "the program has its handlers back"
+    for number, other in before.items():
+        signal.signal(number, other)
+
+
+def strike(number: signal.Signals = signal.SIGUSR1) -> None:
+    signal.raise_signal(number)
+
+
+def test_what_is_raised_comes_at_the_end_and_once(handler: Handler) -> None:
+    steps = []
+    with pytest.raises(Struck, match="1"), Shield() as shield:
+        strike()
+        steps.append("one")
+        strike(signal.SIGUSR2)
+        steps.append("two")
+        assert isinstance(shield.raised, Struck)
+    assert steps == ["one", "two"]
+    assert handler.calls == [signal.SIGUSR1, signal.SIGUSR2], "handlers run when the signal comes"
+    with pytest.raises(Struck):
+        strike()
+
+
+def test_a_handler_that_raises_nothing_changes_nothing(handler: Handler) -> None:
+    handler.raises = False
+    with Shield() as shield:
+        strike()
+        assert shield.raised is None
+    assert handler.calls == [signal.SIGUSR1]
+
+
+def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -> None:
+    with Shield() as outer:
+        with pytest.raises(Struck), Shield():
+            strike()
+        assert outer.raised is None
+        strike()
+        assert outer.raised is not None
+        outer.raised = None
+
+
+def test_it_raises_the_handlers_exception_in_place_of_one_from_inside(handler: Handler) -> None:
+    with pytest.raises(Struck) as caught, Shield():
+        strike()
+        raise KeyError
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+def test_what_is_raised_cancels_the_work_from_another_thread(handler: Handler) -> None:
+    cancelled, threads = threading.Event(), []
+
+    def cancel() -> None:
+        threads.append(threading.get_ident())
+        cancelled.set()
+
+    with pytest.raises(Struck), Shield() as shield:
+        shield.cancels(cancel)
+        strike()
+        assert cancelled.wait(PATIENCE_S)
+    assert threads != [threading.get_ident()]
+
+
+def test_what_was_raised_before_the_work_could_be_cancelled_cancels_it_at_once(handler: Handler) -> None:
+    calls = []
+    with pytest.raises(Struck), Shield() as shield:
+        strike()
+        shield.cancels(lambda: calls.append(1))
+        assert calls == [1]
+
+
+def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handler) -> None:
+    successor = Handler()
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, successor)
+
+    signal.signal(signal.SIGUSR1, first)
+    with pytest.raises(Struck), Shield():
+        strike()
+        strike()
+    assert len(successor.calls) == 1
+    assert signal.getsignal(signal.SIGUSR1) is successor
+    signal.signal(signal.SIGUSR1, handler)
+
+
+def test_a_handler_that_gives_the_signal_back_to_the_system_is_obeyed(handler: Handler) -> None:
+    signal.signal(signal.SIGUSR1, lambda number, frame: signal.signal(number, signal.SIG_IGN))
+    with Shield():
+        strike()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    signal.signal(signal.SIGUSR1, handler)
+
+
+def test_other_threads_have_no_shield_and_change_no_handler(handler: Handler) -> None:
+    def run() -> object:
+        with Shield() as shield:
+            assert shield.raised is None
+            return signal.getsignal(signal.SIGUSR1)
+
+    assert in_background(run).result(PATIENCE_S) is handler
+
+
+def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_of = module._keep_of
+
+    def struck(number: int, replaced: object) -> None:
+        keep_of(number, replaced)  # type: ignore[arg-type]
+        if number == signal.SIGUSR1:
+            strike()
+
+    monkeypatch.setattr(module, "_keep_of", struck)
+    with pytest.raises(Struck), Shield():
+        raise AssertionError("it did not go up")
+
+
+def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_next_one_gives_the_handlers_back(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_back = module._give_back_all
+
+    with monkeypatch.context() as patch, pytest.raises(Struck, match="1"), Shield():
+        strike()
+        patch.setattr(module, "_give_back_all", strike)
+    with pytest.raises(Struck):
+        strike()
+    assert signal.getsignal(signal.SIGUSR1) is not handler
+    assert give_back is module._give_back_all
+    with Shield():
+        pass
+
+
+def test_a_shielded_function_is_done_before_anything_is_raised(handler: Handler) -> None:
+    done = []
+
+    @shielded
+    def act(number: int, *, more: int) -> None:
+        strike()
+        done.append(number + more)
+
+    with pytest.raises(Struck):
+        act(1, more=2)
+    assert done == [3]
+
+
+def test_a_process_forked_by_another_thread_has_no_shield_up(handler: Handler) -> None:
+    def fork() -> int:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                strike()
+            except Struck:
+                status = 0 if signal.getsignal(signal.SIGUSR1) is handler else 2
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    with Shield():
+        assert in_background(fork).result(PATIENCE_S) == 0
+
+
+def test_a_shield_of_a_thread_that_a_fork_left_behind_comes_down_and_one_of_its_own_stays(handler: Handler) -> None:
+    with pytest.raises(Struck), Shield() as shield:
+        module._after_fork()  # as in a child that the handler forked
+        strike()
+        assert shield.raised is not None
+        shield.thread_id += 1
+        module._after_fork()
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    module._after_fork()
