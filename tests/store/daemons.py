@@ -14,6 +14,7 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
+from kvstore.transfer.testing.waiting import eventually
 
 MODULES = {"master": "kvstore.master.daemon", "node": "kvstore.store.daemon"}
 
@@ -84,9 +85,12 @@ def status(master: Daemon) -> pb.StatusReply:
 
 
 def until_nodes_are(master: Daemon, *states: str) -> pb.StatusReply:
-    """The first status in which the nodes are in these states; it must come within 2,000."""
-    for _ in range(2000):
-        reply = status(master)
-        if [node.state for node in reply.nodes] == list(states):
-            return reply
-    raise AssertionError(f"the nodes never were {states}: {reply}")
+    """The first status in which the nodes are in these states."""
+    replies: list[pb.StatusReply] = []
+
+    def are_so() -> bool:
+        replies.append(status(master))
+        return [node.state for node in replies[-1].nodes] == list(states)
+
+    eventually(are_so, f"nodes that are {states}")
+    return replies[-1]

@@ -1,6 +1,5 @@
 """Transfer engines for tests of a node: the node's own, that of a client on another host, and a client that stalls in mid-value."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +8,7 @@ from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
+from kvstore.transfer.testing import waiting
 from tests.rpc.raw_peers import RawAsker, store
 
 DEADLINE_S = 10.0
@@ -51,9 +51,4 @@ def stalled_writer(node: TransferEngine, description: bytes) -> Iterator[RawAske
 
 def eventually(is_so: Callable[[], bool]) -> None:
     """Wait until what another thread brings about has come about."""
-    waiting = threading.Event()
-    for _ in range(1000):
-        if is_so():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it never was so")
+    waiting.eventually(is_so, "what another thread brings about")

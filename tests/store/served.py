@@ -37,6 +37,7 @@ from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
 from tests.store.tables import Store
 
@@ -285,11 +286,8 @@ def served(
 
 
 def until(node: Served, condition: Callable[[], bool]) -> None:
-    """Come back when the condition holds in the loop; it must within 5,000 looks."""
-    for _ in range(5000):
-        if node.call(condition):
-            return
-    raise AssertionError("the condition never held")
+    """Come back when the condition holds in the loop."""
+    eventually(lambda: node.call(condition), "a condition in the loop")
 
 
 def in_background(function: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:

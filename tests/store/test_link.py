@@ -17,6 +17,7 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.link import Identity, MasterLink, new_instance
+from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
 from tests.store.served import Client, served
@@ -160,5 +161,4 @@ def described(places: Places) -> tuple[bytes, bytes]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Each look is a round trip to the master; it must be true within 2,000."""
-    assert any(condition() for _ in range(2000))
+    eventually(condition, "what the test waits for")

@@ -21,6 +21,7 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import EventBatch
 from kvstore.store.blocks.events import RING_EVENTS
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 
 BLOCK_BYTES = 256
@@ -197,9 +198,11 @@ def test_a_node_that_cannot_record_is_said_and_tried_again(cluster: Cluster) -> 
         assert heard.has(*["records for 16 tenants already"] * 2)
         for other in others:
             other.close()
-        for _ in range(1000):  # the nodes hear of the end of a connection when they come to it
+
+        def are_recorded() -> bool:
             clock.now_s += REFRESH_S
             recorder.poll()
-            if len(recorder.nodes) == 2:
-                break
+            return len(recorder.nodes) == 2
+
+        eventually(are_recorded, "the nodes hear of the end of a connection when they come to it")
     assert sorted(heard[2:]) == ["node node-0 is recorded from now on", "node node-1 is recorded from now on"]

@@ -10,7 +10,7 @@ from tests.namespaces import Cut, TwoHosts, two_hosts
 from tests.transfer.paths.rails_child import CALLERS, Direction, Load, Look
 
 RATES_GBIT_S = (1, 1, 2)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LOOK_INTERVAL_S = 0.02
 QUICK = {"stall_timeout_s": 0.5, "connect_timeout_s": 0.5, "cooldown_s": 0.1, "cooldown_max_s": 0.5}
 """Rails are found out, and probed back, sooner than by default."""
