@@ -61,6 +61,7 @@ class AsyncClient:
             max_channels=chosen.max_channels,
             idle_ttl_s=chosen.idle_ttl_s,
             connect_timeout_s=chosen.connect_timeout_s,
+            peer_timeout_s=chosen.peer_timeout_s,
         )
 
     async def put(

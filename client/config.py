@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.settings import Size, setting
+from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 
 SECTION: Final = "client"
 
@@ -40,4 +41,10 @@ class ClientSettings:
     view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)
     read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)
     max_channels: int = setting(64, "Connections to one daemon; an open view holds one.", minimum=1)
+    peer_timeout_s: float = setting(
+        PEER_TIMEOUT_S,
+        "An unused connection over TCP is closed when its daemon's host acknowledges nothing for about this long.",
+        minimum=MIN_PEER_TIMEOUT_S,
+        maximum=MAX_PEER_TIMEOUT_S,
+    )
     idle_ttl_s: float = setting(60.0, "Connections unused for this long are closed.", minimum=0.001)

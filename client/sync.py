@@ -55,6 +55,7 @@ class Client:
             max_channels=chosen.max_channels,
             idle_ttl_s=chosen.idle_ttl_s,
             connect_timeout_s=chosen.connect_timeout_s,
+            peer_timeout_s=chosen.peer_timeout_s,
         )
 
     def put(self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None) -> bool:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
+from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 
@@ -42,6 +44,18 @@ class MasterSettings:
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)
     control_threads: int = setting(16, "Control calls served at once.", minimum=1, maximum=1024)
     max_connections: int = setting(8192, "Connections beyond this are refused.", minimum=1)
+    hello_timeout_s: float = setting(
+        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
+    )
+    max_strangers: int = setting(
+        MAX_STRANGERS, "Connections that have not introduced themselves; beyond this the longest open one is closed.", minimum=1
+    )
+    peer_timeout_s: float = setting(
+        PEER_TIMEOUT_S,
+        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
+        minimum=MIN_PEER_TIMEOUT_S,
+        maximum=MAX_PEER_TIMEOUT_S,
+    )
     dispatcher: str = setting(
         "kvcache_centric", "How the scheduler chooses instances (docs/scheduling.md): " + ", ".join(DISPATCHERS) + ".", choices=DISPATCHERS
     )

@@ -63,7 +63,14 @@ class Master:
         """Set when another master has taken over: this one has stopped."""
         self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
-        self._server = Server(self.reactor, _Nobody(), max_connections=settings.max_connections)
+        self._server = Server(
+            self.reactor,
+            _Nobody(),
+            max_connections=settings.max_connections,
+            hello_timeout_s=settings.hello_timeout_s,
+            max_strangers=settings.max_strangers,
+            peer_timeout_s=settings.peer_timeout_s,
+        )
         self._catalog = make_catalog(settings.catalog)
         try:
             self._tcp, self._unix = self._listen()

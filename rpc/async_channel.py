@@ -23,6 +23,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 M = TypeVar("M", bound=Message)
 
@@ -41,8 +42,11 @@ class AsyncChannel:
         self.welcome: Welcome
 
     @classmethod
-    async def open(cls, address: Address, hello: Hello, deadline: Deadline) -> "AsyncChannel":
-        """Connect and introduce. Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError)."""
+    async def open(cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S) -> "AsyncChannel":
+        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`.
+
+        Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
+        """
         try:
             sock = await _connect(address, deadline.left_s())
         except DeadlineExceeded:
@@ -51,6 +55,7 @@ class AsyncChannel:
             raise deadline.exceeded() from None
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
+        notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
         channel = cls(address, sock)
         try:
             channel.welcome = await channel.call(hello, Welcome, deadline)

@@ -12,6 +12,7 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan, Shelf, Turn, connect_deadline, connect_failed
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 
 
 class AsyncPool:
@@ -24,11 +25,13 @@ class AsyncPool:
         max_channels: int,
         idle_ttl_s: float,
         connect_timeout_s: float,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
         self._shelf: Shelf[AsyncChannel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
+        self._peer_timeout_s = peer_timeout_s
         self._clock_ns = clock_ns
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -65,7 +68,8 @@ class AsyncPool:
 
     async def _open(self, address: Address, deadline: Deadline) -> AsyncChannel:
         try:
-            return await AsyncChannel.open(address, self._hello, connect_deadline(deadline, self._connect_timeout_s))
+            attempt = connect_deadline(deadline, self._connect_timeout_s)
+            return await AsyncChannel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

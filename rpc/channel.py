@@ -25,6 +25,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 M = TypeVar("M", bound=Message)
 
@@ -50,14 +51,18 @@ class Channel:
         self.welcome: Welcome
 
     @classmethod
-    def open(cls, address: Address, hello: Hello, deadline: Deadline) -> "Channel":
-        """Connect and introduce. Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError)."""
+    def open(cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S) -> "Channel":
+        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`.
+
+        Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
+        """
         try:
             sock = connect(address, timeout_s=deadline.left_s())
         except TimeoutError:
             raise deadline.exceeded() from None
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
+        notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
         channel = cls(address, sock)
         try:
             channel.welcome = channel.call(hello, Welcome, deadline)

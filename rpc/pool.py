@@ -19,6 +19,7 @@ from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 
 
 class Closable(Protocol):
@@ -178,11 +179,13 @@ class Pool:
         max_channels: int,
         idle_ttl_s: float,
         connect_timeout_s: float,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
         self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
+        self._peer_timeout_s = peer_timeout_s
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._waiting: list[threading.Lock] = []
@@ -229,7 +232,8 @@ class Pool:
 
     def _open(self, address: Address, deadline: Deadline) -> Channel:
         try:
-            return Channel.open(address, self._hello, connect_deadline(deadline, self._connect_timeout_s))
+            attempt = connect_deadline(deadline, self._connect_timeout_s)
+            return Channel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

@@ -7,34 +7,59 @@ import os
 import resource
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
-from kvstore.protocol.frames import pack_header
+from kvstore.protocol.frames import Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.outbox import SendLimits
-from kvstore.rpc.reactor import READABLE, Reactor
+from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
 """No accepts for this long after one failed for want of descriptors."""
+HELLO_TIMEOUT_S: Final = 10.0
+MAX_STRANGERS: Final = 1024
+"""The defaults of the settings `hello_timeout_s` and `max_strangers`."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class Server:
-    """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller."""
+    """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller.
 
-    def __init__(self, reactor: Reactor, handler: Handler, *, max_connections: int, limits: SendLimits = DEFAULT_LIMITS) -> None:
+    A peer is a stranger until the handler, upon one of its frames, has given its session a context. Strangers are hung up on after
+    `hello_timeout_s`, and the one that has been here longest when there are more than `max_strangers`: so they cannot keep the connections
+    that others need. A peer over TCP whose host has vanished is hung up on after about `peer_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        handler: Handler,
+        *,
+        max_connections: int,
+        limits: SendLimits = DEFAULT_LIMITS,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        max_strangers: int = MAX_STRANGERS,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+    ) -> None:
         self._reactor = reactor
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self._max_connections = max_connections
         self._limits = limits
+        self._hello_timeout_s = hello_timeout_s
+        self._max_strangers = max_strangers
+        self._peer_timeout_s = peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
         self.sessions: set[Session] = set()
+        self._strangers: dict[Session, Timer] = {}
+        """Longest here first; the timer hangs up."""
 
     def listen_tcp(self, host: str, port: int) -> str:
         """Listen on `host:port` (port 0: any free one) and return the address as `host:port`.
@@ -98,7 +123,20 @@ class Server:
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sessions.add(Session(self._reactor, sock, _Tracked(self), self._limits))
+        notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
+        session = Session(self._reactor, sock, _Tracked(self), self._limits)
+        self.sessions.add(session)
+        self._meet(session)
+
+    def _meet(self, session: Session) -> None:
+        reason = f"nobody introduced himself within {self._hello_timeout_s:g} s (hello_timeout_s)"
+        self._strangers[session] = self._reactor.call_later(self._hello_timeout_s, lambda: session.close(reason))
+        if len(self._strangers) > self._max_strangers:
+            next(iter(self._strangers)).close(f"{self._max_strangers} others have not introduced themselves either (max_strangers)")
+
+    def known(self, session: Session) -> None:
+        """It is no stranger any more: it has introduced itself, or is gone."""
+        self._strangers.pop(session).cancel()
 
     def _listen_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:
@@ -118,16 +156,28 @@ class Server:
 
 
 class _Tracked:
-    """The daemon's handler, with the server's set of sessions kept."""
+    """The daemon's handler for one session, with the server's sets kept. Once the peer is known, its frames go there straight."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        handler = server.handler
-        self.frame = handler.frame
-        self.payload = handler.payload
+        self._is_stranger = True
+        self.frame: Callable[[Session, Header, memoryview], None] = self._first_frame
+        self.payload = server.handler.payload
+
+    def _first_frame(self, session: Session, header: Header, body: memoryview) -> None:
+        self._server.handler.frame(session, header, body)
+        if session.context is not None and self._is_stranger:
+            self.frame = self._server.handler.frame
+            self._know(session)
+
+    def _know(self, session: Session) -> None:
+        self._is_stranger = False
+        self._server.known(session)
 
     def closed(self, session: Session) -> None:
         self._server.sessions.discard(session)
+        if self._is_stranger:
+            self._know(session)
         self._server.handler.closed(session)
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
+from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
@@ -55,6 +57,18 @@ class NodeSettings:
     )
     reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach the master.", minimum=0.001)
     max_connections: int = setting(4096, "Connections beyond this are refused.", minimum=1)
+    hello_timeout_s: float = setting(
+        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
+    )
+    max_strangers: int = setting(
+        MAX_STRANGERS, "Connections that have not introduced themselves; beyond this the longest open one is closed.", minimum=1
+    )
+    peer_timeout_s: float = setting(
+        PEER_TIMEOUT_S,
+        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
+        minimum=MIN_PEER_TIMEOUT_S,
+        maximum=MAX_PEER_TIMEOUT_S,
+    )
     shutdown_timeout_s: float = setting(5.0, "Time that copies under way get at the end.", minimum=0.001)
 
 

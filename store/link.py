@@ -121,9 +121,9 @@ class MasterLink:
             pause_s = min(pause_s * 2, self._max_pause_s)
 
     def _live_once(self) -> None:
-        channel = self._find_master()
+        channel, place = self._find_master()
         try:
-            with grpc.insecure_channel(channel.welcome.control) as control:
+            with grpc.insecure_channel(place) as control:
                 stub = ControlStub(control)  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
@@ -137,8 +137,9 @@ class MasterLink:
             if channel.is_open:
                 channel.close()
 
-    def _find_master(self) -> Channel:
-        """An introduced connection to the first master that answers; through its Unix socket when it is on this host."""
+    def _find_master(self) -> tuple[Channel, str]:
+        """An introduced connection to the first master that answers, through its Unix socket where that is to be had, and the address of
+        its control plane: as told over TCP, since who shares a socket file with us need not share our loopback."""
         hello = Hello(ROLE_NODE, name=self._identity.name)
         failure: KVStoreError = Unavailable("no master is named")
         for address in self._masters:
@@ -151,7 +152,8 @@ class MasterLink:
                 failure = Unavailable(f"{address} is {channel.welcome.name!r}, which is no master")
                 channel.close()
                 continue
-            return channel if address.unix else self._nearer(channel, hello)
+            place = channel.welcome.control
+            return channel if address.unix else self._nearer(channel, hello), place
         raise failure
 
     def _nearer(self, channel: Channel, hello: Hello) -> Channel:

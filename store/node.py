@@ -23,6 +23,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
 from kvstore.rpc.session import Session
+from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.asking import ask
 from kvstore.store.blocks.block import DRAM, NVME, TIERS, Block
 from kvstore.store.blocks.events import EventLog
@@ -174,7 +175,15 @@ class Node:
             instance=self._instance,
         )
         limits = SendLimits(settings.peer_bytes, settings.send_timeout_s)
-        self._server = Server(self.reactor, self._service, max_connections=settings.max_connections, limits=limits)
+        self._server = Server(
+            self.reactor,
+            self._service,
+            max_connections=settings.max_connections,
+            limits=limits,
+            hello_timeout_s=settings.hello_timeout_s,
+            max_strangers=settings.max_strangers,
+            peer_timeout_s=settings.peer_timeout_s,
+        )
         tcp = self._server.listen_tcp(listen.host, listen.port)
         port = tcp.rpartition(":")[2]
         name = settings.name or f"{socket.gethostname()}:{port}"
@@ -281,6 +290,7 @@ class Node:
         old, self._session = self._session, None
         if old is not None:
             old.close("a newer registration")
+        notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
         session = Session(self.reactor, sock, _LinkHandler(self._service, self._on_link_lost))
         self._session = self._service.link = session
         self._registration_epoch = registration.registration_epoch

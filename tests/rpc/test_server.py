@@ -5,23 +5,35 @@ import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Unavailable
+from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.session_messages import Failure, Ok
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello, Ok
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ACCEPT_PAUSE_S, Server, allow_many_descriptors, default_run_dir
+from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, Server, allow_many_descriptors, default_run_dir
+from kvstore.rpc.session import Session
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
 
 
 class Daemon:
-    def __init__(self, max_connections: int = 10) -> None:
+    """Answers everything with Ok, and knows whoever said Hello."""
+
+    def __init__(self, max_connections: int = 10, **options: Any) -> None:
         self.clock = Clock()
         self.reactor = Reactor(self.clock)
-        self.handler = Recorder(on_frame=lambda session, header, _body: session.reply(header.request_id, Ok()))
-        self.server = Server(self.reactor, self.handler, max_connections=max_connections)
+        self.handler = Recorder(on_frame=self._answer)
+        self.server = Server(self.reactor, self.handler, max_connections=max_connections, **options)
+
+    def _answer(self, session: Session, header: Header, body: bytes) -> None:
+        if header.type == Hello.TYPE:
+            session.context = Hello.unpack(memoryview(body)).name
+        session.reply(header.request_id, Ok())
 
     def connect(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX) if "/" in address else socket.socket()
@@ -32,8 +44,8 @@ class Daemon:
             self.reactor.run_once(0)
         return sock
 
-    def ask(self, sock: socket.socket) -> None:
-        sock.sendall(frame(Exists([b"key"])))
+    def ask(self, sock: socket.socket, message: Message | None = None) -> None:
+        sock.sendall(frame(message or Exists([b"key"])))
         asked = len(self.handler.frames)
         pump(self.reactor, lambda: len(self.handler.frames) > asked)
         assert read_frame(sock)[1] == Ok()
@@ -62,6 +74,65 @@ def test_tcp_answers_are_not_held_back(daemon: Daemon) -> None:
     with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)):
         (session,) = daemon.server.sessions
         assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_peer_whose_host_vanishes_is_noticed(daemon: Daemon) -> None:
+    with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)):
+        (session,) = daemon.server.sessions
+        assert session._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == PEER_TIMEOUT_S * 1000
+
+
+def test_a_stranger_is_hung_up_on_after_his_time_though_he_talks_and_others_stay(daemon: Daemon) -> None:
+    address = daemon.server.listen_tcp("127.0.0.1", 0)
+    with daemon.connect(address) as known, daemon.connect(address) as stranger:
+        daemon.ask(known, Hello(ROLE_CLIENT, name="known"))
+        daemon.ask(stranger)
+        daemon.clock.now_ns = int(HELLO_TIMEOUT_S * 1e9) - 1
+        daemon.ask(stranger)
+        daemon.clock.now_ns += 1
+        daemon.reactor.run_once(0)
+        assert stranger.recv(1) == b""
+        daemon.ask(known)
+        assert len(daemon.server.sessions) == 1
+    pump(daemon.reactor, lambda: daemon.handler.closed_count == 2)
+
+
+def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on() -> None:
+    daemon = Daemon(max_strangers=2)
+    try:
+        address = daemon.server.listen_tcp("127.0.0.1", 0)
+        socks = [daemon.connect(address) for _ in range(2)]
+        daemon.ask(socks[1], Hello(ROLE_CLIENT, name="known"))
+        socks += [daemon.connect(address) for _ in range(2)]
+        assert socks[0].recv(1) == b""
+        for sock in socks[1:]:
+            daemon.ask(sock)
+        socks[2].close()
+        pump(daemon.reactor, lambda: daemon.handler.closed_count == 2)
+        socks.append(daemon.connect(address))
+        for sock in (socks[1], socks[3], socks[4]):
+            daemon.ask(sock)
+        for sock in socks:
+            sock.close()
+    finally:
+        daemon.close()
+
+
+def test_who_introduces_himself_at_the_end_is_gone_all_the_same(daemon: Daemon) -> None:
+    """The handler hangs up within the frame that introduced him."""
+
+    def know_and_close(session: Session, header: Header, body: bytes) -> None:
+        session.context = "known"
+        session.close("enough")
+
+    daemon.handler.on_frame = know_and_close
+    with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)) as sock:
+        sock.sendall(frame(Hello(ROLE_CLIENT)))
+        pump(daemon.reactor, lambda: daemon.handler.closed_count == 1)
+    daemon.clock.now_ns = int(HELLO_TIMEOUT_S * 1e9)
+    daemon.reactor.run_once(0)
+    assert not daemon.server.sessions
 
 
 def test_ipv6_addresses_are_shown_in_brackets(daemon: Daemon) -> None:

@@ -24,8 +24,10 @@ from tests.system.history import value_of
 class FarClient:
     """The test's side. A context manager."""
 
-    def __init__(self, hosts: TwoHosts, host: int, address: str, *, transports: str = "tcp", prefix: Sequence[str] = ()) -> None:
-        command = [*prefix, sys.executable, "-m", "tests.system.far_client", address, transports]
+    def __init__(
+        self, hosts: TwoHosts, host: int, address: str, *, transports: str = "tcp", prefix: Sequence[str] = (), **settings: float
+    ) -> None:
+        command = [*prefix, sys.executable, "-m", "tests.system.far_client", address, transports, json.dumps(settings)]
         self._process = hosts.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def put(self, keys: Sequence[str], size_bytes: int) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class FarClient:
 
 
 def main() -> None:
-    settings, transfer = ClientSettings(engine_min_bytes=Size(1)), TransferSettings(transports=sys.argv[2])
+    settings = ClientSettings(engine_min_bytes=Size(1), **json.loads(sys.argv[3]))
+    transfer = TransferSettings(transports=sys.argv[2])
     with Client(sys.argv[1], settings=settings, transfer=transfer) as client:
         for line in sys.stdin:
             asked = json.loads(line)

@@ -1,0 +1,31 @@
+"""Connections that never say who they are, to real daemons: they end, and those of clients and nodes stay."""
+
+import socket
+from pathlib import Path
+
+from kvstore.rpc.address import connect, parse_address
+from tests.system.running import DEADLINE_S, System
+
+FLAGS = ("--hello-timeout-s", "0.5", "--max-strangers", "3")
+
+
+def test_strangers_are_hung_up_on_and_clients_and_the_nodes_link_stay(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        master = system.start_master(0, *FLAGS)
+        node = system.start_node("n0", "--dram", "8MiB", *FLAGS)
+        with system.client() as client:
+            client.put(b"k", b"value")
+            before = system.node_status().registration_epoch
+            facts = [daemon.facts("ready", deadline_s=DEADLINE_S) for daemon in (master, node)]
+            addresses = [address for told in facts for address in (told["listen"], f"unix:{told['unix']}")]
+            strangers = [connect(parse_address(address), timeout_s=DEADLINE_S) for address in addresses for _ in range(3)]
+            for stranger in strangers:
+                stranger.settimeout(DEADLINE_S)
+                assert is_hung_up(stranger)
+            assert client.get(b"k") == b"value"
+            assert system.node_status().registration_epoch == before
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    with sock:
+        return not sock.recv(1)

@@ -1,0 +1,110 @@
+"""A host that is gone without a word (its rail is cut and carries nothing): what was held for it is free again, and whoever was connected
+to it goes on elsewhere."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.protocol import control_pb2 as pb
+from kvstore.rpc.vanishing import MIN_PEER_TIMEOUT_S
+from tests.namespaces import TwoHosts, two_hosts
+from tests.store.daemons import Daemon, running
+from tests.system.far_client import FarClient
+from tests.system.running import MIB, until
+from tests.system.test_engine_links import MASTER, NODE, await_links
+
+QUICK = ["--peer-timeout-s", str(MIN_PEER_TIMEOUT_S)]
+HOLDER = """
+import sys, time
+from kvstore.protocol.node_messages import Open, Opened
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+channels = []
+for number in range(10):
+    channel = Channel.open(parse_address(sys.argv[1]), Hello(ROLE_CLIENT), Deadline(20))
+    message = Open("", [b"%d" % number], [4 << 20], [number + 1], [b""], 1)
+    assert channel.call(message, Opened, Deadline(20)).put_ids[0]
+    channels.append(channel)
+print("held", flush=True)
+time.sleep(3600)
+"""
+"""Ten connections, each with an open put of 4 MiB."""
+
+
+@contextmanager
+def daemons(hosts: TwoHosts, folder: Path, *, node_on: int, masters: Sequence[str], node_flags: Sequence[str] = ()) -> Iterator[Daemon]:
+    """A master on host 0, reached by every rail, and a node that knows it by these addresses and does not see its Unix socket."""
+    flags = ["--listen", f"0.0.0.0:{MASTER}", "--control", "0.0.0.0:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:", *QUICK]
+    address = hosts.rails[0].addresses[node_on]
+    node = ["--master", ",".join(masters), "--listen", f"0.0.0.0:{NODE}", "--advertise", f"{address}:{NODE}", "--name", "n0"]
+    node += ["--run-dir", str(folder / "n"), "--dram", "64MiB", "--control-timeout-s", "1", *QUICK, *node_flags]
+    (folder / "m").mkdir()
+    apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {folder / "m"} && exec "$@"', "sh"]
+    with (
+        running("master", *flags, "--node-ttl-s", "3600", log=folder / "master.log", prefix=hosts.prefix(0)) as master,
+        running("node", *node, log=folder / "node.log", prefix=[*hosts.prefix(node_on), *apart]) as daemon,
+    ):
+        assert daemon.line()["event"] == "ready"
+        yield master
+
+
+def node_status(hosts: TwoHosts, master: str) -> pb.NodeStatus:
+    """As the master tells on its own host."""
+    script = "import sys; from tests.system.test_vanished_hosts import tell; tell(sys.argv[1])"
+    reply = pb.StatusReply.FromString(bytes.fromhex(hosts.run(0, [sys.executable, "-c", script, master])))
+    return reply.nodes[0]
+
+
+def tell(master: str) -> None:
+    with Control.find(ClientSettings(master=master)) as control:
+        print(control.status().SerializeToString().hex())
+
+
+def test_what_a_vanished_client_held_is_free_again_and_its_connections_are_closed(tmp_path: Path) -> None:
+    with two_hosts(0) as hosts:
+        await_links(hosts, "rail0")
+        address = hosts.rails[0].addresses[0]
+        master = f"{address}:{MASTER}"
+        with daemons(hosts, tmp_path, node_on=0, masters=[master], node_flags=["--put-ttl-s", "0.1"]):
+            before = node_status(hosts, master).counters["connections"]
+            holder = hosts.start(1, [sys.executable, "-c", HOLDER, f"{address}:{NODE}"], stdout=-1, text=True)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            until(lambda: node_status(hosts, master).counters["connections"] == before + 10, "ten connections")
+            hosts.cut(0)
+
+            def is_free() -> bool:
+                found = node_status(hosts, master)
+                return found.counters["connections"] == before and not found.tiers[0].used_bytes + found.tiers[0].quarantined_bytes
+
+            until(is_free, "all of it is free")
+
+
+def test_a_node_whose_way_to_the_master_vanishes_registers_by_another(tmp_path: Path) -> None:
+    with two_hosts(0, 0) as hosts:
+        await_links(hosts, "rail0", "rail1")
+        masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]
+        with daemons(hosts, tmp_path, node_on=1, masters=masters):
+            first = node_status(hosts, masters[0])
+            hosts.cut(0)
+            until(lambda: node_status(hosts, masters[0]).registration_epoch > first.registration_epoch, "it has registered anew")
+
+
+def test_a_client_does_not_wait_on_an_unused_connection_to_a_host_that_vanished(tmp_path: Path) -> None:
+    with two_hosts(0, 0) as hosts:
+        await_links(hosts, "rail0", "rail1")
+        masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]
+        with daemons(hosts, tmp_path, node_on=1, masters=masters), FarClient(hosts, 1, ",".join(masters), peer_timeout_s=1) as client:
+            assert client.put(["k"], MIB)["done"] == [True]
+            hosts.cut(0)
+
+            def is_given_up() -> bool:
+                return masters[0] not in hosts.run(1, ["ss", "-tnH", "state", "established"])
+
+            until(is_given_up, "the kernel has given the connections up")
+            assert client.get(["k", "other"], MIB)["done"] == [True, None], "by the other address of the master, within the call's deadline"
