@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -35,6 +35,13 @@ LIST_ROWS: Final = 4096
 """Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
 
 
+class MasterSeen(NamedTuple):
+    """The master that a node was registered with last: its catalog's identity ("": none yet) and its epoch."""
+
+    catalog: str
+    epoch: int
+
+
 class ControlService(ControlServicer):
     """Implements kvstore.v1.Control. `register`, `describe`, `forget` and `status` are the master's, called in the loop's thread."""
 
@@ -43,7 +50,7 @@ class ControlService(ControlServicer):
         reactor: Reactor,
         directory: Directory,
         *,
-        register: Callable[[NodeInfo, list[pb.TierStatus], int, Description], pb.RegisterReply],
+        register: Callable[[NodeInfo, list[pb.TierStatus], MasterSeen, Description], pb.RegisterReply],
         describe: Callable[[int, int, bytes | None, bytes | None], None],
         forget: Callable[[str, Callable[[], None]], None],
         status: Callable[[], pb.StatusReply],
@@ -64,7 +71,8 @@ class ControlService(ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp)
         description = Description(request.topology, request.transfer)
-        return self._in_loop(context, lambda: self._register(info, list(request.tiers), request.seen_master_epoch, description))
+        seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
+        return self._in_loop(context, lambda: self._register(info, list(request.tiers), seen, description))
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         def beat() -> pb.HeartbeatReply:

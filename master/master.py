@@ -16,7 +16,7 @@ from pathlib import Path
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.config import MasterSettings, read_tokens
-from kvstore.master.control_service import ControlServer, ControlService, node_status
+from kvstore.master.control_service import ControlServer, ControlService, MasterSeen, node_status
 from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
@@ -165,9 +165,9 @@ class Master:
         if ops:
             self._committer.commit(ops)
 
-    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen_master_epoch: int, description: Description) -> pb.RegisterReply:
-        if seen_master_epoch > self.epoch:
-            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen_master_epoch}")
+    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen: MasterSeen, description: Description) -> pb.RegisterReply:
+        if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
+            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
         node, ops = self._directory.register(info, tiers, self.reactor.now_ns(), description)
         self._committer.commit(ops)
         log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
@@ -175,6 +175,7 @@ class Master:
             node_id=node.node_id,
             registration_epoch=node.epoch,
             master_epoch=self.epoch,
+            catalog=self._catalog.identity,
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
             tenant_token_sha256=dict(self._token_digests),
         )

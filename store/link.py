@@ -69,6 +69,7 @@ class MasterLink:
         self._pause_s = pause_s
         self._max_pause_s = max_pause_s
         self._seen_epoch = 0
+        self._seen_catalog = ""
         self._stopping = threading.Event()
         self._lost = threading.Event()
         self._registration_epoch = 0
@@ -183,6 +184,7 @@ class MasterLink:
                 unix=identity.unix,
                 tcp=identity.tcp,
                 seen_master_epoch=self._seen_epoch,
+                seen_catalog=self._seen_catalog,
                 tiers=tiers,
                 topology=described["topology"],
                 transfer=described["transfer"],
@@ -190,10 +192,19 @@ class MasterLink:
             timeout=self._timeout_s,
         )
         self._told = described
-        if reply.master_epoch < self._seen_epoch:
-            raise StaleEpoch(f"a master of epoch {reply.master_epoch} answered, but one of epoch {self._seen_epoch} has spoken")
-        self._seen_epoch = reply.master_epoch
+        self._follow(reply.catalog, reply.master_epoch)
         return reply
+
+    def _follow(self, catalog: str, epoch: int) -> None:
+        """This is the node's master from now on. Raises StaleEpoch for a former owner of the same catalog."""
+        if catalog == self._seen_catalog and epoch < self._seen_epoch:
+            raise StaleEpoch(f"a master of epoch {epoch} answered, but one of epoch {self._seen_epoch} has spoken")
+        if self._seen_catalog and catalog != self._seen_catalog:
+            log.warning(
+                "the master of epoch %d has another catalog (%s) than that of epoch %d (%s) before: it knows none of its pins and removals",
+                *(epoch, catalog, self._seen_epoch, self._seen_catalog),
+            )
+        self._seen_catalog, self._seen_epoch = catalog, epoch
 
     def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> None:
         """Send heartbeats until the link is lost, or the master says that this registration is not the newest.

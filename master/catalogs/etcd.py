@@ -1,6 +1,7 @@
 """The catalog `etcd://...`: the directory's records in etcd, one key each, written by group commit and fenced by the owner's key.
 
     PREFIX/owner      who owns the catalog; its mod_revision is the fence that every transaction compares
+    PREFIX/identity   what tells this catalog from others; written once
     PREFIX/r/KEY      one record; KEY is the catalog key's raw bytes
 
 A transaction that got no answer may still be on its way and land late. So after any failure the owner's key is written again before
@@ -21,7 +22,7 @@ from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd_channel import EtcdAccess, EtcdChannel, Reply
 from kvstore.master.catalogs.etcd_version import warn_of_data_bug
 from kvstore.master.catalogs.group_commit import Changes, GroupCommit
-from kvstore.master.catalogs.interface import Catalog, Done, Op
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Done, Op
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 
 MAX_TXN_OPS = 128
@@ -60,6 +61,7 @@ class EtcdCatalog(Catalog):
         """
         self._channel = EtcdChannel(endpoints, access)
         self._owner_key = prefix.encode() + b"/owner"
+        self._identity_key = prefix.encode() + b"/identity"
         self._records = prefix.encode() + b"/r/"
         self._owner = f"{socket.gethostname()}:{secrets.token_hex(8)}".encode()
         self._in_flight = in_flight
@@ -67,6 +69,7 @@ class EtcdCatalog(Catalog):
         self._longest_backoff_s = longest_backoff_s
         self._patience_s = request_timeout_s
         self._epoch = 0
+        self._identity = ""
         self._fence: int | None = None
         self._stopped = threading.Event()
         self._committer = GroupCommit(self._write, backoff=self._backoff(), interrupt=self._channel.close)
@@ -76,10 +79,15 @@ class EtcdCatalog(Catalog):
         self._patience_s = deadline_s
         status = self._patiently(lambda timeout_s: self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s))
         warn_of_data_bug(status.version)
+        self._identity = self._patiently(self._identify)
         self._epoch = self._patiently(lambda timeout_s: self._claim(timeout_s, opening=True))
         self._fence = self._epoch
         self._committer.start()
         return self._epoch
+
+    @property
+    def identity(self) -> str:
+        return self._identity
 
     def load(self) -> Iterator[tuple[bytes, bytes]]:
         """See Catalog. Raises CatalogUnavailable when a page does not come within the deadline given to `open`, or etcd compacted
@@ -114,6 +122,17 @@ class EtcdCatalog(Catalog):
         self._stopped.set()
         self._committer.close()
         self._channel.close()
+
+    def _identify(self, timeout_s: float) -> str:
+        """The catalog's identity, written now if there is none: of several masters that try, one has its way, and all read it."""
+        request = rpc_pb2.TxnRequest()
+        request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=self._identity_key, mod_revision=0)
+        put = request.success.add().request_put
+        put.key, put.value = self._identity_key, secrets.token_hex(IDENTITY_BYTES).encode()
+        request.failure.add().request_range.key = self._identity_key
+        reply = self._channel.call("Txn", request, timeout_s=timeout_s)
+        found: bytes = put.value if reply.succeeded else reply.responses[0].response_range.kvs[0].value
+        return found.decode()
 
     def _claim(self, timeout_s: float, *, opening: bool = False) -> int:
         """Write the owner's key and return its revision, the fence from now on.

@@ -7,9 +7,12 @@ and a former owner's writes fail from then on with StaleEpoch.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from kvstore.protocol.errors import KVStoreError
+
+IDENTITY_BYTES: Final = 8
+"""Random bytes of an identity, in hexadecimal digits: two catalogs of one cluster are as good as never the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class Catalog(ABC):
         """Take ownership and return this owner's epoch, larger than that of every earlier owner. Call once, first.
 
         Raises CatalogUnavailable (not reachable within `deadline_s`), ConfigError (the place cannot be a catalog).
+        """
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells this catalog from every other, once it is open: made at random with the catalog, kept in it, and gone with it.
+
+        Epochs are compared within one catalog only: those of another say nothing.
         """
 
     @abstractmethod

@@ -1,11 +1,12 @@
 """The catalog `lmdb:PATH`: a folder with one LMDB environment, for a master on one machine.
 
 Every group is one LMDB transaction, synced before it is acknowledged. `PATH/owner.lock` is held with flock, so a second master is
-refused and a killed one leaves no trace. The records are in database `records`; `meta` holds `format` and `epoch`.
+refused and a killed one leaves no trace. The records are in database `records`; `meta` holds `format`, `identity` and `epoch`.
 """
 
 import fcntl
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import lmdb
 
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.group_commit import Changes, GroupCommit
-from kvstore.master.catalogs.interface import Catalog, Done, Op
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Done, Op
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
 
 FORMAT = b"1"
@@ -47,6 +48,7 @@ class LmdbCatalog(Catalog):
         self._environment: _Environment | None = None
         self._resizing = threading.Lock()
         self._lock_fd: int | None = None
+        self._identity = ""
         self._load_count = 0
         self._committer = GroupCommit(self._write, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0))
 
@@ -71,6 +73,10 @@ class LmdbCatalog(Catalog):
             raise
         self._committer.start()
         return epoch
+
+    @property
+    def identity(self) -> str:
+        return self._identity
 
     def load(self) -> Iterator[tuple[bytes, bytes]]:
         """See Catalog; as of the first record taken. Until the iterator is exhausted or closed its read transaction stays open, and
@@ -120,7 +126,9 @@ class LmdbCatalog(Catalog):
             if found != FORMAT:
                 raise ConfigError(f"lmdb:{self._folder}: written by another version of kvstore (format {found!r}, this one is {FORMAT!r})")
             epoch = int(transaction.get(b"epoch", b"0")) + 1
+            self._identity = transaction.get(b"identity", b"").decode() or secrets.token_hex(IDENTITY_BYTES)
             transaction.put(b"format", FORMAT)
+            transaction.put(b"identity", self._identity.encode())
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
 

@@ -79,13 +79,17 @@ def test_topologies_are_told_as_the_nodes_last_said_them_after_a_restart_too(
 
 
 def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide) -> None:
+    catalog = node.registration.catalog
     with places.stub() as stub:
         with pytest.raises(grpc.RpcError) as stale:
             stub.Heartbeat(pb.HeartbeatRequest(node_id=1, registration_epoch=1), timeout=TIMEOUT_S)
         with pytest.raises(grpc.RpcError) as taken:
             stub.Register(pb.RegisterRequest(name="one", instance=2), timeout=TIMEOUT_S)
         with pytest.raises(grpc.RpcError) as former:
-            stub.Register(pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1), timeout=TIMEOUT_S)
+            stub.Register(
+                pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1, seen_catalog=catalog), timeout=TIMEOUT_S
+            )
+        stub.Register(pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1, seen_catalog="other"), timeout=TIMEOUT_S)
     assert stale.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert taken.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "a live node already has the name 'one'" in str(taken.value.details())

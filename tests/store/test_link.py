@@ -1,13 +1,17 @@
 """Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
 
 import queue
+import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.master_messages import Nodes, NodeTable
@@ -44,6 +48,70 @@ def test_a_master_that_comes_back_is_told_everything_again(tmp_path: Path) -> No
             assert client.put({"c": b"c"}) == [1]
             client.close()
             assert node.stop() == 0
+
+
+CLOCK_SET_BACK = """
+import runpy, sys, time
+now = time.time_ns
+time.time_ns = lambda: now() - 3600 * 10**9
+sys.argv = sys.argv[3:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def had_a_master(folder: Path, catalog: str, times: int) -> None:
+    for _ in range(times):
+        with running("master", *master_flags(folder), "--catalog", catalog, log=folder / "master.log") as master:
+            assert master.stop() == 0
+
+
+@pytest.mark.parametrize("change", ["clock set back", "memory to lmdb", "lmdb wiped"])
+def test_a_node_follows_a_master_of_another_catalog_whatever_its_epoch_and_says_so(tmp_path: Path, change: str) -> None:
+    folder = tmp_path / "catalog"
+    before = f"lmdb:{folder}" if change == "lmdb wiped" else "memory:"
+    after = "memory:" if change == "clock set back" else f"lmdb:{folder}"
+    prefix = [sys.executable, "-c", CLOCK_SET_BACK] if change == "clock set back" else []
+    had_a_master(tmp_path, before, 2 if change == "lmdb wiped" else 0)
+    with (
+        running("master", *master_flags(tmp_path), "--catalog", before, log=tmp_path / "master.log") as master,
+        running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node,
+    ):
+        node.line()
+        client = connect(node)
+        client.put({"a": b"a", "b": b"b"})
+        master.stop(signal.SIGKILL)
+        if change == "lmdb wiped":
+            shutil.rmtree(folder)
+        port = int(master.facts["listen"].rpartition(":")[2])
+        with running("master", *master_flags(tmp_path, port=port), "--catalog", after, log=tmp_path / "master.log", prefix=prefix) as again:
+            until_nodes_are(again, "alive")
+            until(lambda: status(again).blocks == 2)
+            assert client.put({"c": b"c"}) == [1]
+            client.close()
+            assert node.stop() == 0
+    assert "has another catalog" in (tmp_path / "node.log").read_text()
+
+
+def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
+    """One that was started on an old copy of it."""
+    folder, old = tmp_path / "catalog", tmp_path / "old"
+    had_a_master(tmp_path, f"lmdb:{folder}", 1)
+    shutil.copytree(folder, old)
+    had_a_master(tmp_path, f"lmdb:{folder}", 2)
+    log = tmp_path / "node.log"
+    with (
+        running("master", *master_flags(tmp_path), "--catalog", f"lmdb:{folder}", log=tmp_path / "master.log") as master,
+        running("node", *node_flags(tmp_path, master.facts["listen"]), log=log) as node,
+    ):
+        node.line()
+        master.stop(signal.SIGKILL)
+        port = int(master.facts["listen"].rpartition(":")[2])
+        with running("master", *master_flags(tmp_path, port=port), "--catalog", f"lmdb:{old}", log=tmp_path / "master.log") as stale:
+            deadline = Deadline(30)
+            while "has heard one of epoch 4" not in log.read_text():
+                assert deadline.left_s() > 0
+            assert not [each for each in status(stale).nodes if each.state == "alive"]
+        assert node.stop() == 0
 
 
 def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks(tmp_path: Path) -> None:

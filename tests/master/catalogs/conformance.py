@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Op
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 
 OPEN_DEADLINE_S = 10.0
@@ -108,6 +108,16 @@ class CatalogConformance:
             epochs.append(catalog.open(deadline_s=OPEN_DEADLINE_S))
             catalog.close()
         assert 0 < epochs[0] < epochs[1] < epochs[2]
+
+    def test_its_identity_is_kept_and_is_no_other_catalogs(self, make: MakeCatalog) -> None:
+        identities = []
+        for _owner in range(2):
+            catalog = make()
+            catalog.open(deadline_s=OPEN_DEADLINE_S)
+            identities.append(catalog.identity)
+            catalog.close()
+        assert all(len(bytes.fromhex(identity)) == IDENTITY_BYTES for identity in identities)
+        assert (identities[0] == identities[1]) == self.durable, "what forgets is another catalog each time"
 
     def test_the_last_operation_on_a_key_wins_within_a_batch(self, catalog: Catalog, make: MakeCatalog) -> None:
         set_last = (Op(b"a", b"1"), Op(b"a", None), Op(b"a", b"2"))

@@ -21,7 +21,7 @@ class TestMemoryCatalog(CatalogConformance):
         assert list(rival.load()) == []
 
 
-def test_the_epoch_is_the_wall_clock_since_nothing_durable_can_count() -> None:
+def test_the_epoch_is_the_wall_clock_for_operators_to_tell_masters_apart() -> None:
     assert MemoryCatalog(wall_clock_ns=lambda: 1_234).open(deadline_s=1) == 1_234
 
 
