@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from kvstore.handover.streams import Move, Stream
-from kvstore.protocol.errors import Cancelled, Closed, KVStoreError
+from kvstore.handover.streams import Move, Stream, cancelled
+from kvstore.protocol.errors import Closed, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.spans import Copy
@@ -64,6 +64,8 @@ class Operation:
 
     def _carry(self) -> None:
         batch = self._prepare()
+        if self._is_cancelled:
+            raise cancelled()
         if not batch or self._engine is None:
             self._finish()
             return
@@ -89,13 +91,13 @@ class Operation:
         def run() -> None:
             try:
                 if self._is_cancelled:
-                    raise Cancelled("the hand-over was cancelled")
+                    raise cancelled()
                 act()
             except KVStoreError as error:
                 self._end(error)
-            except Exception as error:
+            except BaseException as error:
                 log.exception("a hand-over failed")
-                self._end(KVStoreError(f"internal error: {type(error).__name__}: {error}"))
+                self._end(typed(error))
 
         try:
             self._worker.submit(run)

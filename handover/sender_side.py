@@ -16,7 +16,7 @@ from kvstore.handover.ending import Ending
 from kvstore.handover.giving import Giving
 from kvstore.handover.handles import Sending
 from kvstore.handover.sending import CacheSender, Offer, State
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
 
 MAX_EARLY: Final = 65_536
@@ -71,9 +71,9 @@ class SenderSide:
         for info, ask, until_ns in self._early.pop(handle.request_id, {}).values():
             try:
                 self._join(request, info, ask, until_ns)
-            except KVStoreError as error:
-                core.stop(info, handle.request_id, error)
-                self._fail(request, error, told_by=info)
+            except Exception as error:
+                core.stop(info, handle.request_id, typed(error))
+                self._fail(request, typed(error), told_by=info)
         self._pump(request)
 
     def ask(self, info: RankInfo, message: Ask, until_ns: int) -> None:
@@ -86,8 +86,8 @@ class SenderSide:
             return
         try:
             self._join(request, info, message, until_ns)
-        except KVStoreError as error:
-            self._fail(request, error, told_by=info)
+        except Exception as error:
+            self._fail(request, typed(error), told_by=info)
             raise
         self._core.reactor.call_soon(lambda: self._pump(request))  # after the answer: Parts must not overtake it
 

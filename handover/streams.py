@@ -3,18 +3,24 @@
 The sender opens it to the receiver's listener and says the ticket of its Ask first. To cancel is to close it.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, ProtocolError
+from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, ProtocolError, typed
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 
+log = logging.getLogger("kvstore.handover")
+
 ACCEPT_POLL_S: Final = 1.0
+ACCEPT_PAUSE_S: Final = 0.05
+"""After a failure to accept: no descriptors are left, perhaps."""
 TICKET_TIMEOUT_S: Final = 2.0
 """How long a connection may take to say whose it is."""
 
@@ -30,36 +36,42 @@ class Stream:
         self._moves: queue.SimpleQueue[tuple[Move, OnEnd] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._is_closed = False
+        self._error: KVStoreError | None = None
+        """Why nothing goes through it any more."""
         self._is_served = False
 
     def put(self, move: Move, on_end: OnEnd) -> None:
         """Have a part moved after those before."""
         with self._lock:
-            if not self._is_closed:
+            error = self._error
+            if error is None:
                 self._moves.put((move, on_end))
-                return
-        on_end(_cancelled())
+        if error is not None:
+            on_end(error)
 
     def connect(self, kind: type[Connection], metadata: bytes, rail: Rail, ticket: bytes, *, deadline_s: float) -> None:
         """Open it from the sender's side, in a thread that then serves it. Failure ends the moves that wait."""
 
         def run() -> None:
+            connection = None
             try:
                 deadline = Deadline(deadline_s)
                 connection = kind.connect(metadata, rail, deadline)
                 connection.send([ticket], deadline)
-            except KVStoreError as error:
-                self._fail(error)
+            except BaseException as error:
+                if connection is not None:
+                    connection.close()
+                self._fail(_typed(error))
             else:
                 self.serve(connection)
 
-        threading.Thread(target=run, name="kvstore-stream", daemon=True).start()
+        if not _start(run):
+            self._fail(Full("no thread could be had for a stream"))
 
     def serve(self, connection: Connection) -> None:
-        """Carry out moves over `connection`, which it owns from now on, until the stream is closed or one fails."""
+        """Carry out moves over `connection`, which it owns from now on, until the stream is closed or one fails, whatever that raises."""
         with self._lock:
-            is_closed = self._is_closed or self._is_served
+            is_closed = self._error is not None or self._is_served
             self._is_served = True
             if not is_closed:
                 self._connection = connection
@@ -70,28 +82,24 @@ class Stream:
             move, on_end = next_one
             try:
                 move(connection)
-            except KVStoreError as error:
-                on_end(_cancelled() if self._is_closed else error)
-                self._fail(error)
+            except BaseException as error:
+                on_end(self._fail(_typed(error)))
                 return
             on_end(None)
 
-    def _fail(self, error: KVStoreError) -> None:
-        """Nothing goes through it any more."""
-        self._shut()
-        self._drain(error)
-
-    def close(self) -> None:
-        """End the move under way and those that wait, with Cancelled. A second close is a no-op."""
-        self._shut()
-        self._drain(_cancelled())
-
-    def _shut(self) -> None:
+    def _fail(self, error: KVStoreError) -> KVStoreError:
+        """Nothing goes through it any more; the reason, which is that of the first failure."""
         with self._lock:
-            self._is_closed = True
+            self._error = error = self._error or error
             connection = self._connection
         if connection is not None:
             connection.close()
+        self._drain(error)
+        return error
+
+    def close(self) -> None:
+        """End the move under way and those that wait, with Cancelled. A second close is a no-op."""
+        self._fail(cancelled())
 
     def _drain(self, error: KVStoreError) -> None:
         while True:
@@ -114,7 +122,7 @@ class StreamListener:
         self._expected: dict[bytes, Stream] = {}
         self.arriving: set[Connection] = set()
         """Those that have not shown their ticket."""
-        self._is_closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kvstore-streams", daemon=True)
         self._thread.start()
 
@@ -134,21 +142,23 @@ class StreamListener:
             self._expected.pop(ticket, None)
 
     def _accept(self) -> None:
-        while not self._is_closed:
+        while not self._closing.is_set():
             try:
                 connection = self._listener.accept(ACCEPT_POLL_S)
             except Closed:
                 return
-            except KVStoreError:
+            except BaseException as error:
+                _typed(error)
+                self._closing.wait(ACCEPT_PAUSE_S)
                 continue
-            if connection is not None:
-                threading.Thread(target=self._introduce, args=(connection,), name="kvstore-stream", daemon=True).start()
+            if connection is not None and not _start(partial(self._introduce, connection)):
+                connection.close()
 
     def _introduce(self, connection: Connection) -> None:
         ticket = bytearray(TICKET_BYTES)
         with self._lock:
             self.arriving.add(connection)
-            is_closed = self._is_closed
+            is_closed = self._closing.is_set()
         try:
             if is_closed:
                 raise Closed("the listener is closed")
@@ -157,7 +167,8 @@ class StreamListener:
                 stream = self._expected.pop(bytes(ticket), None)
             if stream is None:
                 raise ProtocolError("nobody expects this ticket")
-        except KVStoreError:
+        except BaseException as error:
+            _typed(error)
             connection.close()
             return
         finally:
@@ -168,7 +179,7 @@ class StreamListener:
     def close(self) -> None:
         """Stop accepting; streams are their requests' to close."""
         with self._lock:
-            self._is_closed = True
+            self._closing.set()
             arriving = list(self.arriving)
         self._listener.close()
         for connection in arriving:
@@ -176,5 +187,21 @@ class StreamListener:
         self._thread.join()
 
 
-def _cancelled() -> Cancelled:
+def cancelled() -> Cancelled:
     return Cancelled("the hand-over was cancelled")
+
+
+def _typed(error: BaseException) -> KVStoreError:
+    """As the stream's moves are told of it. A plug-in's or a part's mistake is logged: no thread dies of it."""
+    if not isinstance(error, KVStoreError):
+        log.error("a stream of a hand-over failed", exc_info=error)
+    return typed(error)
+
+
+def _start(run: Callable[[], None]) -> bool:
+    """In a thread of its own; False: the system has none."""
+    try:
+        threading.Thread(target=run, name="kvstore-stream", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True

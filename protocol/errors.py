@@ -198,6 +198,11 @@ GRPC_STATUS: dict[type[KVStoreError], str] = {
 """The one table from errors to gRPC status names; an error takes the entry of its nearest ancestor."""
 
 
+def typed(error: BaseException) -> KVStoreError:
+    """As peers and callers are told of it: an exception that is not of the tree is somebody's mistake, whose traceback belongs in a log."""
+    return error if isinstance(error, KVStoreError) else KVStoreError(f"internal error: {type(error).__name__}: {error}")
+
+
 def from_code(code: int, message: str) -> KVStoreError:
     """The error that a peer sent as (code, message). An unknown code becomes its branch (the hundreds), else the root."""
     kind = BY_CODE.get(code) or BY_CODE.get(code // 100 * 100) or KVStoreError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code, typed
 from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
@@ -370,4 +370,4 @@ class Session:
 
 def _internal(header: Header, error: Exception) -> KVStoreError:
     log.error("a request of type %d failed", header.type, exc_info=error)
-    return KVStoreError(f"internal error: {type(error).__name__}: {error}")
+    return typed(error)

@@ -115,7 +115,8 @@ def test_a_part_of_a_stream_ends_as_its_move_does(scene: Scene) -> None:
 
     assert isinstance(ended(StreamOperation(scene.reactor, stream, fail))[0], Unreachable)
     serving.join()
-    cancelled = StreamOperation(scene.reactor, stream, lambda _: None)
+    assert isinstance(ended(StreamOperation(scene.reactor, stream, lambda _: None))[0], Unreachable)
+    cancelled = StreamOperation(scene.reactor, Stream(), lambda _: None)
     cancelled.cancel()
     assert isinstance(ended(cancelled)[0], Cancelled)
 

@@ -1,15 +1,15 @@
 """Promises of streams.py: parts in their order over one connection that shows its ticket; each move ends once, however the stream does."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 from kvstore.handover import streams
 from kvstore.handover.streams import Move, Stream, StreamListener
-from kvstore.protocol.errors import Cancelled, Closed, KVStoreError, Unreachable
+from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
@@ -88,7 +88,69 @@ def test_a_move_that_fails_ends_those_behind_it_with_its_error(listener: StreamL
     assert ends[0].result(10) is None
     ours.close()
     assert isinstance(ends[1].result(10), Unreachable)
-    assert isinstance(put(theirs, sending(b"")).result(10), Cancelled)
+    assert isinstance(put(theirs, sending(b"")).result(10), Unreachable)
+
+
+def wrong(connection: Connection) -> None:
+    raise ValueError("a mistake")
+
+
+def leave(connection: Connection) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize(("move", "text"), [(wrong, "internal error: ValueError: a mistake"), (leave, "internal error: SystemExit: ")])
+def test_whatever_a_move_raises_ends_its_stream_and_no_other(listener: StreamListener, move: Move, text: str) -> None:
+    theirs, others = listener.expect(TICKET), listener.expect(bytes(TICKET_BYTES))
+    ours, more = connected(listener), connected(listener, bytes(TICKET_BYTES))
+    ends = [put(theirs, move), put(theirs, receiving(bytearray(1)))]
+    for ended in ends:
+        error = ended.result(10)
+        assert (type(error), str(error)) == (KVStoreError, text)
+    assert str(put(theirs, receiving(bytearray(1))).result(10)) == text
+    assert isinstance(put(ours, receiving(bytearray(1))).result(10), Unreachable)
+    taken = put(others, receiving(bytearray(1)))
+    assert put(more, sending(b"x")).result(10) is None
+    assert taken.result(10) is None
+    more.close()
+    others.close()
+
+
+class Wrong(TcpConnection):
+    """A plug-in with a mistake in it."""
+
+    made: "list[Wrong]" = []  # noqa: RUF012  (of one test)
+
+    def send(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
+        self.made.append(self)
+        raise ZeroDivisionError("a mistake")
+
+
+def test_a_plugin_that_cannot_open_a_stream_ends_its_moves_and_leaves_no_connection(listener: StreamListener) -> None:
+    stream = Stream()
+    ended = put(stream, sending(b"x"))
+    stream.connect(Wrong, listener.metadata(), Rail(), TICKET, deadline_s=10)
+    assert str(ended.result(10)) == "internal error: ZeroDivisionError: a mistake"
+    assert [connection.is_open for connection in Wrong.made] == [False]
+
+
+def test_a_thread_that_cannot_be_had_ends_the_moves(listener: StreamListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = Stream()
+    ended = put(stream, sending(b"x"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        stream.connect(TcpConnection, listener.metadata(), Rail(), TICKET, deadline_s=10)
+        assert isinstance(ended.result(0), Full)
+        connection = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+        with pytest.raises(Unreachable):
+            connection.recv_into([memoryview(bytearray(1))], Deadline(10))
+    theirs = listener.expect(TICKET)
+    ours = connected(listener)
+    assert put(ours, sending(b"x")).result(10) is None
+    theirs.close()
 
 
 def test_a_stream_that_cannot_be_opened_ends_its_moves(listener: StreamListener) -> None:
@@ -98,6 +160,7 @@ def test_a_stream_that_cannot_be_opened_ends_its_moves(listener: StreamListener)
     ended = put(stream, sending(b"x"))
     stream.connect(TcpConnection, metadata, Rail(), TICKET, deadline_s=10)
     assert isinstance(ended.result(10), Unreachable)
+    assert isinstance(put(stream, sending(b"x")).result(10), Unreachable)
     second.close()
     assert isinstance(put(second, sending(b"x")).result(10), Cancelled)
 
@@ -150,7 +213,7 @@ def test_close_hangs_up_on_who_is_arriving_and_leaves_nothing() -> None:
 
 
 class Odd(Listener):
-    """Fails, has nobody, and then a connection that comes too late."""
+    """Fails, has nobody, fails otherwise, and then a connection that comes too late."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -167,12 +230,34 @@ class Odd(Listener):
         if self.steps == 2:
             return None
         if self.steps == 3:
+            raise ZeroDivisionError("a mistake")
+        if self.steps == 4:
             self.may_close.wait(10)
             return self.late.accepted
         raise Closed("closed")
 
     def close(self) -> None:
         self.may_close.set()
+
+
+class One(Odd):
+    """Has one connection, whose receiving is a mistake."""
+
+    def accept(self, timeout_s: float) -> Connection | None:
+        self.steps += 1
+        if self.steps > 1:
+            self.may_close.wait(10)
+            raise Closed("closed")
+        return self.late.accepted
+
+
+def test_who_cannot_be_asked_for_a_ticket_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = One()
+    monkeypatch.setattr(one.late.accepted, "recv_into", lambda parts, deadline: 1 // 0)
+    with closing(StreamListener(one)) as listener:
+        with pytest.raises(Unreachable):
+            one.late.connected.recv_into([memoryview(bytearray(1))], Deadline(10))
+        eventually(lambda: not listener.arriving, "it is forgotten")
 
 
 class TcpListenerPair:
@@ -189,6 +274,8 @@ class TcpListenerPair:
 
 def test_failures_to_accept_are_survived_and_late_comers_hung_up_on() -> None:
     odd = Odd()
-    StreamListener(odd).close()
+    listener = StreamListener(odd)
+    eventually(lambda: odd.steps == 4, "it goes on after each failure")
+    listener.close()
     eventually(lambda: not odd.late.accepted.is_open, "the late connection is closed")
     odd.late.connected.close()

@@ -12,6 +12,7 @@ from kvstore.protocol.errors import (
     Closed,
     DeadlineExceeded,
     Fenced,
+    Full,
     KVStoreError,
     Misuse,
     Retry,
@@ -20,6 +21,7 @@ from kvstore.protocol.errors import (
     Unauthorized,
     from_code,
     grpc_status,
+    typed,
 )
 
 
@@ -57,6 +59,13 @@ def test_an_error_that_crossed_the_wire_is_of_the_same_type_and_text(kind: type[
 @pytest.mark.parametrize(("code", "kind"), [(199, Retry), (399, Fenced), (699, Misuse), (700, KVStoreError), (0, KVStoreError)])
 def test_an_unknown_code_becomes_its_branch_or_the_root(code: int, kind: type[KVStoreError]) -> None:
     assert type(from_code(code, "")) is kind
+
+
+def test_an_exception_that_is_not_of_the_tree_is_told_of_as_the_root() -> None:
+    error = typed(ZeroDivisionError("division by zero"))
+    assert (type(error), str(error)) == (KVStoreError, "internal error: ZeroDivisionError: division by zero")
+    full = Full("no room")
+    assert typed(full) is full
 
 
 def test_a_deadline_is_also_pythons_timeout() -> None:
