@@ -4,7 +4,7 @@ A thin shell around RollCall. It also remembers failures of requests that have n
 """
 
 import contextlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -50,7 +50,7 @@ class Executor:
         self._failures: OrderedDict[bytes, KVStoreError] = OrderedDict()
         self._early: list[tuple[RankInfo, Report, int]] = []
         """Of ranks that have joined before this one."""
-        self._finished: deque[Outcome] = deque(maxlen=MAX_FINISHED)
+        self._finished: list[Outcome] = []
 
     def join(self, ranks: Sequence[RankInfo]) -> None:
         """These are the ranks, this one among them."""
@@ -80,7 +80,7 @@ class Executor:
             self._waiting[handle.request_id] = deadline_ns
         else:
             self.remember(handle.request_id, handle.error)
-            self._finished.append(Outcome(handle.request_id, handle.error))
+            self._finish(Outcome(handle.request_id, handle.error))
         self._report(handle.request_id, OVER, handle.error, deadline_ns)
 
     def _report(self, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
@@ -94,9 +94,13 @@ class Executor:
         self._links.tell(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
 
     def take_finished(self) -> list[Outcome]:
-        finished = list(self._finished)
-        self._finished.clear()
+        """For any thread. There is no call in it, so a signal handler that raises loses nothing on the way."""
+        finished, self._finished = self._finished, []
         return finished
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._finished.append(outcome)
+        del self._finished[:-MAX_FINISHED]
 
     # --- failures of what may not have begun here ---
 
@@ -141,7 +145,7 @@ class Executor:
 
     def _decided(self, outcome: Outcome) -> None:
         if self._waiting.pop(outcome.request_id, None) is not None:
-            self._finished.append(outcome)
+            self._finish(outcome)
         if outcome.error is not None:  # if it is not over here, it will be
             self.remember(outcome.request_id, outcome.error)
             self._fail(outcome.request_id, outcome.error)

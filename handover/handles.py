@@ -1,9 +1,9 @@
 """What a caller holds of a request under way: to say that layers are ready, to wait, to cancel. It does nothing itself."""
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
+from kvstore.handover.latch import Latch
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 
 PATIENCE_S: Final = 5.0
@@ -21,19 +21,35 @@ class Handover:
         self.is_fenced = False
         """Nobody moves bytes of it, now and ever after. False until it is over, and after a failure in which that could not be had: blocks
         must stay."""
+        self.is_abandoned = False
+        """Whoever waited for it was interrupted: the transceiver ends it as soon as it sees this."""
         self.on_cancel: Callable[[], None]
-        self._limit_s = limit_s
-        self._over = threading.Event()
+        self._limit_s = limit_s + PATIENCE_S
+        self._over = Latch(self._limit_s)
+        self.sit_out = self._over.sit_out
+        """Block until it is over, whatever is raised meanwhile: see Latch."""
 
     @property
     def is_over(self) -> bool:
-        return self._over.is_set()
+        return self._over.is_open
 
     def wait(self) -> None:
         """Block until it is over on this rank. Raises its error: DeadlineExceeded, Cancelled, Unreachable (a rank is gone), InvalidArgument
         (engines disagree), StaleHandle (a description of an earlier run), Full, ProtocolError, Closed, or what a rank of either executor
-        failed with."""
-        if not self._over.wait(self._limit_s + PATIENCE_S):
+        failed with.
+
+        What a signal handler raises meanwhile, Ctrl-C for one, cancels the request, and comes out once that is over too.
+        """
+        try:
+            is_over = self._over.wait(self._limit_s)
+        except BaseException:
+            self.is_abandoned = True
+            try:
+                self.cancel()
+            finally:
+                self.sit_out()
+            raise
+        if not is_over:
             raise DeadlineExceeded(f"request {self.request_id!r} did not end at its deadline: its blocks must stay")
         if self.error is not None:
             raise self.error
@@ -47,9 +63,10 @@ class Handover:
         self.on_cancel()
 
     def finish(self, error: KVStoreError | None, *, is_fenced: bool = True) -> None:
-        """For the transceiver."""
-        self.error, self.is_fenced = error, is_fenced
-        self._over.set()
+        """For the transceiver; a second time is a no-op."""
+        if not self.is_over:
+            self.error, self.is_fenced = error, is_fenced
+            self._over.open()
 
 
 class Sending(Handover):

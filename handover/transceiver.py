@@ -3,33 +3,25 @@
 One reactor thread holds all state. Worker threads gather, scatter and begin transfers; the transfer engine has threads of its own.
 """
 
+import math
 import secrets
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from numpy.typing import ArrayLike
 
 from kvstore.handover.arguments import block_indexes, check_deadline, check_regions, check_request_id
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.core import Core
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
-from kvstore.handover.executor import Executor
-from kvstore.handover.fetching import Fetches
-from kvstore.handover.handles import PATIENCE_S, Handover, Receiving, Sending
-from kvstore.handover.links import Answer, Links
-from kvstore.handover.prefix import PrefixStore, fetch_prefix
-from kvstore.handover.receiver_side import ReceiverSide, Wanted
+from kvstore.handover.handles import Handover, Receiving, Sending
+from kvstore.handover.latch import Latch
+from kvstore.handover.prefix import PrefixStore
+from kvstore.handover.receiver_side import Wanted
+from kvstore.handover.requests import Requests, cancelled
 from kvstore.handover.roll_call import Outcome
-from kvstore.handover.sender_side import SenderSide
-from kvstore.handover.staging import Staging
-from kvstore.handover.streams import StreamListener
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import Header
-from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
-from kvstore.protocol.message import Message
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.rpc.address import host_id, parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
@@ -40,6 +32,8 @@ from kvstore.transfer.streams.connection import Connection
 CALL_S: Final = 30.0
 """For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""
 SWEEP_S: Final = 0.25
+END_LOOK_S: Final = 0.005
+"""How often a transceiver that is being closed looks whether every request is over."""
 
 
 class CacheTransceiver:
@@ -81,46 +75,30 @@ class CacheTransceiver:
         self.settings = settings or HandoverSettings()
         check_regions(layout, rank, regions)
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
-        self._reactor = Reactor()
-        self._staging = Staging(self.settings.staging_bytes)
-        self._worker = ThreadPoolExecutor(self.settings.copy_threads, thread_name_prefix="kvstore-handover")
-        self._links = Links(self._reactor, self.settings, self._instance, self)
-        self._executor = Executor(layout.parallel, rank, self._reactor, self._links, self._fail_here)
-        self._streams: StreamListener | None = None
-        self._store = store
-        self._fetches = Fetches(self._reactor, self.settings.fence_timeout_s)
-        self._closing = threading.Lock()
         self._is_closing = self._is_closed = False
+        self._closed = Latch(math.inf)
+        self._failure: BaseException | None = None
+        self._reactor = Reactor()
         try:
-            if connection is not None:
-                self._streams = StreamListener(connection.listen(rail or Rail()))
-            listen = parse_address(self.settings.listen)
-            address = self._links.server.listen_tcp(listen.host, listen.port)
+            self._requests = Requests(
+                layout,
+                rank,
+                regions,
+                engine,
+                self.settings,
+                reactor=self._reactor,
+                instance=self._instance,
+                store=store,
+                connection=connection,
+                rail=rail or Rail(),
+            )
         except BaseException:
-            self._release()
+            self._reactor.close()
             raise
-        core = Core(
-            layout=layout,
-            rank=rank,
-            regions=tuple(regions),
-            engine=engine,
-            settings=self.settings,
-            reactor=self._reactor,
-            worker=self._worker,
-            staging=self._staging,
-            links=self._links,
-            streams=self._streams,
-            connection=connection,
-            rail=rail or Rail(),
-            begun=self._executor.begun,
-            over=self._executor.over,
-        )
-        self._core = core
-        self._sender, self._receiver = SenderSide(core), ReceiverSide(core)
-        self._address = self.settings.advertise or address
-        self._links.description = self.describe()
+        self._address = self.settings.advertise or self._requests.address
+        self._requests.links.description = self.describe()
         self._reactor.every(SWEEP_S, self._sweep)
-        self._thread = threading.Thread(target=self._reactor.run, name="kvstore-transceiver", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="kvstore-transceiver", daemon=True)
         self._thread.start()
 
     # --- who is who ---
@@ -128,14 +106,14 @@ class CacheTransceiver:
     def describe(self) -> bytes:
         """How other ranks reach this one: opaque, to be carried by any means. Whoever has it may take the cache of a request whose id it
         knows: pass it on as you would a password."""
-        core = self._core
+        core = self._requests.core
         info = RankInfo(
             instance=self._instance,
             rank=self.rank,
             control=parse_address(self._address),
             layout=self.layout,
             engine=core.engine.describe() if core.engine is not None else b"",
-            listener=self._streams.metadata() if self._streams is not None else b"",
+            listener=core.streams.metadata() if core.streams is not None else b"",
             host=host_id(),
             is_shared=all(region.fd >= 0 for region in core.regions),
         )
@@ -154,7 +132,7 @@ class CacheTransceiver:
         ranks = executor(descriptions).ranks
         if self.rank >= len(ranks) or ranks[self.rank].instance != self._instance:
             raise InvalidArgument(f"rank {self.rank} of these descriptions is not this one")
-        self._call(lambda: self._executor.join(ranks))
+        self._call(lambda: self._requests.executor.join(ranks))
 
     # --- requests ---
 
@@ -180,17 +158,9 @@ class CacheTransceiver:
         check_request_id(request_id)
         indexes, deadline_ns = block_indexes(blocks, self.layout, tokens=tokens), self._deadline_ns(deadline_s)
         handle = Sending(request_id, limit_s=self._limit_s(deadline_ns))
-        handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._fail_here(request_id, _cancelled()))
-        handle.on_ready = lambda layer: self._reactor.call_soon(lambda: self._sender.layer_ready(request_id, layer))
-
-        def begin() -> None:
-            self._check_new(request_id)
-            if (error := self._executor.failure_of(request_id)) is not None:
-                self._end(handle, error, deadline_ns)
-            else:
-                self._sender.begin(handle, indexes, tokens, to, deadline_ns)
-
-        self._call(begin)
+        handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._requests.fail(request_id, cancelled()))
+        handle.on_ready = lambda layer: self._reactor.call_soon(lambda: self._requests.sender.layer_ready(request_id, layer))
+        self._begin(handle, lambda: self._requests.send(handle, indexes, tokens, to, deadline_ns))
         return handle
 
     def receive(
@@ -225,95 +195,90 @@ class CacheTransceiver:
         if not 0 <= first_token <= tokens:
             raise InvalidArgument(f"first_token is {first_token}: it must be 0 to {tokens}, the tokens of the sequence")
         handle = Receiving(request_id, limit_s=self._limit_s(deadline_ns))
-        handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._fail_here(request_id, _cancelled()))
+        handle.on_cancel = lambda: self._reactor.call_soon(lambda: self._requests.fail(request_id, cancelled()))
         wanted = Wanted(indexes, tokens, first_token, source, source_dp, deadline_ns)
-        self._call(lambda: self._begin_receiving(handle, wanted, None if token_ids is None else token_ids[:tokens]))
+        sequence = None if token_ids is None else token_ids[:tokens]
+        self._begin(handle, lambda: self._requests.receive(handle, wanted, sequence))
         return handle
 
-    def _begin_receiving(self, handle: Receiving, wanted: Wanted, token_ids: Any) -> None:
-        self._check_new(handle.request_id)
-        if (error := self._executor.failure_of(handle.request_id)) is not None:
-            self._end(handle, error, wanted.deadline_ns)
-            return
-        self._executor.begun(handle.request_id, wanted.deadline_ns)
-        if self._store is None or token_ids is None:
-            self._ask(handle, wanted)
-        else:
-            self._fetch(handle, wanted, self._store, token_ids)
-
-    def _fetch(self, handle: Receiving, wanted: Wanted, store: PrefixStore, token_ids: Any) -> None:
-        def fetch(deadline_s: float) -> int:
-            first_token = wanted.first_token
-            return fetch_prefix(store, self.layout, self.rank, token_ids, wanted.blocks, first_token=first_token, deadline_s=deadline_s)
-
-        def then(tokens: int, error: KVStoreError | None, is_fenced: bool) -> None:
-            handle.store_tokens = tokens
-            error = error or self._executor.failure_of(handle.request_id)
-            if error is not None:
-                self._end(handle, error, wanted.deadline_ns, is_fenced=is_fenced)
-            else:
-                self._ask(handle, wanted._replace(first_token=max(wanted.first_token, tokens)))
-
-        self._fetches.begin(handle, fetch, then, deadline_ns=wanted.deadline_ns)
-
-    def _ask(self, handle: Receiving, wanted: Wanted) -> None:
+    def _begin(self, handle: Handover, begin: Callable[[], None]) -> None:
+        """Have a request begun. Raises what `begin` does, and what a signal handler raises meanwhile: then it is over."""
         try:
-            self._receiver.begin(handle, wanted)
-        except KVStoreError as error:
-            self._end(handle, error, wanted.deadline_ns)
+            self._requests.arriving.add(handle)
+            self._call(lambda: self._requests.begin(handle, begin))
+        except BaseException:
+            handle.is_abandoned = True
+            if not self._is_closed:  # else it never begins
+                try:
+                    self._reactor.call_soon(self._requests.end_abandoned)
+                finally:
+                    handle.sit_out()
+            raise
 
     def finished(self) -> list[Outcome]:
         """Requests that are over on all ranks of the executor (of the attention-DP group) since the last call, each with its error or None.
 
         One that has failed on any rank is told once it is over on this one. Of a rank that has not joined others: those over here.
         """
-        finished: list[Outcome] = self._call(self._executor.take_finished)
-        return finished
+        if self._is_closed:
+            raise Closed("the transceiver is closed")
+        return self._requests.executor.take_finished()
 
     @property
     def staging_bytes(self) -> int:
         """Staging memory that requests use now."""
-        return self._staging.taken_bytes
+        return self._requests.core.staging.taken_bytes
 
     @property
     def early_count(self) -> int:
         """Asks of receiver ranks for requests that are not here yet."""
-        return self._sender.early_count
+        return self._requests.sender.early_count
 
     # --- the end ---
 
     def close(self) -> None:
-        """End every request with Closed, and let go of connections, threads and memory. A second close is a no-op."""
-        with self._closing:
-            if self._is_closed:
-                return
+        """End every request with Closed, and let go of connections, threads and memory. A second close is a no-op.
+
+        What a signal handler raises meanwhile comes out once it is closed. Raises DeadlineExceeded: a peer goes on reading the pool, whose
+        regions must stay.
+        """
+        try:
             self._is_closing = True
-            handles = self._call(self._end_all)
-            self._fetches.close()  # they write into the pool
-            for handle in handles:
-                handle.wait_over(self.settings.fence_timeout_s + PATIENCE_S)
-            self._is_closed = True
-            self._reactor.stop()
+            self._reactor.call_soon(self._end)
+            self._closed.wait()
             self._thread.join()
-            self._release()
-            self._core.close()
+        except BaseException:
+            self._closed.sit_out()
+            raise
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
-    def _end_all(self) -> list[Handover]:
-        """Every request ends, with Closed; those that have not yet."""
-        handles = [*self._sender.handles(), *self._receiver.handles(), *self._fetches.handles()]
-        error = Closed("the transceiver is closed")
-        for handle in handles:
-            self._fail_here(handle.request_id, error)
-        return handles
+    def _serve(self) -> None:
+        """The reactor's thread, from the first moment to the last: what it has closed, no signal handler has kept open."""
+        try:
+            self._reactor.run()
+            self._is_closed = True
+            self._reactor.run_once(0.0)  # calls handed over before that
+            self._requests.release()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._reactor.close()
+            self._closed.open()
 
-    def _release(self) -> None:
-        self._links.close()
-        if self._streams is not None:
-            self._streams.close()
-        self._worker.shutdown(wait=True)
-        self._fetches.close()
-        self._staging.close()
-        self._reactor.close()
+    def _end(self) -> None:
+        """Stop once every request is over."""
+        self._requests.end_all()
+        if self._requests.handles():
+            self._reactor.call_later(END_LOOK_S, self._end)
+        else:
+            self._reactor.stop()
+
+    def _sweep(self) -> None:
+        self._requests.sweep()
+        if self._is_closing:
+            self._end()
 
     def __enter__(self) -> "CacheTransceiver":
         return self
@@ -321,69 +286,7 @@ class CacheTransceiver:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- what comes from other ranks, in the reactor's thread ---
-
-    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
-        """For Links."""
-        until_ns = self._reactor.now_ns() + header.deadline_ms * 1_000_000
-        if isinstance(message, Ask):
-            if (error := self._executor.failure_of(message.request_id)) is not None:
-                raise error
-            self._sender.ask(peer, message, until_ns)
-            answer(None)
-        elif isinstance(message, Part):
-            self._receiver.part(peer, message, answer)
-        elif isinstance(message, Report | Verdict):
-            self._executor.received(peer, message, until_ns)
-            answer(None)
-        elif isinstance(message, Stop):
-            self._stopped(peer, message)
-            answer(None)
-        elif isinstance(message, Done):
-            self._receiver.done(peer, message)
-            answer(None)
-        else:
-            assert isinstance(message, Show)
-            self._receiver.show(peer, message)
-            answer(None)
-
-    def _stopped(self, peer: RankInfo, message: Stop) -> None:
-        if not message.code:
-            raise ProtocolError("a request that has failed has an error")
-        error = from_code(message.code, message.text)
-        is_here = self._sender.fail(message.request_id, error, told_by=peer) or self._receiver.fail(message.request_id, error, told_by=peer)
-        if not is_here:
-            self._executor.remember(message.request_id, error)
-
-    def lost(self, peer: RankInfo, error: KVStoreError) -> None:
-        """For Links."""
-        self._sender.lost(peer, error)
-        self._receiver.lost(peer, error)
-        self._executor.lost(peer)
-
-    def _fail_here(self, request_id: bytes, error: KVStoreError) -> None:
-        """The caller cancels it, or another rank of this executor has failed it."""
-        is_here = self._sender.fail(request_id, error) or self._fetches.fail(request_id, error)
-        if not is_here:
-            self._receiver.fail(request_id, error)
-
-    def _sweep(self) -> None:
-        now_ns = self._reactor.now_ns()
-        self._sender.sweep(now_ns)
-        self._executor.sweep(now_ns)
-
     # --- helpers ---
-
-    def _end(self, handle: Handover, error: KVStoreError, deadline_ns: int, *, is_fenced: bool = True) -> None:
-        """It is over before a side had it."""
-        handle.finish(error, is_fenced=is_fenced)
-        self._executor.over(handle, deadline_ns)
-
-    def _check_new(self, request_id: bytes) -> None:
-        if self._is_closing:
-            raise Closed("the transceiver is closed")
-        if request_id in self._sender or request_id in self._receiver or request_id in self._fetches:
-            raise InvalidArgument(f"request {request_id!r} is under way already: another attempt takes another id")
 
     def _deadline_ns(self, deadline_s: float | None) -> int:
         """Raises InvalidArgument."""
@@ -394,11 +297,22 @@ class CacheTransceiver:
     def _limit_s(self, deadline_ns: int) -> float:
         return (deadline_ns - self._reactor.now_ns()) / 1e9 + self.settings.fence_timeout_s
 
-    def _call(self, function: Any) -> Any:
+    def _call(self, function: Callable[[], None]) -> None:
+        """Run it in the reactor's thread. Raises what it does, and Closed; DeadlineExceeded: that thread hangs."""
+        answered, raised = Latch(CALL_S), list[BaseException]()
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                answered.open()
+
         if self._is_closed:
             raise Closed("the transceiver is closed")
-        return self._reactor.call(function, deadline_s=CALL_S)
-
-
-def _cancelled() -> Cancelled:
-    return Cancelled("the request was cancelled")
+        self._reactor.call_soon(run)
+        if not answered.wait(CALL_S):
+            raise DeadlineExceeded(f"the transceiver's thread did not answer within {CALL_S:g} s")
+        if raised:
+            raise raised[0]

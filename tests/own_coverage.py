@@ -21,7 +21,7 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield",
     "transfer/streams": "endpoints sieve",
     "master/directory": "directory rows membership placement records publishing removals reservations tenants holders",
-    "handover": "arguments description ending handles parts receiving roll_call sending staging ways windows",
+    "handover": "arguments description ending handles latch parts receiving roll_call sending staging ways windows",
 }
 """What needs neither network nor sockets: the rest is held to the conformance suites, or tested with real processes."""
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")

@@ -11,12 +11,12 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover, Sending
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import KVStoreError
-from tests.handover.scene import Rank
+from tests.handover.scene import rank_by
 
 
 def main(arguments: dict[str, Any]) -> None:
     layout = CacheLayout.from_bytes(bytes.fromhex(arguments["layout"]))
-    rank = Rank(layout, arguments["rank"], HandoverSettings(**arguments["settings"]), transports=arguments["transports"])
+    rank = rank_by(arguments["transports"], layout, arguments["rank"], HandoverSettings(**arguments["settings"]))
     for memory in rank.memory:
         memory[:] = arguments["fill"]
     transceiver, handovers = rank.transceiver, dict[str, Handover]()
@@ -36,6 +36,11 @@ def main(arguments: dict[str, Any]) -> None:
             given = handovers[request_id]
             assert isinstance(given, Sending)
             given.all_ready()
+        elif word == "cancel":
+            handovers[request_id].cancel()
+        elif word == "is blocks":
+            size = layout.spec.block_bytes
+            told = all(bool((memory[block * size : (block + 1) * size] == tokens).all()) for memory in rank.memory for block in blocks)
         elif word == "is filled with":
             told = all(bool((memory == tokens).all()) for memory in rank.memory)
         else:

@@ -99,6 +99,17 @@ class Rank:
             region.close()
 
 
+STREAM = "stream"
+"""In place of transports: no engine, a Connection alone."""
+
+
+def rank_by(transports: str, layout: CacheLayout, rank: int, settings: HandoverSettings) -> Rank:
+    """A rank that has these transports in its engine, or a Connection for streams."""
+    if transports == STREAM:
+        return Rank(layout, rank, settings, transports="", has_engine=False, connection=TcpConnection)
+    return Rank(layout, rank, settings, transports=transports)
+
+
 class Executor:
     """All ranks of one executor, joined. A context manager that closes them."""
 

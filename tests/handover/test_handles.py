@@ -1,5 +1,8 @@
 """Promises of handles.py: a caller waits, learns the error, and asks for things without waiting."""
 
+import signal
+from types import FrameType
+
 import pytest
 
 from kvstore.handover import handles
@@ -45,3 +48,31 @@ def test_what_a_caller_asks_for_is_passed_on() -> None:
     handle.all_ready()
     handle.cancel()
     assert asked == [3, None, "cancel"]
+
+
+def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_over() -> None:
+    def strike(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    handle, went_on = Sending(b"r", limit_s=60), list[bool]()
+
+    def cancelled_late() -> None:
+        went_on.append(handle.is_abandoned)
+        in_background(lambda: handle.finish(Cancelled("enough")))
+
+    handle.on_cancel = cancelled_late
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (went_on, handle.is_over, handle.is_fenced) == ([True], True, True)
+
+
+def test_it_is_over_once() -> None:
+    handle = Sending(b"r", limit_s=1)
+    handle.finish(None)
+    handle.finish(Cancelled("late"), is_fenced=False)
+    assert (handle.error, handle.is_fenced) == (None, True)

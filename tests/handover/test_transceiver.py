@@ -12,7 +12,7 @@ from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
-from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, ProtocolError
+from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.memory.region import Region
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, Rank, executor, gathered, layout_of, make_consistent, outcomes
@@ -193,6 +193,22 @@ def test_arguments_out_of_range_are_refused(pair: tuple[Executor, Executor], arg
 def test_a_first_token_behind_the_sequence_is_refused(pair: tuple[Executor, Executor]) -> None:
     with pytest.raises(InvalidArgument, match="first_token is 17: it must be 0 to 16"):
         pair[1].receive(b"wrong", [0], 16, pair[0], first_token=17)
+
+
+def test_a_mistake_in_the_middle_of_beginning_ends_the_request_and_no_other(pair: tuple[Executor, Executor]) -> None:
+    nobody: Any = 5
+    first, second = pair[0].ranks[0].transceiver, pair[1].ranks[0].transceiver
+    receiving = second.receive(b"mistaken", [1], tokens=16, source=nobody)
+    with pytest.raises(KVStoreError, match="internal error: AttributeError"):
+        receiving.wait()
+    assert receiving.is_fenced
+    asking = pair[1].receive(b"to nobody", [1], 16, pair[0])
+    pair[0].until(lambda: first.early_count > 0)
+    giving = first.send(b"to nobody", [1], tokens=16, to=nobody)
+    for handover in (giving, *asking):
+        with pytest.raises(KVStoreError, match="internal error: AttributeError"):
+            handover.wait()
+    hand_over(*pair, request_id=b"after the mistakes")
 
 
 def test_a_request_that_is_under_way_is_not_begun_again(pair: tuple[Executor, Executor]) -> None:

@@ -36,7 +36,7 @@ def make() -> Iterator[Make]:
 
 
 def core_of(rank: Rank) -> Core:
-    core: Core = rank.transceiver._core
+    core: Core = rank.transceiver._requests.core
     return core
 
 

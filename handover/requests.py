@@ -1,0 +1,246 @@
+"""All requests of one rank, on either side: begun by its caller, told of by other ranks, ended by whoever fails them first.
+
+Everything here runs in the reactor's thread. What a side does with a request is sender_side.py's and receiver_side.py's.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.core import Core
+from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.executor import Executor
+from kvstore.handover.fetching import Fetches
+from kvstore.handover.handles import Handover, Receiving, Sending
+from kvstore.handover.links import Answer, Links
+from kvstore.handover.prefix import PrefixStore, fetch_prefix
+from kvstore.handover.receiver_side import ReceiverSide, Wanted
+from kvstore.handover.sender_side import SenderSide
+from kvstore.handover.staging import Staging
+from kvstore.handover.streams import StreamListener
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
+from kvstore.protocol.frames import Header
+from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.message import Message
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.reactor import Reactor
+from kvstore.transfer.agent import Rail
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.streams.connection import Connection
+
+log = logging.getLogger("kvstore.handover")
+
+
+class Requests:
+    """See the module. Not thread-safe, but for `arriving`. It owns the rank's links, workers and staging."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        rank: int,
+        regions: Sequence[Region],
+        engine: TransferEngine | None,
+        settings: HandoverSettings,
+        *,
+        reactor: Reactor,
+        instance: bytes,
+        store: PrefixStore | None,
+        connection: type[Connection] | None,
+        rail: Rail,
+    ) -> None:
+        """Listens; raises ConfigError where it cannot."""
+        streams = StreamListener(connection.listen(rail)) if connection is not None else None
+        self.links = Links(reactor, settings, instance, self)
+        self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
+        self.core = Core(
+            layout=layout,
+            rank=rank,
+            regions=tuple(regions),
+            engine=engine,
+            settings=settings,
+            reactor=reactor,
+            worker=ThreadPoolExecutor(settings.copy_threads, thread_name_prefix="kvstore-handover"),
+            staging=Staging(settings.staging_bytes),
+            links=self.links,
+            streams=streams,
+            connection=connection,
+            rail=rail,
+            begun=self.executor.begun,
+            over=self.executor.over,
+        )
+        self._store = store
+        self.sender, self.receiver = SenderSide(self.core), ReceiverSide(self.core)
+        self.fetches = Fetches(reactor, settings.fence_timeout_s)
+        self.arriving: set[Handover] = set()
+        """Handles whose request has not begun, put here by the thread that made them."""
+        self._is_closing = False
+        try:
+            listen = parse_address(settings.listen)
+            self.address = self.links.server.listen_tcp(listen.host, listen.port)
+        except BaseException:
+            self.release()
+            raise
+
+    # --- of this rank's callers ---
+
+    def begin(self, handle: Handover, act: Callable[[], None]) -> None:
+        """Begin a request by `act`, which calls `send` or `receive`. Raises what it does; unless it has begun all the same it is over."""
+        try:
+            act()
+        except BaseException as error:
+            if handle not in self.handles():
+                handle.finish(typed(error))
+            raise
+
+    def send(self, handle: Sending, blocks: NDArray[Any], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
+        """A request is given away from now on. Raises InvalidArgument, Closed, Cancelled."""
+        self._arrived(handle)
+        if (error := self.executor.failure_of(handle.request_id)) is not None:
+            self._end(handle, error, deadline_ns)
+        else:
+            self.sender.begin(handle, blocks, tokens, to, deadline_ns)
+
+    def receive(self, handle: Receiving, wanted: Wanted, token_ids: Any) -> None:
+        """A request is taken from now on, from the store first if there are `token_ids`. Raises as `send`."""
+        self._arrived(handle)
+        if (error := self.executor.failure_of(handle.request_id)) is not None:
+            self._end(handle, error, wanted.deadline_ns)
+            return
+        self.executor.begun(handle.request_id, wanted.deadline_ns)
+        if self._store is None or token_ids is None:
+            self._ask(handle, wanted)
+        else:
+            self._fetch(handle, wanted, self._store, token_ids)
+
+    def _arrived(self, handle: Handover) -> None:
+        """Raises InvalidArgument, Closed, Cancelled: it does not begin."""
+        self.arriving.discard(handle)
+        if handle.is_abandoned:
+            raise cancelled()
+        if self._is_closing:
+            raise Closed("the transceiver is closed")
+        if any(handle.request_id in requests for requests in (self.sender, self.receiver, self.fetches)):
+            raise InvalidArgument(f"request {handle.request_id!r} is under way already: another attempt takes another id")
+
+    def _fetch(self, handle: Receiving, wanted: Wanted, store: PrefixStore, token_ids: Any) -> None:
+        layout, rank, first_token = self.core.layout, self.core.rank, wanted.first_token
+
+        def fetch(deadline_s: float) -> int:
+            return fetch_prefix(store, layout, rank, token_ids, wanted.blocks, first_token=first_token, deadline_s=deadline_s)
+
+        def then(tokens: int, error: KVStoreError | None, is_fenced: bool) -> None:
+            handle.store_tokens = tokens
+            error = error or self.executor.failure_of(handle.request_id)
+            if error is not None:
+                self._end(handle, error, wanted.deadline_ns, is_fenced=is_fenced)
+            else:
+                self._ask(handle, wanted._replace(first_token=max(first_token, tokens)))
+
+        self.fetches.begin(handle, fetch, then, deadline_ns=wanted.deadline_ns)
+
+    def _ask(self, handle: Receiving, wanted: Wanted) -> None:
+        try:
+            self.receiver.begin(handle, wanted)
+        except Exception as error:
+            if not isinstance(error, KVStoreError):
+                log.exception("a request could not begin")
+            self._end(handle, typed(error), wanted.deadline_ns)
+
+    def _end(self, handle: Handover, error: KVStoreError, deadline_ns: int, *, is_fenced: bool = True) -> None:
+        """It is over before a side had it."""
+        handle.finish(error, is_fenced=is_fenced)
+        self.executor.over(handle, deadline_ns)
+
+    def fail(self, request_id: bytes, error: KVStoreError) -> None:
+        """The caller cancels it, or another rank of this executor has failed it. One that is not here is ignored."""
+        is_here = self.sender.fail(request_id, error) or self.fetches.fail(request_id, error)
+        if not is_here:
+            self.receiver.fail(request_id, error)
+
+    def handles(self) -> list[Handover]:
+        """Of the requests under way."""
+        return [*self.sender.handles(), *self.receiver.handles(), *self.fetches.handles()]
+
+    def sweep(self) -> None:
+        """What nobody has decided in time, and what was abandoned."""
+        now_ns = self.core.reactor.now_ns()
+        self.sender.sweep(now_ns)
+        self.executor.sweep(now_ns)
+        self.end_abandoned()
+
+    def end_abandoned(self) -> None:
+        """End requests whose caller was interrupted."""
+        for handle in [*self.arriving]:
+            if handle.is_abandoned:
+                self.arriving.discard(handle)
+                handle.finish(cancelled())
+        for handle in self.handles():
+            if handle.is_abandoned:
+                self.fail(handle.request_id, cancelled())
+
+    def end_all(self) -> None:
+        """Every request ends, with Closed, and none begins any more."""
+        self._is_closing = True
+        error = Closed("the transceiver is closed")
+        for handle in self.handles():
+            self.fail(handle.request_id, error)
+
+    def release(self) -> None:
+        """Let go of links, threads and memory, when no request is left; waits for threads that still touch the pool.
+
+        Raises DeadlineExceeded: a peer goes on reading the pool.
+        """
+        self.fetches.close()
+        self.links.close()
+        if self.core.streams is not None:
+            self.core.streams.close()
+        self.core.worker.shutdown(wait=True)
+        self.core.staging.close()
+        self.core.close()
+
+    # --- what comes from other ranks ---
+
+    def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
+        """For Links."""
+        until_ns = self.core.reactor.now_ns() + header.deadline_ms * 1_000_000
+        if isinstance(message, Part):
+            self.receiver.part(peer, message, answer)
+            return
+        if isinstance(message, Ask):
+            if (error := self.executor.failure_of(message.request_id)) is not None:
+                raise error
+            self.sender.ask(peer, message, until_ns)
+        elif isinstance(message, Report | Verdict):
+            self.executor.received(peer, message, until_ns)
+        elif isinstance(message, Stop):
+            self._stopped(peer, message)
+        elif isinstance(message, Done):
+            self.receiver.done(peer, message)
+        else:
+            assert isinstance(message, Show)
+            self.receiver.show(peer, message)
+        answer(None)
+
+    def _stopped(self, peer: RankInfo, message: Stop) -> None:
+        if not message.code:
+            raise ProtocolError("a request that has failed has an error")
+        error = from_code(message.code, message.text)
+        is_here = self.sender.fail(message.request_id, error, told_by=peer) or self.receiver.fail(message.request_id, error, told_by=peer)
+        if not is_here:
+            self.executor.remember(message.request_id, error)
+
+    def lost(self, peer: RankInfo, error: KVStoreError) -> None:
+        """For Links."""
+        self.sender.lost(peer, error)
+        self.receiver.lost(peer, error)
+        self.executor.lost(peer)
+
+
+def cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")

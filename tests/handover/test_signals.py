@@ -1,0 +1,30 @@
+"""What a signal handler raises in the caller of a transceiver, at any moment, comes out only once nobody is at the blocks."""
+
+import pytest
+
+from tests.handover.scene import STREAM
+from tests.line_child import LineChild
+
+STRIKES = 100
+TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp", STREAM])
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("role", ["receiver", "sender"])
+def test_a_request_whose_caller_was_struck_is_over_on_both_sides_and_later_ones_go_well(role: str, transports: str) -> None:
+    with LineChild("tests.handover.struck_rank", role, transports, str(STRIKES)) as child:
+        found = child.answer()
+    assert found["touched"] == 0
+    assert found["unfinished"] <= max(5, found["struck"] // 10)  # struck before the first instruction of a call: as before it
+    assert found["outcomes_missing"] == 0
+    assert found["left"] == [0, 0, 0]
+    assert found["struck"] > STRIKES // 20
+
+
+@TRANSPORTS
+def test_a_transceiver_whose_closing_was_struck_is_closed_and_leaves_nothing(transports: str) -> None:
+    with LineChild("tests.handover.struck_rank", "close", transports, "10") as child:
+        found = child.answer()
+    assert found["touched"] == 0
+    assert found["struck"] > 0
+    assert found["threads_left"] == 0
