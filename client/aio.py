@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.core import CLEANUP_S, TIDY_S
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
@@ -63,6 +64,7 @@ class AsyncClient:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
         )
+        self._tidying: asyncio.Task[None] | None = None
 
     async def put(
         self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None
@@ -145,7 +147,12 @@ class AsyncClient:
         return self._operations.stats()
 
     async def close(self) -> None:
-        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op."""
+        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op.
+
+        What a cancelled put had reserved is given back first, if a master answers soon.
+        """
+        if self._tidying is not None and not self._tidying.done():
+            await asyncio.wait([self._tidying], timeout=CLEANUP_S)
         self._pool.close()
         self._operations.core.close()
 
@@ -170,7 +177,17 @@ class AsyncClient:
         except StopIteration as end:
             return cast(T, end.value)
         finally:
-            operation.close()
+            try:
+                operation.close()
+            finally:
+                if self._operations.core.unused:
+                    self._tidy()
+
+    def _tidy(self) -> None:
+        """Give back what a cancelled put had reserved, in a task of its own: whoever cancelled it does not wait for daemons."""
+        with contextlib.suppress(RuntimeError):  # the loop is gone: so are its connections
+            if asyncio.get_running_loop() and (self._tidying is None or self._tidying.done()):
+                self._tidying = asyncio.create_task(self._run(self._operations.core.give_up_unused(TIDY_S)))
 
     async def _do(self, effect: Effect) -> Any:
         match effect:

@@ -4,11 +4,13 @@ Reads are in reading.py, writes in writing.py. One core serves all threads or ta
 counters, routes) is thread-safe.
 """
 
+import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, AnyLoan, Ask, AskForFds, Later, Move, Operation, Take, Work
@@ -29,11 +31,11 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.frames import MAX_BATCH, check_key
-from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, NodeTable, Pin, Remove
+from kvstore.protocol.master_messages import Cancel, Exists, Locations, Lookup, MatchPrefix, NodeTable, Pin, Remove
 from kvstore.protocol.master_messages import Nodes as AskNodes
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import RegionList, Regions, Slabs
-from kvstore.protocol.session_messages import Count, Flags
+from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.channel import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
@@ -51,6 +53,15 @@ MAX_SLAB_WORK: Final = 1 << 30
 """Mapping a slab faults all of its pages in: never on an event loop."""
 CLEANUP_S: Final = 0.2
 """Time for telling a daemon that something will not come, after the operation failed and perhaps used up its own."""
+TIDY_S: Final = 5.0
+"""The same in the background, where nobody waits for it."""
+
+
+class Unused(Protocol):
+    """A put that is over and has used part of what it reserved."""
+
+    def unused(self) -> Cancel:
+        """What gives back the rest."""
 
 
 class Core:
@@ -70,6 +81,8 @@ class Core:
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
         self.remote = RemoteMemory(transfer)
+        self.unused: deque[Unused] = deque()
+        """Puts that failed or were interrupted, until the master knows that what they reserved will not be used."""
 
     def close(self) -> None:
         """Let go of threads and mappings; views keep theirs."""
@@ -129,8 +142,13 @@ class Core:
                 raise Unreachable(str(error)) from None
             raise
 
-    def ask_master(self, message: Message, answer: type[M], deadline: Deadline) -> Operation[M]:
-        """Ask the master in use, else the others in order. Raises Unavailable when none answers."""
+    def ask_master(
+        self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None
+    ) -> Operation[M]:
+        """Ask the master in use, else the others in order. Raises Unavailable when none answers.
+
+        `note`, a function of C, gets the answer before anything can be raised: until it has it, the connection is closed by whatever is.
+        """
         failure: Unreachable | None = None
         for route in self.masters.in_order():
             try:
@@ -138,12 +156,30 @@ class Core:
             except Unreachable as error:
                 failure = failure or error
                 continue
+            if note is not None:
+                note(reply)
             self.nodes.heard_from(loan.channel.welcome.epoch)
             loan.give_back()
             self.masters.stick_to(route)
             return reply
         assert failure is not None
         raise Unavailable(f"no master can be reached: {failure}")
+
+    def cancel(self, message: Cancel, timeout_s: float = CLEANUP_S) -> Operation[None]:
+        """Give reservations back, as far as the master can be told soon; the others expire."""
+        if message.keys:
+            with contextlib.suppress(KVStoreError):
+                yield from self.ask_master(message, Ok, Deadline(timeout_s))
+
+    def give_up_unused(self, timeout_s: float = CLEANUP_S) -> Operation[None]:
+        """Give back what the puts in `unused` had reserved. Several threads may do so at once: to cancel twice does no harm."""
+        while self.unused:
+            put = self.unused[0]
+            try:
+                yield from self.cancel(put.unused(), timeout_s)
+            finally:
+                with contextlib.suppress(ValueError):
+                    self.unused.remove(put)
 
     def refresh_nodes(self, deadline: Deadline) -> Operation[None]:
         self.nodes.replace((yield from self.ask_master(AskNodes(), NodeTable, deadline)))

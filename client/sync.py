@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.core import CLEANUP_S, TIDY_S
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
@@ -57,6 +58,7 @@ class Client:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
         )
+        self._tidying: threading.Thread | None = None
 
     def put(self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
@@ -137,7 +139,12 @@ class Client:
         return self._operations.stats()
 
     def close(self) -> None:
-        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op."""
+        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op.
+
+        What an interrupted put had reserved is given back first, if a master answers soon.
+        """
+        if self._tidying is not None and self._tidying.is_alive():
+            self._tidying.join(CLEANUP_S)
         self._pool.close()
         self._operations.core.close()
 
@@ -162,7 +169,16 @@ class Client:
         except StopIteration as end:
             return cast(T, end.value)
         finally:
-            operation.close()  # interrupted here it would otherwise hold its connection for as long as the traceback lives
+            try:
+                operation.close()  # interrupted here it would otherwise hold its connection for as long as the traceback lives
+            finally:
+                if self._operations.core.unused:
+                    self._tidy()
+
+    def _tidy(self) -> None:
+        """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
+        self._tidying = threading.Thread(target=self._run, args=(self._operations.core.give_up_unused(TIDY_S),), name="kvstore-tidy")
+        self._tidying.start()
 
     def _do(self, effect: Effect) -> Any:
         match effect:

@@ -1,13 +1,12 @@
 """How values are written: reserve at the master, copy to the node it names, and what to do when another writer is at it or a node
 is gone. Sans-I/O: see effects.py."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from kvstore.client.buffers import checksum
-from kvstore.client.core import CLEANUP_S, Core
+from kvstore.client.core import Core
 from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
 from kvstore.client.routes import KnownNode
@@ -16,7 +15,7 @@ from kvstore.protocol.frames import MAX_BATCH, check_key
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Commit, Open, Opened, Put
-from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.paths.spans import Copy
@@ -50,6 +49,9 @@ class Writing:
         self._stored = [False] * len(keys)
         self._granted: dict[int, int] = {}
         """Generations reserved for this operation and not yet written, by the key's index."""
+        self._asked: list[int] = []
+        self._told: list[Grants] = []
+        """The master's answer for `_asked`, from its arrival until `_granted` has what it says."""
         self._avoid = 0
 
     def run(self) -> Operation[list[bool]]:
@@ -66,8 +68,10 @@ class Writing:
         try:
             for start in range(0, len(pending), MAX_BATCH):
                 yield from self._store(pending[start : start + MAX_BATCH])
-        except KVStoreError:
-            yield from self._cancel(list(self._granted))
+        except BaseException as error:
+            core.unused.append(self)  # first: an interrupt may follow an interrupt
+            if isinstance(error, KVStoreError):
+                yield from core.give_up_unused()
             raise
         finally:
             stored = self._stored.count(True)
@@ -116,24 +120,38 @@ class Writing:
         core = self._core
         keys = [self._keys[i] for i in pending]
         sizes = [len(self._sources[i]) for i in pending]
-        reply = yield from core.ask_master(Reserve(keys, sizes, core.nodes.local_id, self._avoid), Grants, self._deadline)
+        self._asked = pending
+        reserve = Reserve(keys, sizes, core.nodes.local_id, self._avoid)
+        reply = yield from core.ask_master(reserve, Grants, self._deadline, note=self._told.append)
+        self._note_grants()
         by_node: dict[int, list[int]] = {}
-        for i, status, node_id, generation in zip(pending, reply.statuses, reply.nodes, reply.generations, strict=True):
+        for i, status, node_id in zip(pending, reply.statuses, reply.nodes, strict=True):
             if status == GRANTED:
                 by_node.setdefault(node_id, []).append(i)
-                self._granted[i] = generation
             elif status == BUSY:
                 busy.append(i)
         return by_node
 
+    def _note_grants(self) -> None:
+        for reply in self._told:
+            granted = zip(self._asked, reply.statuses, reply.generations, strict=True)
+            self._granted.update({i: generation for i, status, generation in granted if status == GRANTED})
+        self._told.clear()
+
     def _cancel(self, indices: Sequence[int]) -> Operation[None]:
         """Give reservations back, as far as the master can be told."""
-        popped = [(i, self._granted.pop(i)) for i in indices if i in self._granted]
-        granted = [(i, generation) for i, generation in popped if generation != UNRESERVED]
-        if granted:
-            message = Cancel([self._keys[i] for i, _ in granted], [generation for _, generation in granted])
-            with contextlib.suppress(KVStoreError):
-                yield from self._core.ask_master(message, Ok, Deadline(CLEANUP_S))
+        yield from self._core.cancel(self._cancellation(indices))
+        for i in indices:
+            self._granted.pop(i, None)
+
+    def _cancellation(self, indices: Sequence[int]) -> Cancel:
+        granted = [(i, self._granted[i]) for i in indices if self._granted.get(i, UNRESERVED) != UNRESERVED]
+        return Cancel([self._keys[i] for i, _ in granted], [generation for _, generation in granted])
+
+    def unused(self) -> Cancel:
+        """What gives back all that was reserved and not used. For an operation that is over."""
+        self._note_grants()
+        return self._cancellation(list(self._granted))
 
     # --- writing to one node ---
 

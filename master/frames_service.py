@@ -31,11 +31,13 @@ Command = Drop | Hold | Copy
 log = logging.getLogger("kvstore.master")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientPeer:
     """The context of a client's session."""
 
     tenant: str
+    reserved: tuple[Sequence[bytes], Sequence[int]] = ((), ())
+    """Keys and generations of the last Reserve: whoever hangs up may not have seen its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,12 @@ class FramesService:
         raise ProtocolError("values go to nodes, not to the master")
 
     def closed(self, session: Session) -> None:
-        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
+        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break. What a client reserved last and
+        has not used is free for others: it may have been interrupted before it knew of it."""
         peer = session.context
-        if isinstance(peer, NodePeer) and self._links.get(peer.node_id) is session:
+        if isinstance(peer, ClientPeer):
+            self._directory.cancel(peer.tenant, *peer.reserved)
+        elif isinstance(peer, NodePeer) and self._links.get(peer.node_id) is session:
             del self._links[peer.node_id]
             self._directory.disconnected(peer.node_id, peer.epoch, session.reactor.now_ns())
 
@@ -168,14 +173,16 @@ class FramesService:
 
     def _reserve(self, session: Session, header: Header, message: Reserve) -> None:
         self.counters["keys"] += len(message.keys)
+        client = _client(session)
         grants = self._directory.reserve(
-            _tenant(session),
+            client.tenant,
             message.keys,
             message.sizes,
             local_node=message.local_node,
             avoid=message.avoid,
             now_ns=session.reactor.now_ns(),
         )
+        client.reserved = message.keys, grants.generations
         session.reply(header.request_id, grants)
 
     def _cancel(self, session: Session, header: Header, message: Cancel) -> None:
@@ -390,8 +397,12 @@ def _flags_of(header: Header | None, body: memoryview | KVStoreError, count: int
     return flags
 
 
-def _tenant(session: Session) -> str:
+def _client(session: Session) -> ClientPeer:
     peer = session.context
     if not isinstance(peer, ClientPeer):
         raise Unauthorized("say Hello as a client first")
-    return peer.tenant
+    return peer
+
+
+def _tenant(session: Session) -> str:
+    return _client(session).tenant

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+
 
 class Process:
     """One daemon; `ready` is the JSON line that it printed when it began to serve."""
@@ -43,8 +46,9 @@ class Process:
 class Cluster:
     """One master `memory:` and as many nodes as were started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *master_flags: str) -> None:
         self.folder = folder
+        self._master_flags = master_flags
         self.nodes: list[Process] = []
         self.address = "127.0.0.1:0"
         self._control = "127.0.0.1:0"
@@ -55,9 +59,14 @@ class Cluster:
         self.master = Process(
             "kvstore.master.daemon",
             *("--listen", self.address, "--control", self._control, "--run-dir", str(self.folder / "m"), "--catalog", "memory:"),
+            *self._master_flags,
             log=self.folder / "master.log",
         )
         self.address, self._control = self.master.ready["listen"], self.master.ready["control"]
+
+    def control(self) -> Control:
+        """The master's control plane; the caller closes it."""
+        return Control(self._control, ClientSettings())
 
     def start_node(self, *flags: str) -> Process:
         number = len(self.nodes)
@@ -79,9 +88,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
+def cluster(folder: Path, *master_flags: str) -> Iterator[Cluster]:
     """A master without nodes; everything that was started is stopped at the end."""
-    started = Cluster(folder)
+    started = Cluster(folder, *master_flags)
     try:
         yield started
     finally:

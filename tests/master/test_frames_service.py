@@ -88,6 +88,16 @@ def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None
     assert ask(client, Reserve([b"b"], [10]), Grants).statuses == bytes([GRANTED])
 
 
+def test_what_a_client_reserved_last_and_did_not_use_is_free_once_it_has_hung_up(places: Places, client: Channel, node: NodeSide) -> None:
+    other = places.client()
+    generations = ask(other, Reserve([b"used", b"unused"], [1, 1]), Grants).generations
+    node.publish(Event(b"used", generations[0], size=1))
+    other.close()
+    while (found := ask(client, Reserve([b"used", b"unused"], [1, 1]), Grants).statuses) == bytes([PRESENT, BUSY]):
+        pass
+    assert found == bytes([PRESENT, GRANTED])
+
+
 def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide) -> None:
     node.publish(Event(b"a"))
     for pinned in (1, 0):

@@ -1,0 +1,58 @@
+"""What is left of calls that were interrupted by signals or cancelled: nothing. Leases, puts and reservations that are not given back
+would last an hour here."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.control import Control
+from tests.client.processes import cluster
+from tests.line_child import LineChild
+
+SIGNALS = 1500
+LONG = ("--max-lease-s", "3600", "--put-ttl-s", "3600")
+
+
+def until_nothing_is_reserved(control: Control) -> None:
+    while control.status().reserved:
+        pass
+
+
+def until_all_is_free(control: Control) -> None:
+    """The node says so with its next report."""
+    while True:
+        [node] = control.status().nodes
+        if not any(tier.used_bytes or tier.quarantined_bytes for tier in node.tiers):
+            return
+
+
+def test_signals_that_raise_at_any_moment_cost_no_byte_no_slot_and_no_connection(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--reserve-ttl-s", "3600") as started:
+        started.start_node("--dram", "128MiB", *LONG)
+        with LineChild("tests.client.struck_client", started.address, str(SIGNALS)) as child, started.control() as control:
+            signals, wrong, lent = child.answer()
+            assert signals >= SIGNALS
+            assert (wrong, lent) == (0, 0)
+            until_nothing_is_reserved(control)
+            with Client(started.address) as client:
+                client.remove([key for key, _, _ in iter(control.keys())])
+            until_all_is_free(control)
+
+
+def test_cancelled_puts_give_back_what_they_had_reserved(tmp_path: Path) -> None:
+    async def main(address: str, control: Control) -> None:
+        async with AsyncClient(address) as client:
+            await client.put(b"first", b"x" * 100_000)
+            for steps in range(40):
+                put = asyncio.create_task(client.put_batch([b"%d %d" % (steps, i) for i in range(3)], [b"y" * 100_000] * 3))
+                for _ in range(steps // 2):
+                    await asyncio.sleep(0)
+                put.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await put
+            await asyncio.to_thread(until_nothing_is_reserved, control)
+
+    with cluster(tmp_path, "--reserve-ttl-s", "3600") as started, started.control() as control:
+        started.start_node("--dram", "64MiB")
+        asyncio.run(main(started.address, control))
