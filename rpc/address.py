@@ -3,11 +3,16 @@
 import errno
 import os
 import socket
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Final
 
 from kvstore.protocol.errors import InvalidArgument
+
+MIN_SHARE_S: Final = 0.001
+"""A timeout of 0 would mean not to wait at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +75,47 @@ def is_here(unix: str, told: str) -> bool:
 
 
 def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.socket:
-    """A connected blocking socket, over TCP from the local address `source` if one is given. Raises OSError (TimeoutError among them)."""
+    """A connected blocking socket, over TCP from the local address `source` if one is given. Raises OSError (TimeoutError among them).
+
+    `timeout_s` is for all addresses of a host together, but not for the look-up of its name, which the system's resolver limits.
+    """
     if address.unix:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(timeout_s)
-            sock.connect(address.unix)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return _connect_one(socket.AF_UNIX, address.unix, timeout_s, "")
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=timeout_s, source_address=(source, 0) if source else None)
-    except UnicodeError as error:  # from the idna codec, for a label of over 63 characters
-        raise OSError(errno.EINVAL, f"not a host name: {error}") from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise not_a_name(error) from None
+    end_s = time.monotonic() + timeout_s
+    failure: OSError = ConnectionError(0, "the host has no address")
+    for number, (family, _, _, _, name) in enumerate(found):
+        try:
+            sock = _connect_one(family, name, share_s(end_s - time.monotonic(), len(found) - number), source)
+        except OSError as error:
+            failure = error
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise failure
+
+
+def _connect_one(family: int, name: Any, timeout_s: float, source: str) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        if source:
+            sock.bind((source, 0))
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
     return sock
+
+
+def share_s(left_s: float, addresses_left: int) -> float:
+    """Time for the next of a host's addresses: one that does not answer leaves the others theirs."""
+    return max(left_s / addresses_left, MIN_SHARE_S)
+
+
+def not_a_name(error: UnicodeError) -> OSError:
+    """What the idna codec raises for a label of over 63 characters, as an OSError."""
+    return OSError(errno.EINVAL, f"not a host name: {error}")

@@ -17,7 +17,7 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.rpc.address import Address
+from kvstore.rpc.address import Address, not_a_name, share_s
 from kvstore.rpc.channel import MAX_FDS, POST_TIMEOUT_S
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, notice, take_descriptors
@@ -211,27 +211,33 @@ class AsyncChannel:
 
 async def _connect(address: Address, timeout_s: float) -> socket.socket:
     """A connected non-blocking socket. Raises OSError (TimeoutError among them)."""
+    if address.unix:
+        return await _connect_one(socket.AF_UNIX, address.unix, timeout_s)
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(timeout_s):
-        if address.unix:
-            return await _connect_one(loop, socket.AF_UNIX, address.unix)
-        failure: OSError = ConnectionError(0, "the host has no address")
-        for family, _, _, _, name in await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
-            try:
-                sock = await _connect_one(loop, family, name)
-            except OSError as error:
-                failure = error
-            else:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return sock
-        raise failure
+    end_s = loop.time() + timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise not_a_name(error) from None
+    failure: OSError = ConnectionError(0, "the host has no address")
+    for number, (family, _, _, _, name) in enumerate(found):
+        try:
+            sock = await _connect_one(family, name, share_s(end_s - loop.time(), len(found) - number))
+        except OSError as error:
+            failure = error
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise failure
 
 
-async def _connect_one(loop: asyncio.AbstractEventLoop, family: int, name: object) -> socket.socket:
+async def _connect_one(family: int, name: object, timeout_s: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        await loop.sock_connect(sock, name)  # type: ignore[arg-type]
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(sock, name)  # type: ignore[arg-type]
     except BaseException:
         sock.close()
         raise

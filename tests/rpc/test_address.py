@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.rpc.address import Address, connect, host_id, is_here, network_id, parse_address, socket_id
+from tests.rpc.unanswering import black_hole, has_addresses
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,37 @@ def test_a_unix_socket_is_connected(tmp_path: Path) -> None:
 def test_a_tcp_connection_does_not_wait_to_fill_segments() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(Address(*listener.getsockname()), timeout_s=5) as sock:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with black_hole() as silent, socket.create_server(("127.0.0.1", 0)) as listener:
+        has_addresses(monkeypatch, silent, listener.getsockname())
+        with connect(Address("host", 1), timeout_s=1) as sock:
+            assert sock.getpeername() == listener.getsockname()
+
+
+def test_all_addresses_of_a_host_together_have_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight that do not answer would take 8 s if each had all of it."""
+    with black_hole() as silent:
+        has_addresses(monkeypatch, *[silent] * 8)
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            connect(Address("host", 1), timeout_s=1)
+        assert time.monotonic() - begun_s < 4
+
+
+def test_a_host_without_addresses_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_addresses(monkeypatch)
+    with pytest.raises(OSError, match="no address"):
+        connect(Address("host", 1), timeout_s=1)
+
+
+def test_a_connection_comes_from_the_address_asked_for() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        connect(Address(*listener.getsockname()), timeout_s=5, source="127.0.0.9") as sock,
+    ):
+        assert sock.getsockname()[0] == "127.0.0.9"
 
 
 def test_a_failed_connection_leaves_no_descriptor(tmp_path: Path) -> None:

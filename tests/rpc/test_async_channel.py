@@ -22,6 +22,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.incoming import BUFFER_BYTES
 from kvstore.rpc.session import Session
 from tests.rpc.daemon_child import Daemon, running
+from tests.rpc.unanswering import black_hole, has_addresses
 
 Started = tuple[Daemon, Address, Address]
 BIG = os.urandom(3 << 20)
@@ -259,6 +260,22 @@ def test_nobody_there_is_unavailable(tmp_path: Path, unix: bool) -> None:
     address = Address(unix=str(tmp_path / "none")) if unix else Address("127.0.0.1", port)
     with pytest.raises(Unavailable, match="cannot connect"):
         asyncio.run(AsyncChannel.open(address, Hello(1), Deadline(5)))
+
+
+def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(daemon: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        channel = await AsyncChannel.open(Address("host", 1), Hello(1), Deadline(4))
+        assert await channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+        channel.close()
+
+    with black_hole() as silent:
+        has_addresses(monkeypatch, silent, (daemon[1].host, daemon[1].port))
+        asyncio.run(main())
+
+
+def test_a_name_that_cannot_be_a_hosts_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="not a host name"):
+        asyncio.run(AsyncChannel.open(Address("a" * 64, 80), Hello(1), Deadline(5)))
 
 
 def test_a_deadline_that_is_over_is_exceeded_before_connecting() -> None:
