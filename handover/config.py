@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.settings import Size, setting
+from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 
 SECTION: Final = "handover"
 
@@ -37,3 +39,15 @@ class HandoverSettings:
     )
     copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
     max_connections: int = setting(4096, "Control connections beyond this are refused.", minimum=1)
+    hello_timeout_s: float = setting(
+        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
+    )
+    max_strangers: int = setting(
+        MAX_STRANGERS, "Connections that have not introduced themselves; beyond this the longest open one is closed.", minimum=1
+    )
+    peer_timeout_s: float = setting(
+        PEER_TIMEOUT_S,
+        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
+        minimum=MIN_PEER_TIMEOUT_S,
+        maximum=MAX_PEER_TIMEOUT_S,
+    )

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo, unpack
@@ -18,8 +18,10 @@ from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, S
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Ok
 from kvstore.rpc.reactor import WRITABLE, Reactor, Timer
+from kvstore.rpc.resolving import Found, resolve
 from kvstore.rpc.server import Server
 from kvstore.rpc.session import Session
+from kvstore.rpc.vanishing import notice_vanished_host
 
 KINDS: Final[dict[int, type[Message]]] = {kind.TYPE: kind for kind in (Ask, Show, Part, Done, Stop, Report, Verdict)}
 Answer = Callable[[KVStoreError | None], None]
@@ -41,8 +43,14 @@ class _Link:
 
     def __init__(self, info: RankInfo) -> None:
         self.info = info
+        self.timer: Timer | None = None
+        self.socket: socket.socket | None = None
         self.session: Session | None = None
         self.waiting: list[tuple[Message, int, Answer]] = []
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class Links:
@@ -55,7 +63,14 @@ class Links:
         self._desk = desk
         self.description = b""
         """Our own; set before the first `tell`."""
-        self.server = Server(reactor, self, max_connections=settings.max_connections)
+        self.server = Server(
+            reactor,
+            self,
+            max_connections=settings.max_connections,
+            hello_timeout_s=settings.hello_timeout_s,
+            max_strangers=settings.max_strangers,
+            peer_timeout_s=settings.peer_timeout_s,
+        )
         self._sessions: dict[bytes, Session] = {}
         """Introduced ones, by the peer's instance."""
         self._opening: dict[bytes, _Link] = {}
@@ -85,36 +100,51 @@ class Links:
             self._connect(link)
 
     def _connect(self, link: _Link) -> None:
-        address = link.info.control
-        sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+        timeout_s = self._settings.connect_timeout_s
+        link.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, f"no answer within {timeout_s:g} s"))
+        resolve(self._reactor, link.info.control, lambda found: self._found(link, found))
+
+    def _found(self, link: _Link, found: Found | OSError) -> None:
+        if not self._is_pending(link):
+            return
+        try:
+            if isinstance(found, OSError):
+                raise found
+            self._begin(link, *found[0])
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._reactor.call_soon(lambda: self._not_connected(link, reason))  # not before the first who waits is noted
+
+    def _begin(self, link: _Link, family: int, name: Any) -> None:
+        sock = link.socket = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.add(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sockets.add(sock)
-        try:
-            code = sock.connect_ex((address.host, address.port))
-        except OSError as error:
-            code = error.errno or errno.EINVAL
+        code = sock.connect_ex(name)
         if code not in (0, errno.EINPROGRESS):
-            self._reactor.call_soon(lambda: self._not_connected(link, sock, os.strerror(code)))
-            return
-        timeout_s = self._settings.connect_timeout_s
-        timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, sock, f"no answer within {timeout_s:g} s"))
-        self._reactor.register(sock.fileno(), lambda _events: self._connected(link, sock, timer), WRITABLE)
+            raise OSError(code, os.strerror(code))
+        self._reactor.register(sock.fileno(), lambda _events: self._connected(link, sock), WRITABLE)
 
-    def _not_connected(self, link: _Link, sock: socket.socket, reason: str) -> None:
-        if sock in self._sockets:
-            self._sockets.discard(sock)
-            self._reactor.unregister(sock.fileno())
-            sock.close()
+    def _is_pending(self, link: _Link) -> bool:
+        return not self._is_closed and link.session is None and self._opening.get(link.info.instance) is link
+
+    def _not_connected(self, link: _Link, reason: str) -> None:
+        if self._is_pending(link):
+            link.stop_timer()
+            if link.socket is not None:
+                self._sockets.discard(link.socket)
+                self._reactor.unregister(link.socket.fileno())
+                link.socket.close()
             self._give_up(link, Unreachable(f"cannot connect to rank {link.info.rank} at {link.info.control}: {reason}"))
 
-    def _connected(self, link: _Link, sock: socket.socket, timer: Timer) -> None:
-        timer.cancel()
+    def _connected(self, link: _Link, sock: socket.socket) -> None:
         if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._not_connected(link, sock, os.strerror(code))
+            self._not_connected(link, os.strerror(code))
             return
+        link.stop_timer()
         self._sockets.discard(sock)
         self._reactor.unregister(sock.fileno())
+        notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
         session = link.session = Session(self._reactor, sock, self)
         self._own.add(session)
         greet = Greet(link.info.instance, self.description)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,56 @@ def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End
         assert isinstance(answers.get(timeout=10), Unreachable)
         assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
     assert one.links.count == 0
+
+
+class Resolver:
+    """The system's, but for one name, of which it is silent until `release`, and then tells the peer's address or its error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, found: str | OSError) -> None:
+        self._name, self._found, self._real = name, found, socket.getaddrinfo
+        self.is_asked, self._released = threading.Event(), threading.Event()
+        self.release = self._released.set
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, **keywords: Any) -> Any:
+        if host != self._name or keywords.get("flags", 0) & socket.AI_NUMERICHOST:
+            return self._real(host, port, **keywords)
+        self.is_asked.set()
+        assert self._released.wait(10)
+        if isinstance(self._found, OSError):
+            raise self._found
+        return self._real(self._found, port, **keywords)
+
+
+def test_while_a_name_is_looked_up_the_loop_serves_others(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    resolver = Resolver(monkeypatch, "slow-host", other.info.control.host)
+    slow = dataclasses.replace(other.info, control=dataclasses.replace(other.info.control, host="slow-host"))
+    answers = one.tell(slow)
+    assert resolver.is_asked.wait(10)
+    assert other.tell(one.info).get(timeout=10) is None, "while it is silent"
+    resolver.release()
+    assert answers.get(timeout=10) is None
+
+
+def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as reactor, ExitStack() as stack:
+        one = End(reactor, 1, connect_timeout_s=0.05)
+        stack.callback(one.close)
+        resolver = Resolver(monkeypatch, "slow-host", "127.0.0.1")
+        stack.callback(resolver.release)
+        info = dataclasses.replace(one.info, instance=bytes(16), control=dataclasses.replace(one.info.control, host="slow-host"))
+        error = one.tell(info).get(timeout=10)
+        assert isinstance(error, Unreachable)
+        assert "no answer within 0.05 s" in str(error)
+        resolver.release()
+        for thread in threading.enumerate():
+            if thread.name == "resolve":
+                thread.join(10)
+        reactor.call(lambda: None, deadline_s=10)
+        assert one.links.count == 0
+        assert one.gone.get(timeout=10)[0] == 0
+        assert one.gone.empty()
 
 
 def test_a_peer_that_does_not_answer_is_given_up() -> None:

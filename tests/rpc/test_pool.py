@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -191,6 +192,42 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
         pool.take(daemon[2], Deadline(0.01))
     second.give_back()
     third.give_back()
+
+
+def test_a_channel_that_could_not_be_opened_is_the_turn_of_who_waits_for_that_address(daemon: Started) -> None:
+    """Though another, who waits for another address, has waited longer."""
+    pool = Pool(HELLO, max_channels=1, idle_ttl_s=60, connect_timeout_s=60)
+    lent = pool.take(daemon[1], Deadline(5))
+    heard: SimpleQueue[Exception | Loan[Channel]] = SimpleQueue()
+
+    def take(address: Address) -> None:
+        try:
+            heard.put(pool.take(address, Deadline(10)))
+        except (Unavailable, DeadlineExceeded) as error:
+            heard.put(error)
+
+    def start(address: Address) -> threading.Thread:
+        thread = threading.Thread(target=take, args=(address,))
+        thread.start()
+        return thread
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        broken = Address("127.0.0.1", server.getsockname()[1])
+        threads = [start(broken)]
+        opening, _ = server.accept()
+        for number, address in enumerate((daemon[1], broken)):
+            threads.append(start(address))
+            while len(pool._waiting) <= number:
+                assert threads[-1].is_alive()
+    opening.close()
+    assert [type(heard.get(timeout=20)) for _ in range(2)] == [Unavailable, Unavailable]
+    lent.give_back()
+    last = heard.get(timeout=20)
+    assert isinstance(last, Loan)
+    last.give_back()
+    for thread in threads:
+        thread.join(20)
+    pool.close()
 
 
 def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) -> None:
