@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Else every process that a test starts, and every worker of pytest, would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TORCH ?= torch==2.13.0
@@ -105,8 +107,10 @@ $(BIN)/.base: pyproject.toml | $(BIN)/python
 # torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA. UCX and NIXL run on CPU memory too.
 $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvstore with its test tools into .venv"
-	@$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" && $(BIN)/pip install -q --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
+	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
+		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib >/dev/null || true  # as pip does, but on every core; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: clean
