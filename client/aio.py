@@ -25,7 +25,7 @@ INLINE_WORK_BYTES: Final = 256 << 10
 
 
 class AsyncClient:
-    """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it.
+    """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it; a forked child must make its own.
 
     A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has.
 
@@ -33,7 +33,7 @@ class AsyncClient:
     are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
 
     Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
-    master can be reached; DeadlineExceeded; Unauthorized; Closed. A miss is None, never an error; wrong bytes are never returned.
+    master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
     """
 
     def __init__(
@@ -151,6 +151,8 @@ class AsyncClient:
 
         What a cancelled put had reserved is given back first, if a master answers soon.
         """
+        if self._operations.is_forked:
+            return  # what there is to close is the other process's
         if self._tidying is not None and not self._tidying.done():
             await asyncio.wait([self._tidying], timeout=CLEANUP_S)
         self._pool.close()

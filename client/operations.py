@@ -15,7 +15,7 @@ from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.client.writing import Writing, check_parents, namespace_text
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import Forked, InvalidArgument
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
@@ -23,7 +23,8 @@ from kvstore.transfer.config import TransferSettings
 
 
 class Operations:
-    """Checks arguments, starts the deadline, and hands on to the core. Nothing is sent for arguments that are refused."""
+    """Checks arguments, starts the deadline, and hands on to the core. Nothing is sent for arguments that are refused, nor by a process
+    that was forked from the client's: its calls raise Forked."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Operations:
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
         self.core = Core(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self._clock_ns = time.monotonic_ns
+        self._pid = os.getpid()
 
     def put(
         self,
@@ -76,6 +78,7 @@ class Operations:
         return (yield from Viewing(self.core, key, deadline, self._clock_ns).open())
 
     def close_view(self, view: OpenView) -> Operation[None]:
+        self._check_process()
         return close_view(view, self._clock_ns)
 
     def exists(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bool]]:
@@ -96,7 +99,18 @@ class Operations:
     def stats(self) -> ClientStats:
         return self.core.counters.snapshot()
 
+    @property
+    def is_forked(self) -> bool:
+        """This is not the process in which the client was made."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        """Raises Forked: two processes that share a connection would read each other's answers."""
+        if self.is_forked:
+            raise Forked(f"this client is that of process {self._pid}, which process {os.getpid()} was forked from: make one here")
+
     def _deadline(self, deadline_s: float | None) -> Deadline:
+        self._check_process()
         if deadline_s is None:
             return Deadline(self.settings.deadline_s)
         check_deadline(deadline_s)

@@ -21,13 +21,14 @@ T = TypeVar("T")
 
 
 class Client:
-    """Puts and gets blocks. Threads may share a client; a forked child must make its own.
+    """Puts and gets blocks. Threads may share a client. In a forked child all calls raise Forked and `close`
+    does nothing: it must make its own.
 
     Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA). They
     are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
 
     Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
-    master can be reached; DeadlineExceeded; Unauthorized; Closed. A miss is None, never an error; wrong bytes are never returned.
+    master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
     """
 
     def __init__(
@@ -143,6 +144,8 @@ class Client:
 
         What an interrupted put had reserved is given back first, if a master answers soon.
         """
+        if self._operations.is_forked:
+            return  # what there is to close is the other process's
         if self._tidying is not None and self._tidying.is_alive():
             self._tidying.join(CLEANUP_S)
         self._pool.close()

@@ -23,6 +23,7 @@
         ├── ConfigError        a setting is missing, malformed or cannot be met
         ├── TraceError         a trace file is malformed at a named line
         ├── Closed             the object was closed
+        ├── Forked             the object is that of the process that this one was forked from
         └── Cancelled          the caller cancelled it
 
 A miss is not an error. Foreign exceptions (OSError, grpc, lmdb) are translated once, where they enter.
@@ -167,6 +168,12 @@ class Closed(Misuse):
     """The object was closed before the call."""
 
     code = 605
+
+
+class Forked(Misuse):
+    """The object belongs to the process that this one was forked from; make one here."""
+
+    code = 607
 
 
 class Cancelled(Misuse):

@@ -5,6 +5,7 @@ bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads
 """
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.session_messages import Hello, Welcome
@@ -20,6 +21,9 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+
+_shelves: "weakref.WeakSet[Shelf[Any]]" = weakref.WeakSet()
+"""All of this process, for a child that is forked from it."""
 
 
 class Closable(Protocol):
@@ -98,6 +102,7 @@ class Shelf(Generic[C]):
         self._endpoints: dict[Address, _Endpoint[C]] = {}
         self._next_sweep_ns = 0
         self.is_closed = False
+        _shelves.add(self)
 
     def lend(self, address: Address) -> tuple[Turn | None, C | None]:
         """(None, None) when as many as allowed are lent; else a turn, and the channel, None if the caller must open it.
@@ -153,6 +158,23 @@ class Shelf(Generic[C]):
         for endpoint in self._endpoints.values():
             while endpoint.idle:
                 endpoint.idle.pop()[1].close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close its copies of all connections. They are the parent's, and end with it alone."""
+        self.is_closed = True
+        for endpoint in self._endpoints.values():
+            for channel in [*(channel for _, channel in endpoint.idle), *endpoint.lent.values()]:
+                if channel is not None:
+                    channel.close()
+
+
+def _forked() -> None:
+    # Without locks: a thread that is not here may have them.
+    for shelf in list(_shelves):
+        shelf.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def connect_deadline(deadline: Deadline, connect_timeout_s: float) -> Deadline:

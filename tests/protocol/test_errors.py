@@ -12,6 +12,7 @@ from kvstore.protocol.errors import (
     Closed,
     DeadlineExceeded,
     Fenced,
+    Forked,
     Full,
     KVStoreError,
     Misuse,
@@ -82,6 +83,7 @@ def test_a_deadline_is_also_pythons_timeout() -> None:
         (Unauthorized(""), "UNAUTHENTICATED"),
         (TierFailed(""), "INTERNAL"),
         (Closed(""), "INVALID_ARGUMENT"),
+        (Forked(""), "INVALID_ARGUMENT"),
         (KVStoreError(""), "UNKNOWN"),
     ],
 )
