@@ -13,7 +13,11 @@ from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 class NodeSettings:
     """See docs/settings.md, which is made from this."""
 
-    name: str = setting("", "Name of the node, stable across restarts; default: the host's name and the listening port.")
+    name: str = setting(
+        "",
+        "Name of the node and of what it keeps on NVMe, stable across restarts; default: the host's name and the listening port, or, where "
+        "that is 0, an id kept in the folder of the NVMe tier, else in run_dir.",
+    )
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
     listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")

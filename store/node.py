@@ -33,6 +33,7 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.engine import make_engine
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.moves.mover import TierMover
+from kvstore.store.naming import NodeName
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -152,6 +153,7 @@ class Node:
         self._link: MasterLink | None = None
         self._watch: LinkWatch | None = None
         self._session: Session | None = None
+        self._name: NodeName | None = None
         self._registration_epoch = 0
         self._prefaulter: threading.Thread | None = None
         self.on_synced: Callable[[], None] = lambda: None
@@ -186,9 +188,10 @@ class Node:
         )
         tcp = self._server.listen_tcp(listen.host, listen.port)
         port = tcp.rpartition(":")[2]
-        name = settings.name or f"{socket.gethostname()}:{port}"
         run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
         unix = self._server.listen_unix(run_dir / f"node-{port}.sock")
+        self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
+        name = self._name.text
         self._service.name, self._service.unix_path, self._service.host_id = name, unix, socket_id(unix)
         places = Places(name, settings.advertise or tcp, unix)
         self._link = MasterLink(
@@ -260,6 +263,8 @@ class Node:
             self._prefaulter.join(self._settings.shutdown_timeout_s)
         for tier in self._tiers.values():
             tier.close()
+        if self._name is not None:
+            self._name.close()
         self.reactor.close()
 
     def _encoding(self, block: Block) -> Encoding | None:

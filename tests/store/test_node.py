@@ -163,8 +163,12 @@ def test_a_tier_that_cannot_be_recovered_leaves_nothing_open(settings: NodeSetti
     assert open_fds() == before
 
 
-def test_without_a_name_a_node_is_called_by_host_and_port(settings: NodeSettings) -> None:
-    node = Node(replace(settings, nvme=""))
-    places = node.start()
-    assert places.name == f"{socket.gethostname()}:{places.tcp.rpartition(':')[2]}"
+def test_without_a_name_a_node_is_called_by_host_and_an_id_that_another_gets_once_it_is_closed(settings: NodeSettings) -> None:
+    settings = replace(settings, nvme="")
+    node = Node(settings)
+    name = node.start().name
+    assert name.startswith(f"{socket.gethostname()}-")
     node.close()
+    again = Node(settings)
+    assert again.start().name == name
+    again.close()

@@ -1,0 +1,70 @@
+"""Promises of naming.py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.store.config import NodeSettings
+from kvstore.store.naming import NodeName
+from tests.store.daemons import master_flags, running, until_nodes_are
+
+SETTINGS = NodeSettings(listen="127.0.0.1:0")
+
+
+def named(folder: Path, settings: NodeSettings = SETTINGS, tcp: str = "127.0.0.1:40001") -> NodeName:
+    return NodeName(settings, "host", tcp, folder)
+
+
+def test_a_name_that_is_set_is_taken_and_a_port_that_is_set_is_in_it(tmp_path: Path) -> None:
+    assert named(tmp_path, replace(SETTINGS, name="gpu7")).text == "gpu7"
+    assert named(tmp_path, replace(SETTINGS, listen="127.0.0.1:40001")).text == "host:40001"
+    assert not list(tmp_path.iterdir())
+
+
+def test_nodes_of_one_folder_differ_and_each_is_called_as_before_when_it_comes_back(tmp_path: Path) -> None:
+    first, second = named(tmp_path), named(tmp_path)
+    names = {first.text, second.text}
+    assert len(names) == 2
+    assert all(name.startswith("host-") for name in names)
+    first.close()
+    first.close()
+    again = named(tmp_path, tcp="127.0.0.1:40002")
+    assert again.text == first.text
+    for name in (second, again):
+        name.close()
+    both = named(tmp_path), named(tmp_path)
+    assert {name.text for name in both} == names
+    for name in both:
+        name.close()
+
+
+def test_with_nvme_the_name_stays_with_what_the_node_holds(tmp_path: Path) -> None:
+    for folder in ("run", "a", "b"):
+        (tmp_path / folder).mkdir()
+    on = {folder: replace(SETTINGS, nvme=f"{tmp_path / folder}:1GiB") for folder in ("a", "b")}
+    one = named(tmp_path / "run", on["a"])
+    other = named(tmp_path / "run", on["b"])
+    one.close()
+    other.close()
+    again = named(tmp_path / "run", on["b"])
+    assert (again.text, again.text != one.text) == (other.text, True)
+    again.close()
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*/none: No such file or directory: say with name what it is"):
+        named(tmp_path / "none")
+
+
+def test_a_node_that_is_killed_and_started_again_on_a_free_port_is_no_other_node(tmp_path: Path) -> None:
+    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
+        flags = ["--master", master.facts["listen"], "--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB"]
+        names = set()
+        for _ in range(3):
+            with running("node", *flags, "--reconnect-interval-s", "0.02", log=tmp_path / "node.log") as node:
+                assert node.line()["event"] == "ready"
+                names |= {each.name for each in until_nodes_are(master, "alive").nodes}
+        assert names == {node.facts["name"]}
