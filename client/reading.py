@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Locations, Lookup
-from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks, Read, Release
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read, Release
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.paths.spans import Copy, Span
 
@@ -209,7 +209,8 @@ class Reading(Generic[R]):
             return
         for part in self._parts(wanted) if len(wanted) > 1 else (wanted,):
             try:
-                yield from self._read(node, part)
+                while part:  # noqa: PLW2901
+                    part = yield from self._read(node, part)
             except StaleHandle:
                 self._retry(node_id, part)
             except Unavailable:
@@ -234,8 +235,9 @@ class Reading(Generic[R]):
         if failure is not None:
             self._failures.update((i, failure) for i, _ in wanted)
 
-    def _read(self, node: KnownNode, wanted: list[Wanted]) -> Operation[None]:
-        """One Read and what it gives. Raises Unavailable, StaleHandle: nothing of it counts."""
+    def _read(self, node: KnownNode, wanted: list[Wanted]) -> Operation[list[Wanted]]:
+        """One Read and what it gives; what the node had no room for in its answer and is to be asked again. Raises Unavailable,
+        StaleHandle: nothing of it counts."""
         core, node_id = self._core, node.node_id
         by_engine = self._goes_by_engine(node, wanted)
         asked_ns = self._clock_ns() if by_engine else 0
@@ -262,6 +264,9 @@ class Reading(Generic[R]):
             missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
             core.counters.add(stale_hints=len(missed))
             self._retry(0, missed)
+        if LATER not in blocks.statuses:
+            return []
+        return [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == LATER]
 
     def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
         """Large batches from other hosts do, unless the node's engine cannot be had."""

@@ -9,8 +9,9 @@ from kvstore.protocol.message import Ints, Message
 
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
 """Answers to Put and Commit: there before; stored and published; no room beside the rest of the batch, or being written."""
-MISS, INLINE, MAPPED = 0, 1, 2
-"""Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map."""
+MISS, INLINE, MAPPED, LATER = 0, 1, 2, 3
+"""Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map; it is here, and did not
+fit into this answer: ask again."""
 
 
 @dataclass(slots=True)
@@ -119,7 +120,9 @@ class Read(Message):
 
 @dataclass(slots=True)
 class Blocks(Message):
-    """For each key MISS, INLINE or MAPPED, size, checksum, tier bit, and the place of a mapped one.
+    """For each key MISS, INLINE, MAPPED or LATER, size, checksum, tier bit, and the place of a mapped one.
+
+    LATER: the value is here, and more than one answer, or the node at the time, has room for. At least one key is answered otherwise.
 
     Inline values follow as payload, in order. `lease` covers all mapped ones (0: none) until `lease_until_ns` on the host's
     CLOCK_MONOTONIC, or Release; `lease_ms` is the same as a length of time, for readers with another clock.

@@ -179,7 +179,7 @@ class Reactor:
             else:
                 self._cancelled -= 1
 
-    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
+    def guarded(self, callback: Callable[..., object], *args: Any) -> None:
         """Call `callback(*args)`; its exception is logged and goes no further."""
         try:
             callback(*args)

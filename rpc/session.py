@@ -67,7 +67,7 @@ class Session:
         self._destinations: deque[memoryview] | None = None
         self._left_bytes = 0
         self._waiting_for_room = False
-        self._refusal: KVStoreError | None = None
+        self._refusal: Exception | None = None
         self._limits = limits
         self._outbox = Outbox(sock, reactor.guarded, reactor.now_ns)
         self._send_timer: Timer | None = None
@@ -152,10 +152,8 @@ class Session:
             return
         try:
             self._handler.frame(self, header, body)
-        except KVStoreError as error:
-            self.fail(header.request_id, error)
         except Exception as error:
-            self.fail(header.request_id, _internal(header, error))
+            self.fail(header.request_id, error)
 
     # --- payloads ---
 
@@ -166,10 +164,8 @@ class Session:
         self._waiting_for_room = True
         try:
             views = self._handler.payload(self, header, memoryview(self._body))
-        except KVStoreError as error:
-            self.refuse_payload(error)
         except Exception as error:
-            self.refuse_payload(_internal(header, error))
+            self.refuse_payload(error)
         else:
             if views is not None:
                 self.accept_payload(views)
@@ -190,8 +186,8 @@ class Session:
         self._update_events()
         self._take_buffered()
 
-    def refuse_payload(self, error: KVStoreError) -> None:
-        """The pending request fails with `error`; its payload is read and thrown away, so that the connection stays usable."""
+    def refuse_payload(self, error: Exception) -> None:
+        """The pending request fails with `error`, see `fail`; its payload is read and thrown away, so that the connection stays usable."""
         if not self.is_open:
             return
         assert self._waiting_for_room, "no request waits for room"
@@ -262,10 +258,14 @@ class Session:
         elif on_sent is not None:
             on_sent()
 
-    def fail(self, request_id: int, error: KVStoreError) -> None:
-        """Answer a request with a typed error; a request without an id gets none."""
+    def fail(self, request_id: int, error: Exception) -> None:
+        """Answer a request with a typed error; a request without an id gets none. What is no KVStoreError is a fault of ours: it is logged,
+        and the peer told of an internal error."""
+        if not isinstance(error, KVStoreError):
+            log.error("a request failed", exc_info=error)
         if request_id:
-            self.reply(request_id, Failure(error.code, str(error)))
+            told = typed(error)
+            self.reply(request_id, Failure(told.code, str(told)))
 
     def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
         """Ask the peer. `on_reply` is called exactly once: the answer, the peer's error, Unavailable, or DeadlineExceeded."""
@@ -366,8 +366,3 @@ class Session:
             timer.cancel()
             self.reactor.guarded(on_reply, None, error)
         self._handler.closed(self)
-
-
-def _internal(header: Header, error: Exception) -> KVStoreError:
-    log.error("a request of type %d failed", header.type, exc_info=error)
-    return typed(error)

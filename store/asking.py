@@ -21,7 +21,12 @@ def ask(session: Session, message: Message, kind: type[M], answered: Callable[[M
         if isinstance(body, KVStoreError):
             answered(body)
         elif header is not None and header.type == kind.TYPE:
-            answered(kind.unpack(body))
+            try:
+                reply = kind.unpack(body)
+            except ProtocolError as error:
+                answered(error)
+                raise  # whoever sends such a thing is hung up on
+            answered(reply)
         else:
             answered(ProtocolError(f"the master answered a {type(message).__name__} with something else"))
 

@@ -43,7 +43,17 @@ class NodeSettings:
     low_watermark: float = setting(0.90, "Share of a tier's capacity down to which blocks are demoted.", minimum=0, maximum=1)
     put_ttl_s: float = setting(30.0, "An open put is forgotten after this long.", minimum=0.001)
     max_lease_s: float = setting(60.0, "Longest lease a reader gets on mapped blocks.", minimum=0.001)
-    peer_bytes: Size = setting(Size(64 << 20), "Unsent answers of one connection beyond which its requests wait.", minimum=1)
+    peer_bytes: Size = setting(
+        Size(64 << 20),
+        "Values on their way to one connection: in one answer, being read from NVMe or HBM for it, or unsent; what is beyond waits, or is "
+        "asked for again. A larger value goes alone.",
+        minimum=1,
+        maximum=2 << 30,
+    )
+    read_bytes: Size = setting(
+        Size(256 << 20), "Values on their way from NVMe and HBM to all connections; reads beyond that wait for their turn.", minimum=1
+    )
+    peer_requests: int = setting(64, "Requests of one connection that may wait for room or their turn; more are refused.", minimum=1)
     send_timeout_s: float = setting(
         30.0, "Time that a connection has to take an answer; then it is cut, and the blocks that the answer held are free.", minimum=0.01
     )

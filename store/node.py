@@ -38,12 +38,15 @@ from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Claims
-from kvstore.store.puts.puts import PutService
-from kvstore.store.puts.waiting import WaitingRoom
-from kvstore.store.reads import ReadService
+from kvstore.store.puts.in_place import InPlacePuts
+from kvstore.store.puts.sent import SentPuts
+from kvstore.store.puts.slots import Slots
+from kvstore.store.reads.reads import ReadService
+from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
@@ -115,7 +118,7 @@ class Node:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
             log.info("recovered %d blocks from NVMe", found)
         self.reactor = Reactor()
-        self._waiting = WaitingRoom()
+        self._waiting = WaitingRoom(max_of_owner=settings.peer_requests)
         self._leases = Leases(self._table.release)
         self._mover = TierMover(
             self.reactor,
@@ -130,13 +133,18 @@ class Node:
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
-        self._puts = PutService(self._table, dram, self._publisher, self._waiting, self._answers, self._claims, self._regions)
+        slots = Slots(self._table, self._waiting)
+        self._in_place = InPlacePuts(self._table, dram, self._publisher, slots, self._answers, self._regions)
+        self._sent = SentPuts(self._table, dram, self._publisher, slots, self._answers, self._claims)
         self._reads = ReadService(
             self._table,
             dram,
             self._mover,
             self._leases,
+            ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes),
+            WaitingRoom(max_of_owner=settings.peer_requests),
             max_lease_ns=int(settings.max_lease_s * 1e9),
+            answer_bytes=settings.peer_bytes,
             has_engine=self._engine is not None,
         )
         self._copies = ReplicaQueue(
@@ -170,7 +178,8 @@ class Node:
             self._mover,
             self._leases,
             self._waiting,
-            self._puts,
+            self._in_place,
+            self._sent,
             self._reads,
             self._regions,
             self._copies,
@@ -209,6 +218,7 @@ class Node:
         self.reactor.after_events += [self._mover.kick, self._publisher.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
+        self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
         self._link.start()
         return places
 
@@ -279,14 +289,19 @@ class Node:
 
     def _tick(self) -> None:
         now_ns = self.reactor.now_ns()
-        self._leases.expire(now_ns=now_ns)
-        self._table.expire(now_ns=now_ns)
-        self._answers.expire(now_ns=now_ns)
-        self._waiting.expire(now_ns=now_ns)
+        work: list[Callable[[], object]] = [
+            lambda: self._leases.expire(now_ns=now_ns),
+            lambda: self._table.expire(now_ns=now_ns),
+            lambda: self._answers.expire(now_ns=now_ns),
+            lambda: self._waiting.expire(now_ns=now_ns),
+            lambda: self._reads.expire(now_ns=now_ns),
+            self._waiting.retry,  # whatever made room: an answer that has been sent lets go of its blocks without a word
+            self._copies.step,
+        ]
         if self._regions is not None:
-            self._regions.sweep()
-        self._waiting.retry()  # whatever made room: an answer that has been sent lets go of its blocks without a word
-        self._copies.step()
+            work.append(self._regions.sweep)
+        for part in work:  # each is done whatever another raises
+            self.reactor.guarded(part)
 
     # --- the link ---
 
@@ -364,7 +379,7 @@ class Node:
         counters = {
             "misses": self._table.misses,
             "corrupt_reads": self._table.corrupt_reads,
-            "in_bytes": self._puts.in_bytes,
+            "in_bytes": self._in_place.in_bytes + self._sent.in_bytes,
             "out_bytes": self._reads.out_bytes,
             "open_puts": self._table.open_puts,
             "leases": len(self._leases),

@@ -17,11 +17,12 @@ from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.puts.puts import PutService
-from kvstore.store.puts.waiting import WaitingRoom
-from kvstore.store.reads import ReadService
+from kvstore.store.puts.in_place import InPlacePuts
+from kvstore.store.puts.sent import SentPuts
+from kvstore.store.reads.reads import ReadService
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 
 MAX_TENANT_BYTES = 128
@@ -38,7 +39,8 @@ class NodeService:
         mover: TierMover,
         leases: Leases,
         waiting: WaitingRoom,
-        puts: PutService,
+        in_place: InPlacePuts,
+        sent: SentPuts,
         reads: ReadService,
         regions: SharedRegions | None,
         copies: ReplicaQueue,
@@ -50,7 +52,7 @@ class NodeService:
         self._mover = mover
         self._leases = leases
         self._waiting = waiting
-        self._puts = puts
+        self._sent = sent
         self._reads = reads
         self._regions = regions
         self._copies = copies
@@ -66,9 +68,9 @@ class NodeService:
         self.link: Session | None = None
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
-            Open.TYPE: puts.open,
-            Commit.TYPE: puts.commit,
-            Abort.TYPE: puts.abort,
+            Open.TYPE: in_place.open,
+            Commit.TYPE: in_place.commit,
+            Abort.TYPE: in_place.abort,
             Read.TYPE: reads.read,
             Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
@@ -81,7 +83,7 @@ class NodeService:
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         if header.type == Put.TYPE:
-            self._puts.arrived(session, header)  # its message was read when its payload began
+            self._sent.arrived(session, header)  # its message was read when its payload began
             return
         handler = self._handlers.get(header.type)
         if handler is None:
@@ -91,14 +93,19 @@ class NodeService:
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
-        return self._puts.payload(session, header, Put.unpack(body))
+        return self._sent.payload(session, header, Put.unpack(body))
 
     def closed(self, session: Session) -> None:
         """Everything a connection held goes with it: leases, open puts, its place in the line."""
-        self._waiting.forget_owner(session)
-        self._leases.forget_owner(session)
-        self._table.forget_owner(session)
-        self._table.events.forget_asker(session)
+        tidying: list[Callable[[object], None]] = [
+            self._waiting.forget_owner,
+            self._reads.forget_owner,
+            self._leases.forget_owner,
+            self._table.forget_owner,
+            self._table.events.forget_asker,
+        ]
+        for forget in tidying:  # what one of them raises is no reason to keep the rest
+            session.reactor.guarded(forget, session)
         self._waiting.retry()
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:

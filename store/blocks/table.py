@@ -129,12 +129,8 @@ class BlockTable:
 
     # --- reads ---
 
-    def read(self, tenant: str, key: bytes, generation: int) -> Block | None:
-        """The block for a reader: an access. None for a miss, or when `generation` (0: any) is not the block's."""
-        block = self.find(tenant, key)
-        if block is None or (generation and generation != block.generation):
-            self.misses += 1
-            return None
+    def hit(self, block: Block) -> None:
+        """A reader gets the visible block: an access."""
         index = block.fastest()
         assert index is not None
         self._levels[index].counts.hits += 1
@@ -144,7 +140,6 @@ class BlockTable:
         for index, slot in enumerate(block.slots):
             if slot is not None:
                 self._levels[index].order.touch(block, slot.group)
-        return block
 
     def acquire(self, block: Block) -> None:
         """A reader starts: the block's slots stay as they are until `release`."""

@@ -7,8 +7,9 @@ reused until the loop is told that it is over, so the threads need no locks.
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
@@ -23,14 +24,22 @@ from kvstore.tiers.value_codec import ValueCodec
 log = logging.getLogger("kvstore.store")
 
 
-class SlowRead(NamedTuple):
-    """One block to be read from a tier that blocks, into `destination`. `loss` is what its copy there gives in place of what was put."""
+@dataclass(slots=True, eq=False)
+class SlowRead:
+    """One block to be read from a tier that blocks, into `destination`; None: memory for it is taken when it is read, and none while it
+    waits for a thread. `loss` is what its copy there gives in place of what was put."""
 
     block: Block
     tier: int
     slot: Slot
-    destination: memoryview
+    destination: memoryview | None = None
     loss: Loss | None = None
+
+    def room(self) -> memoryview:
+        """Its bytes are undefined. From numpy, which unlike bytearray does not fill it first while it holds the GIL."""
+        if self.destination is None:
+            self.destination = np.empty(self.block.size_bytes, np.uint8).data
+        return self.destination
 
 
 class TierMover:
@@ -136,17 +145,23 @@ class TierMover:
             answers: list[Exception | None] = [None] * len(reads)
             for tier in {read.tier for read in reads}:
                 indexes = [index for index, read in enumerate(reads) if read.tier == tier]
-                try:
-                    found = self._tiers[tier].read_batch_into(
-                        [reads[index].slot for index in indexes], [reads[index].destination for index in indexes]
-                    )
-                except Exception as error:
-                    log.exception("reading from %s failed", self._tiers[tier].name)
-                    found = [error] * len(indexes)
-                for index, answer in zip(indexes, found, strict=True):
-                    answers[index] = answer or _check_decoded(reads[index])
+                for index, answer in zip(indexes, self._read(tier, [reads[index] for index in indexes]), strict=True):
+                    answers[index] = answer
             self._reactor.call_soon(lambda: done(answers))
 
+        self._readers.submit(work)
+
+    def _read(self, tier: int, reads: Sequence[SlowRead]) -> Sequence[Exception | None]:
+        """In a reader's thread."""
+        try:
+            found = self._tiers[tier].read_batch_into([read.slot for read in reads], [read.room() for read in reads])
+            return [answer or _check_decoded(read) for read, answer in zip(reads, found, strict=True)]
+        except Exception as error:
+            log.exception("reading from %s failed", self._tiers[tier].name)
+            return [error] * len(reads)
+
+    def do_aside(self, work: Callable[[], None]) -> None:
+        """Have a reader's thread do something short that would hold up the loop."""
         self._readers.submit(work)
 
     def flush(self, done: Callable[[KVStoreError | None], None] = lambda _error: None) -> None:
@@ -175,8 +190,8 @@ class TierMover:
 def _check_decoded(read: SlowRead) -> Exception | None:
     """What was decoded must be what this node, or the one before it on this folder, decoded when it wrote the value: its readers are told
     that checksum, and other releases of torch may round otherwise."""
-    if read.loss is None or len(read.destination) == read.slot.size_bytes:
+    if read.loss is None or len(read.room()) == read.slot.size_bytes:
         return None
-    if xxhash.xxh3_64_intdigest(read.destination) == read.loss.checksum:
+    if xxhash.xxh3_64_intdigest(read.room()) == read.loss.checksum:
         return None
     return ChecksumMismatch(f"{read.slot} does not decode to what it decoded to when it was written")

@@ -17,10 +17,69 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import PutFrame
 from kvstore.store.publisher import Publisher
-from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.answering import Answers, PendingAnswer
 
 Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 """Sends a claim to the master and calls back once."""
+
+
+class _UndecidedPut:
+    """A Put whose claim the master has not answered yet."""
+
+    __slots__ = ("_answer", "_frame", "_publisher", "_table", "_wanted")
+
+    def __init__(self, table: BlockTable, publisher: Publisher, frame: PutFrame, answer: PendingAnswer) -> None:
+        self._table = table
+        self._publisher = publisher
+        self._frame = frame
+        self._answer = answer
+        self._wanted = [(at, put) for at, put in enumerate(frame.puts) if put is not None]
+
+    def claim(self, epoch: int) -> Claim:
+        blocks = [put.block for _, put in self._wanted]
+        return Claim(
+            epoch,
+            blocks[0].tenant,
+            blocks[0].namespace,
+            [block.key for block in blocks],
+            [block.size_bytes for block in blocks],
+            [self._frame.checksums[at] for at, _ in self._wanted],
+            [block.parent for block in blocks],
+        )
+
+    def decided(self, reply: Grants | KVStoreError) -> None:
+        """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays."""
+        if isinstance(reply, Grants) and len(reply.statuses) != len(self._wanted):
+            reply = ProtocolError("the master answered a Claim for other keys")
+        try:
+            if isinstance(reply, KVStoreError):
+                raise reply
+            self._settle_all(reply)
+        except Exception as error:
+            for _, put in self._wanted:
+                self._table.abort(put)
+            self._answer.give(error)
+
+    def _settle_all(self, grants: Grants) -> None:
+        flags, checksums = self._answer.flags, self._frame.checksums
+        for (at, put), status, generation in zip(self._wanted, grants.statuses, grants.generations, strict=True):
+            flags[at] = self._settle(put, checksums[at], status, generation)
+        if self._table.events.is_recording:
+            stored = [put.block for at, put in self._wanted if flags[at] == STORED]
+            self._table.events.stored(self._wanted[0][1].block.tenant, stored)
+        # What was there already may not be durable yet: "already there" is said once it is.
+        self._publisher.when_published(self._frame.wait_seq, self._answer.give)
+
+    def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
+        """Carry out the decision on one put; its flag."""
+        if status == GRANTED and self._table.is_open(put):
+            self._table.commit_claimed(put, checksum, generation)
+            return STORED
+        self._table.abort(put)
+        if status == GRANTED:  # it expired, or its writer left, while the master decided
+            self._table.disown(put.block, generation)
+            return ASK_AGAIN
+        return ALREADY_THERE if status == PRESENT else ASK_AGAIN
 
 
 class Claims:
@@ -40,54 +99,15 @@ class Claims:
         self._ask = None
 
     def claim(self, session: Session, header: Header, frame: PutFrame) -> None:
-        """Answer the Put once the master has decided. Raises Unavailable when there is no master; nothing is kept then."""
-        wanted = [(at, put) for at, put in enumerate(frame.puts) if put is not None]
+        """Answer the Put, one of whose puts is open, once the master has decided. Raises Unavailable when there is no master; the puts are
+        still the caller's then."""
         if self._ask is None:
-            self._abort([put for _, put in wanted])
             raise Unavailable("this node has no master now; try again")
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
-        answer = self._answers.once(session, header, flags)
-
-        def decided(reply: Grants | KVStoreError) -> None:
-            if isinstance(reply, Grants) and len(reply.statuses) != len(wanted):
-                reply = ProtocolError("the master answered a Claim for other keys")
-            if isinstance(reply, KVStoreError):
-                self._abort([put for _, put in wanted])
-                answer(reply)
-                return
-            for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
-                flags[at] = self._settle(put, frame.checksums[at], status, generation)
-            if self._table.events.is_recording:
-                self._table.events.stored(first.tenant, [put.block for at, put in wanted if flags[at] == STORED])
-            # What was there already may not be durable yet: "already there" is said once it is.
-            self._publisher.when_published(frame.wait_seq, answer)
-
-        blocks = [put.block for _, put in wanted]
-        first = blocks[0]
-        self._ask(
-            Claim(
-                self._epoch,
-                first.tenant,
-                first.namespace,
-                [block.key for block in blocks],
-                [block.size_bytes for block in blocks],
-                [frame.checksums[at] for at, _ in wanted],
-                [block.parent for block in blocks],
-            ),
-            decided,
-        )
-
-    def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
-        """Carry out the master's decision on one put; its flag."""
-        if status == GRANTED and self._table.is_open(put):
-            self._table.commit_claimed(put, checksum, generation)
-            return STORED
-        self._table.abort(put)
-        if status == GRANTED:  # it expired, or its writer left, while the master decided
-            self._table.disown(put.block, generation)
-            return ASK_AGAIN
-        return ALREADY_THERE if status == PRESENT else ASK_AGAIN
-
-    def _abort(self, puts: list[OpenPut]) -> None:
-        for put in puts:
-            self._table.abort(put)
+        answer = self._answers.begin(session, header, flags)
+        undecided = _UndecidedPut(self._table, self._publisher, frame, answer)
+        try:
+            self._ask(undecided.claim(self._epoch), undecided.decided)
+        except BaseException:
+            self._answers.take(answer)
+            raise

@@ -9,7 +9,7 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MISS, Blocks, Read
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_here, parse_address
 from kvstore.rpc.channel import Channel
@@ -44,15 +44,19 @@ def fetch(source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Dead
     Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing has been fetched.
     """
     channel = _open(source, hello, deadline)
+    said = [(LATER, 0)] * len(wanted)
+    """By the source of each: its status, and the checksum of what it sent."""
     try:
-        read = Read([one.key for one in wanted], [one.generation for one in wanted], MAX_VALUE_BYTES, 0)
-        blocks = channel.call(read, Blocks, deadline)
-        _check(source, blocks, wanted)
-        channel.read_into([one.destination for one, status in zip(wanted, blocks.statuses, strict=True) if status == INLINE], deadline)
+        while left := [index for index, (status, _) in enumerate(said) if status == LATER]:
+            part = [wanted[index] for index in left]
+            blocks = channel.call(Read([one.key for one in part], [one.generation for one in part], MAX_VALUE_BYTES, 0), Blocks, deadline)
+            _check(source, blocks, part)
+            channel.read_into([one.destination for one, status in zip(part, blocks.statuses, strict=True) if status == INLINE], deadline)
+            for index, status, served in zip(left, blocks.statuses, blocks.checksums, strict=True):
+                said[index] = status, served
     finally:
         channel.close()
-    columns = zip(wanted, blocks.statuses, blocks.checksums, strict=True)
-    return [_verdict(source, one, status, served) for one, status, served in columns]
+    return [_verdict(source, one, status, served) for one, (status, served) in zip(wanted, said, strict=True)]
 
 
 def _open(source: Source, hello: Hello, deadline: Deadline) -> Channel:
@@ -75,7 +79,7 @@ def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline)
 
 def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted]) -> None:
     """Raises ProtocolError unless the values that follow are those asked for: their bytes go where a value of another size has no room."""
-    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= {INLINE, MISS}:
+    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= {INLINE, MISS, LATER}:
         raise ProtocolError(f"node {source.node_id} did not send the {len(wanted)} blocks that it was asked for")
     for one, status, size_bytes in zip(wanted, blocks.statuses, blocks.sizes, strict=True):
         if status == INLINE and size_bytes != len(one.destination):

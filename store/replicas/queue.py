@@ -20,8 +20,8 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.puts.waiting import WaitingRoom
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 
 BATCH_BLOCKS: Final = 1024
@@ -218,6 +218,16 @@ class ReplicaQueue:
         self._reactor.call_soon(lambda: self._fetched(batch, results))
 
     def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
+        try:
+            self._sort_out(batch, results)
+            self._report(batch)
+        except Exception as error:  # a fault of ours, which must not hold up the queue
+            log.exception("a batch of copies failed")
+            if self._batch is batch:
+                self._decided(batch, Unavailable(f"internal error: {type(error).__name__}: {error}"))
+
+    def _sort_out(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
+        """Forget what has not arrived."""
         opened = [index for index, put in enumerate(batch.puts) if put is not None]
         for index, result in zip(opened, results, strict=True):
             put = batch.puts[index]
@@ -230,7 +240,6 @@ class ReplicaQueue:
                 batch.errors.append(result)
             elif result != batch.items[index].checksum:
                 put.block.set_loss(DRAM, Loss(result))
-        self._report(batch)
 
     def _report(self, batch: _Batch) -> None:
         """Tell the master what has arrived, and what has not."""
@@ -246,7 +255,18 @@ class ReplicaQueue:
         self._ask(message, lambda reply: self._decided(batch, reply))
 
     def _decided(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
-        """Show what the master says may be seen, and forget the rest."""
+        """Show what the master says may be seen, and forget the rest; whatever is raised, the next batch can begin."""
+        try:
+            self._settle(batch, reply)
+        finally:
+            self._batch = None
+            for put in batch.puts:
+                if put is not None:
+                    self._table.abort(put)  # nothing to one that was shown
+        self._waiting.retry()
+        self.step()
+
+    def _settle(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
         if isinstance(reply, Flags) and len(reply.flags) != len(batch.items):
             reply = ProtocolError("the master answered a Copied for other keys")
         flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))
@@ -267,9 +287,6 @@ class ReplicaQueue:
         if refused:
             why = f"{_name(reply)}: {reply}" if isinstance(reply, KVStoreError) else "removed or replaced meanwhile"
             log.warning("%d of %d blocks copied from node %d are dropped: %s", refused, len(flags), batch.order.source.node_id, why)
-        self._batch = None
-        self._waiting.retry()
-        self.step()
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:
         return self._table.find(tenant, key) is None and self._table.writer(tenant, key) is None

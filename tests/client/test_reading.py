@@ -16,7 +16,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.master_messages import Lookup, Nodes
-from kvstore.protocol.node_messages import INLINE, Blocks, Read, Slabs
+from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Slabs
 from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
 
 BIG = b"B" * 100_000
@@ -348,3 +348,25 @@ def test_batches_larger_than_a_frame_are_cut(nodes: Pair) -> None:
         oracle.store(key, BIG, 2)
     assert get(oracle, *keys) == [BIG] * 5
     assert [len(message.keys) for message in oracle.sent(Read)] == [2, 2, 1]
+
+
+def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    keys = [b"a", b"b", b"c"]
+    for key in keys:
+        oracle.store(key, key * 1000, 2)
+
+    def only_the_first(channel: OracleChannel, message: Read) -> Blocks:
+        whole = oracle.answer(channel, Read(message.keys[:1], [message.generations[0]], message.inline_bytes, message.lease_ms))
+        assert isinstance(whole, Blocks)
+        rest = len(message.keys) - 1
+        return Blocks(
+            0, 0, 0, whole.statuses + bytes([LATER]) * rest, [*whole.sizes, *[0] * rest], [*whole.checksums, *[0] * rest],
+            whole.tiers + bytes(rest), [*whole.slabs, *[0] * rest], [*whole.offsets, *[0] * rest],
+        )  # fmt: skip
+
+    oracle.script[Read] += [only_the_first, only_the_first]
+    assert get(oracle, *keys) == [key * 1000 for key in keys]
+    assert [len(read.keys) for read in oracle.sent(Read)] == [3, 2, 1]
+    assert len(oracle.sent(Lookup)) == 1
+    assert oracle.core.counters.snapshot().stale_hints == 0

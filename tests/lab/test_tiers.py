@@ -140,7 +140,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
         blocks = []
         slow = []
         for key in keys:
-            block = table.read("red", key, 0)
+            block = store.read("red", key, 0)
             blocks.append(block)
             if block is not None:
                 table.acquire(block)

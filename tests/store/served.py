@@ -30,12 +30,15 @@ from kvstore.store.moves.mover import TierMover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Claims
-from kvstore.store.puts.puts import PutService
-from kvstore.store.puts.waiting import WaitingRoom
-from kvstore.store.reads import ReadService
+from kvstore.store.puts.in_place import InPlacePuts
+from kvstore.store.puts.sent import SentPuts
+from kvstore.store.puts.slots import Slots
+from kvstore.store.reads.reads import ReadService
+from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
@@ -43,6 +46,7 @@ from tests.store.tables import Store
 
 T = TypeVar("T")
 TIMEOUT_S = 10.0
+MAX_WAITING = 3
 MAX_LEASE_NS = 60 * 10**9
 
 
@@ -61,6 +65,7 @@ class Served:
         tokens: Mapping[str, bytes] | None = None,
         engine: TransferEngine | None = None,
         limits: SendLimits = DEFAULT_LIMITS,
+        read_bytes: int = 256 << 20,
         **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
@@ -68,7 +73,7 @@ class Served:
         self.reactor = Reactor()
         self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
         self.store.table._emit = self.publisher.emit
-        self.waiting = WaitingRoom()
+        self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
         self.leases = Leases(self.store.table.release)
         self.mover = TierMover(
             self.reactor,
@@ -83,9 +88,21 @@ class Served:
         self.answers = Answers()
         self.claims = Claims(self.store.table, self.answers, self.publisher)
         self.regions = SharedRegions(self.store.dram, engine) if engine is not None else None
-        self.puts = PutService(self.store.table, self.store.dram, self.publisher, self.waiting, self.answers, self.claims, self.regions)
+        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
+        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.regions)
+        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims)
+        self.turns = ReadTurns(node_bytes=read_bytes, peer_bytes=limits.queued_bytes)
+        self.waiting_reads = WaitingRoom(max_of_owner=MAX_WAITING)
         self.reads = ReadService(
-            self.store.table, self.store.dram, self.mover, self.leases, max_lease_ns=MAX_LEASE_NS, has_engine=engine is not None
+            table,
+            dram,
+            self.mover,
+            self.leases,
+            self.turns,
+            self.waiting_reads,
+            max_lease_ns=MAX_LEASE_NS,
+            answer_bytes=limits.queued_bytes,
+            has_engine=engine is not None,
         )
         self.copies = ReplicaQueue(
             self.reactor, self.store.table, self.store.dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S
@@ -96,7 +113,8 @@ class Served:
             self.mover,
             self.leases,
             self.waiting,
-            self.puts,
+            self.in_place,
+            self.sent,
             self.reads,
             self.regions,
             self.copies,
@@ -167,6 +185,7 @@ class Served:
         self.publisher.close()
         self.copies.close()
         self.mover.close()
+        self.turns.check_integrity()
         self.store.table.check_integrity()
         self.store.close()
         self.reactor.close()

@@ -184,6 +184,14 @@ class Store:
         assert self.tiers[tier].read_batch_into([slot], [memoryview(data)]) == [None]
         return bytes(data)
 
+    def read(self, tenant: str, key: bytes, generation: int) -> Block | None:
+        """What a reader gets, 0 being any generation: an access."""
+        block = self.table.find(tenant, key)
+        if block is None or generation not in (0, block.generation):
+            return None
+        self.table.hit(block)
+        return block
+
     def names(self, blocks: Iterable[Block] | None = None) -> str:
         """The visible keys as one text, sorted."""
         return "".join(sorted(block.key.decode() for block in (self.table.blocks() if blocks is None else blocks)))

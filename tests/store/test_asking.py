@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import Hold
 from kvstore.protocol.errors import KVStoreError, ProtocolError, TierFailed, Unavailable
+from kvstore.protocol.frames import pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Failure, Flags
 from kvstore.store.asking import ask
@@ -44,3 +45,16 @@ def test_a_question_is_answered_once(node: Served, answer: Message | None, expec
     master.close()
     until(node, lambda: not session.is_open)
     assert [(type(one), str(one)) for one in answers] == [(type(expected), str(expected))]
+
+
+def test_an_answer_that_cannot_be_read_is_one_and_ends_the_link(node: Served) -> None:
+    master = node.link()
+    answers: list[Flags | KVStoreError] = []
+    session = node.service.link
+    assert session is not None
+    node.call(lambda: ask(session, Hold(1, "red", [b"k"]), Flags, answers.append))
+    request_id = read_frame(master)[0].request_id
+    master.sendall(pack_header(Flags.TYPE, request_id, 1) + b"\xff")
+    until(node, lambda: not session.is_open)
+    assert [type(one) for one in answers] == [ProtocolError]
+    master.close()

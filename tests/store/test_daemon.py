@@ -2,15 +2,19 @@
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore.protocol.message import TIER_BITS
+from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from tests.rpc.wires import frame
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
 from tests.store.served import Client
 
@@ -92,6 +96,45 @@ def test_after_a_crash_what_was_on_nvme_is_there_and_what_was_not_is_a_miss(tmp_
         client.close()
         assert until_nodes_are(master, "alive").blocks == recovered
         assert node.stop() == 0
+
+
+def memory_bytes(node: Daemon, field: str) -> int:
+    """A line of the process's status: VmHWM, RssAnon."""
+    lines = Path(f"/proc/{node.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and_gives_it_back(tmp_path: Path, master: Daemon) -> None:
+    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
+    flags += ["--peer-bytes", "32MiB", "--read-bytes", "64MiB"]
+    with running("node", *flags, log=tmp_path / "node.log") as node:
+        node.line()
+        client = connect(node)
+        names = [f"{number:02}" for number in range(16)]
+        for name in names:
+            client.put({name: name.encode() * (512 << 10)})
+        low = [name for name in names if client.read(name, inline_bytes=1 << 30)[0].tiers == bytes([TIER_BITS["nvme"]])]
+        before = memory_bytes(node, "VmHWM")
+        askers = [connect(node, tcp=True).channel.detach() for _ in range(4)]
+        for asker in askers:
+            asker.settimeout(10)
+            asker.sendall(b"".join(frame(Read([low[0].encode()] * 1000, [0] * 1000, 1 << 30, 1000)) for _ in range(2)))
+        assert askers[0].recv(1)
+        assert client.put({"small": b"x"}) == [1], "all of it has been heard by now"
+        assert memory_bytes(node, "VmHWM") - before < 192 << 20
+        for asker in askers:
+            asker.close()
+        until_memory_is(node, before + (32 << 20))
+        client.close()
+
+
+def until_memory_is(node: Daemon, limit_bytes: int) -> None:
+    """The node's own memory, without what it maps, comes below the limit within 2,000 looks."""
+    for _ in range(2000):
+        if memory_bytes(node, "RssAnon") < limit_bytes:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"it stays at {memory_bytes(node, 'RssAnon') >> 20} MiB, above {limit_bytes >> 20}")
 
 
 def test_nobody_reading_its_standard_output_does_not_hurt(tmp_path: Path, master: Daemon) -> None:

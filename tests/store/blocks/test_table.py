@@ -42,7 +42,7 @@ def test_a_claimed_block_is_visible_without_an_event_under_the_masters_generatio
     assert put is not None
     store.write(put)
     store.table.commit_claimed(put, 7, 42)
-    assert store.table.read("red", b"a", 42) is put.block
+    assert store.read("red", b"a", 42) is put.block
     assert put.block.checksum == 7
     assert store.events == []
 
@@ -172,14 +172,13 @@ def test_a_value_larger_than_dram_is_refused(make_store: MakeStore) -> None:
 # --- reads ---
 
 
-def test_a_read_is_an_access_and_a_wrong_generation_a_miss(make_store: MakeStore) -> None:
+def test_a_hit_is_an_access_and_a_search_is_none(make_store: MakeStore) -> None:
     store = make_store(200)
-    first, _second = store.put("a"), store.put("b")
-    assert store.table.read("red", b"a", 0) is first
-    assert store.table.read("red", b"a", first.generation) is first
-    assert store.table.read("red", b"a", first.generation + 1) is None
-    assert store.table.read("red", b"x", 0) is store.table.read("blue", b"a", 0) is None
-    assert store.table.misses == 3
+    first, second = store.put("a"), store.put("b")
+    assert store.table.find("red", b"x") is store.table.find("blue", b"a") is None
+    store.table.hit(first)
+    store.table.hit(first)
+    assert store.table.find("red", b"b") is second
     store.put("c")
     assert store.names() == "ac", "b was read longest ago"
     assert [(index, counts.hits, counts.evictions, blocks) for index, _, counts, blocks in store.table.levels()] == [(DRAM, 2, 1, 2)]
@@ -232,7 +231,7 @@ def test_another_size_gets_the_slab_that_holds_the_coldest_blocks(make_store: Ma
     store = make_store(4 * 4096, slab_bytes=4096)
     for name in "abcd":
         store.put(name, 4096)
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     store.put("small", 1024)
     assert store.names() == "acdsmall"
 

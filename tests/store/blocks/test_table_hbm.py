@@ -12,7 +12,7 @@ def warmed(store: Store, name: str) -> Block:
     """A block that was put and copied up."""
     block = store.put(name)
     for _ in range(2):
-        store.table.read("red", name.encode(), 0)
+        store.read("red", name.encode(), 0)
     store.table.warm(block)
     store.settle()
     return block
@@ -21,10 +21,10 @@ def warmed(store: Store, name: str) -> Block:
 def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=100)
     block = store.put("a")
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     store.table.warm(block)
     assert store.table.take_moves() == []
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     store.table.warm(block)
     store.table.warm(block)
     store.settle()
@@ -50,7 +50,7 @@ def test_hbm_full_of_blocks_that_are_nowhere_else_takes_no_more(make_store: Make
     other = store.table.find("red", b"c")
     assert other is not None
     for _ in range(2):
-        store.table.read("red", b"c", 0)
+        store.read("red", b"c", 0)
     store.table.warm(other)
     assert store.table.take_moves() == []
 
@@ -60,8 +60,8 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
     block = warmed(store, "a")
     store.put("b")
     store.put("c")
-    store.table.read("red", b"a", 0)
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     assert store.table.wants_promotion(block)
     store.table.acquire(block)
     slot = store.table.begin_promotion(block)

@@ -169,7 +169,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, tenant=TENANTS)
     def read(self, key: str, tenant: str) -> None:
-        block = self.table.read(tenant, key.encode(), 0)
+        block = self.store.read(tenant, key.encode(), 0)
         assert block is self.visible.get((tenant, key))
         if block is not None:
             self.table.acquire(block)

@@ -69,7 +69,7 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
         blocks = list(store.table.blocks())
     store.table.check_integrity()
     for block in blocks:
-        store.table.read(block.tenant, b"a", 0)
+        store.read(block.tenant, b"a", 0)
         assert store.bytes_of(block, NVME) == value_of(block)
     store.put("b", tenant="blue")
     store.table.drop(blocks[0])
@@ -84,7 +84,7 @@ def test_a_full_nvme_gives_up_the_coldest_whosever_it_is(make_store: MakeStore) 
         while store.try_put(name, tenant=tenant) is None:
             store.settle()
         if name == "b":
-            store.table.read("red", b"a", 0)
+            store.read("red", b"a", 0)
     assert store.names() == "acd"
 
 
@@ -115,7 +115,7 @@ def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeSt
     assert store.table.take_moves() == [], "too large for NVMe, and the others are pinned"
     for block in store.table.blocks():
         block.pinned = False
-    store.table.read("red", b"5", 0)
+    store.read("red", b"5", 0)
     store.table.relieve()
     store.settle()
     assert store.names() == "012345"
@@ -181,7 +181,7 @@ def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_s
     store.table.acquire(block)
     store.finish(move)
     store.table.release(block)
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     kinds(store)
     assert store.open("d") is None
     assert kinds(store) == [(EVENT_MOVED, "a", 2)]
@@ -195,7 +195,7 @@ def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store
     store.table.suspend(HBM, is_suspended=True)
     first = store.put("a")
     for _ in range(3):
-        store.table.read("red", b"a", 0)
+        store.read("red", b"a", 0)
     store.table.warm(first)
     store.put("b")
     assert store.names() == "b"
@@ -263,11 +263,11 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     for name in "abc":
         while store.try_put(name) is None:
             store.settle()
-    block = store.table.read("red", b"a", 0)
+    block = store.read("red", b"a", 0)
     assert block is not None
     assert block.tier_mask() == 4
     assert not store.table.wants_promotion(block)
-    store.table.read("red", b"a", 0)
+    store.read("red", b"a", 0)
     assert store.table.wants_promotion(block)
     assert store.table.begin_promotion(block) is None, "DRAM is full of blocks that are nowhere else"
     other = store.table.find("red", b"b")

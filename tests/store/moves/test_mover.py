@@ -62,7 +62,7 @@ class Node:
         answers: list[list[Exception | None]] = []
         self.mover.read(reads, answers.append)
         pump(self.reactor, lambda: bool(answers))
-        return answers[0], [bytes(read.destination) for read in reads]
+        return answers[0], [bytes(read.room()) for read in reads]
 
     def close(self) -> None:
         self.mover.close()
@@ -169,8 +169,8 @@ def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
     node = Node(tmp_path, hbm_bytes=300)
     blocks = node.fill(2)
     for block in blocks:
-        node.store.table.read("red", block.key, 0)
-        node.store.table.read("red", block.key, 0)
+        node.store.read("red", block.key, 0)
+        node.store.read("red", block.key, 0)
         node.store.table.warm(block)
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
@@ -192,7 +192,7 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     blocks = node.fill(2)
     for block in blocks:
         for _ in range(2):
-            node.store.table.read("red", block.key, 0)
+            node.store.read("red", block.key, 0)
         node.store.table.warm(block)
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
@@ -223,7 +223,7 @@ def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
     node = Node(tmp_path, hbm_bytes=100)
     blocks = node.fill(2)
     for _ in range(2):
-        node.store.table.read("red", blocks[1].key, 0)
+        node.store.read("red", blocks[1].key, 0)
     node.store.table.warm(blocks[1])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[1].moving)

@@ -153,6 +153,30 @@ def test_a_put_that_expired_and_is_not_granted_gives_its_slot_back(node: Served,
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
 
 
+def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    thread, results = put(client, a=b"a", b=b"b")
+    monkeypatch.setattr(node.store.table, "commit_claimed", fail)
+    master.decide(grants(GRANTED, GRANTED))
+    thread.join(TIMEOUT_S)
+    assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.answers))) == ("", 0, 0)
+
+
+def test_a_question_that_cannot_be_asked_leaves_nothing_open(node: Served, client: Client) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    node.call(lambda: node.claims.link_up(fail, 7))
+    with pytest.raises(KVStoreError, match="internal error"):
+        client.put({"a": b"a"}, generation=0)
+    assert node.call(lambda: (node.store.table.open_puts, len(node.answers))) == (0, 0)
+
+
 def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
     client = node.connect()
     thread, _results = put(client, a=b"a")

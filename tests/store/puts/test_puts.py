@@ -47,7 +47,7 @@ def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Serv
         client.write(opened, index, value)
     assert client.commit(opened, values) == [STORED] * 3
     assert client.read("a", "b", "c")[1] == values
-    assert node.call(lambda: node.puts.in_bytes) == 3101
+    assert node.call(lambda: node.in_place.in_bytes) == 3101
 
 
 def test_a_present_key_and_one_being_written_are_not_granted(node: Served, client: Client) -> None:

@@ -8,12 +8,15 @@ import pytest
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     Full,
+    KVStoreError,
     TierFailed,
     Unavailable,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Put
 from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.open_puts import OpenPut
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
@@ -195,6 +198,56 @@ def test_who_waits_hears_of_a_failure_that_comes_meanwhile(node: Served, client:
         assert isinstance(results[0], TierFailed)
         held = other.open({"a": 16 * KIB})
     other.close()
+
+
+# --- faults of ours ---
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize("through_socket", [False, True])
+def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, through_socket: bool, is_waiting: bool
+) -> None:
+    """Whether its own frame or another's meets the fault."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    other = node.connect()
+    held = other.open({"held": 16 * KIB}) if is_waiting else None
+    thread, results = in_background(lambda: client.put({"a": bytes(KIB)}) if through_socket else client.open({"a": KIB}))
+    if held is not None:
+        until(node, lambda: len(node.waiting) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store.dram, "view" if through_socket else "locate", fail)
+            other.ask(Abort(list(held.put_ids)), Ok)
+            thread.join(TIMEOUT_S)
+    else:
+        thread.join(TIMEOUT_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store.dram, "view" if through_socket else "locate", fail)
+            thread, results = in_background(lambda: client.put({"b": bytes(KIB)}) if through_socket else client.open({"b": KIB}))
+            thread.join(TIMEOUT_S)
+    assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
+    assert node.call(lambda: node.store.table.writer("red", b"b" if held is None else b"a")) is None
+    assert client.put({"c": b"c"}) == [STORED]
+    other.close()
+
+
+def test_a_fault_while_values_are_shown_is_the_answer_and_leaves_nothing_open(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = node.store.table.commit
+
+    def second_fails(put: OpenPut, checksum: int) -> Block:
+        if put.block.key == b"b":
+            raise RuntimeError("a bug")
+        return commit(put, checksum)
+
+    monkeypatch.setattr(node.store.table, "commit", second_fails)
+    with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
+        client.put({"a": b"a", "b": b"b", "c": b"c"})
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("a", 0)
 
 
 # --- publication ---

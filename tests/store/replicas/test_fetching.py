@@ -24,6 +24,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Wel
 from kvstore.protocol.tokens import node_pass
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.outbox import SendLimits
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Served, digest, served
@@ -94,6 +95,16 @@ def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, t
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
         with pytest.raises(Unavailable, match="there is 'node', not node 5"):
             fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
+
+
+def test_what_is_more_than_one_answer_carries_comes_in_several(tmp_path: Path) -> None:
+    with served(tmp_path, limits=SendLimits(queued_bytes=1200)) as node:
+        client = node.connect()
+        client.put(VALUES)
+        client.close()
+        room = Room(*VALUES)
+        assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
+        assert room.values() == list(VALUES.values())
 
 
 @pytest.mark.parametrize("unix", ["/nowhere", ""], ids=["refused", "none"])

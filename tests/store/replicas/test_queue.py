@@ -448,6 +448,23 @@ def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, 
     other.close()
 
 
+@pytest.mark.parametrize("place", ["commit_claimed", "is_open"])
+def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.target.store.table, place, fail)
+        pair.send(pair.order(["k0", "k1"]))
+        pair.until(lambda: not len(pair.target.copies))
+    assert "a bug" in caplog.text
+    assert pair.target.call(lambda: pair.target.store.table.open_puts) == 0
+    assert pair.copy("k2") == [1]
+    assert set(pair.blocks()) == {"k2"}
+
+
 def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}

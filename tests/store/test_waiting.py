@@ -1,22 +1,52 @@
-"""Promises of waiting.py: first come first served within a tenant, each until its deadline, and nobody is asked after it has left."""
+"""Promises of waiting.py: first come first served within a line, each until its deadline, and nobody is asked after it has left."""
 
-from kvstore.store.puts.waiting import Waiting, WaitingRoom
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.errors import Unavailable
+from kvstore.store.waiting import Waiting, WaitingRoom
+
+
+class Asker(Waiting):
+    """Writes down what happens to it. Its attempts succeed once it is named in its room's `lucky`; `meanwhile` runs within them."""
+
+    def __init__(self, line: "Line", name: str, tenant: str, owner: object, deadline_ns: int, meanwhile: Callable[[], None]) -> None:
+        super().__init__(tenant, owner, deadline_ns)
+        self._room = line
+        self._name = name
+        self._meanwhile = meanwhile
+
+    def attempt(self) -> bool:
+        self._room.log.append(f"try {self._name}")
+        self._meanwhile()
+        return self._name in self._room.lucky
+
+    def fail(self, error: Exception) -> None:
+        self._room.log.append(f"fail {self._name}: {error}")
+
+    def give_up(self) -> None:
+        self._room.log.append(f"late {self._name}")
 
 
 class Line:
-    """A room whose waiting ones succeed once they are named in `lucky`."""
+    """A room, and what happened to those who wait in it."""
 
     def __init__(self) -> None:
-        self.room = WaitingRoom()
+        self.room = WaitingRoom(max_of_owner=3)
         self.lucky = ""
         self.log: list[str] = []
 
-    def add(self, name: str, *, tenant: str = "red", owner: object = None, deadline_ns: int = 100) -> None:
-        def attempt() -> bool:
-            self.log.append(f"try {name}")
-            return name in self.lucky
-
-        self.room.add(Waiting(tenant, owner, deadline_ns, attempt, lambda: self.log.append(f"late {name}")))
+    def add(
+        self,
+        name: str,
+        *,
+        tenant: str = "red",
+        owner: object = None,
+        deadline_ns: int = 100,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.room.add(Asker(self, name, tenant, owner or name, deadline_ns, meanwhile))
 
     def said(self) -> list[str]:
         log, self.log = self.log, []
@@ -55,16 +85,35 @@ def test_nobody_waits_behind_another_tenant_and_the_tenant_that_waits_longest_is
 
 def test_who_leaves_during_its_own_attempt_takes_nobody_along() -> None:
     line = Line()
-
-    def attempt() -> bool:
-        line.room.forget_owner("me")
-        return True
-
-    line.room.add(Waiting("red", "me", 100, attempt, lambda: None))
+    line.add("a", owner="me", meanwhile=lambda: line.room.forget_owner("me"))
     line.add("b")
+    line.lucky = "a"
     line.room.retry()
-    assert line.said() == ["try b"]
+    assert line.said() == ["try a", "try b"]
     assert len(line.room) == 1
+
+
+def test_an_attempt_that_raises_is_told_so_and_holds_up_nobody() -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    line = Line()
+    line.add("a", meanwhile=fail)
+    line.add("b")
+    line.lucky = "b"
+    line.room.retry()
+    assert line.said() == ["try a", "fail a: a bug", "try b"]
+    assert len(line.room) == 0
+
+
+def test_of_one_owner_only_so_many_wait() -> None:
+    line = Line()
+    for name in "abc":
+        line.add(name, owner="me")
+    with pytest.raises(Unavailable, match="3 requests of this connection wait already"):
+        line.add("d", owner="me")
+    line.add("e", owner="you")
+    assert len(line.room) == 4
 
 
 def test_whose_deadline_is_over_hears_so_and_the_next_is_tried() -> None:
@@ -95,16 +144,14 @@ def test_an_attempt_may_call_the_room_again() -> None:
     """An answer that cannot be sent ends its connection, which frees room: the others are served from within."""
     line = Line()
 
-    def attempt() -> bool:
-        line.log.append("try a")
+    def meanwhile() -> None:
         line.room.forget_owner("gone")
         line.room.retry()
-        return True
 
-    line.room.add(Waiting("red", None, 100, attempt, lambda: None))
+    line.add("a", meanwhile=meanwhile)
     line.add("b", owner="gone")
     line.add("c")
-    line.lucky = "bc"
+    line.lucky = "abc"
     line.room.retry()
     assert line.said() == ["try a", "try c"]
     assert len(line.room) == 0

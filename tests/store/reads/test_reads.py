@@ -1,21 +1,23 @@
 """Promises of reads.py, on real sockets, shared memory and disks: the bytes are the block's, whatever happens to it meanwhile."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument, TierFailed
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Read
+from kvstore.protocol.session_messages import Failure
+from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
-from kvstore.store import reads
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.moves.mover import SlowRead
-from tests.rpc.wires import frame
+from tests.rpc.wires import frame, read_frame
 from tests.store.engines import eventually
 from tests.store.failing_tier import FailingNvme
-from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served, until
+from tests.store.served import MAX_LEASE_NS, MAX_WAITING, TIMEOUT_S, Client, Served, in_background, served, until
 
 KIB = 1024
 Done = Callable[[list[Exception | None]], None]
@@ -233,19 +235,113 @@ def test_a_connection_that_ends_gives_its_leases_back(node: Served, client: Clie
     until(node, lambda: not find_here(node, "a").readers)
 
 
-def test_a_read_of_more_than_one_answer_carries_is_refused_and_holds_nothing(
+def test_what_is_more_than_one_answer_carries_is_to_be_asked_for_again_and_not_held(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=7000)) as node:
+        client = node.connect()
+        client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
+        node.demote("a", "c")
+        find(node, "a").hits = 5
+        assert list(client.ask_blocks("x", "a", "c", "b", "a", inline_bytes=5000).statuses) == [MISS, INLINE, INLINE, LATER, LATER]
+        client.channel.read_into([memoryview(bytearray(6000))], Deadline(TIMEOUT_S))
+        assert find(node, "b").hits == 0, "it was not read"
+        assert node.call(lambda: node.store.table.misses) == 1
+        assert client.read("b", "a", inline_bytes=5000)[1] == [b"b" * 3000, b"a" * 3000]
+        assert client.read("a", "b", "b", "b")[1] == [b"a" * 3000] + [b"b" * 3000] * 3, "mapped ones do not count"
+        client.close()
+        until(node, lambda: not find_here(node, "a").readers + find_here(node, "b").readers + find_here(node, "c").readers)
+
+
+def test_a_value_larger_than_the_limit_goes_alone(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=1000), read_bytes=1000) as node:
+        client = node.connect(tcp=True)
+        client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+        node.demote("a", "b")
+        assert client.read("a")[1] == [b"a" * 3000]
+        assert list(client.ask_blocks("b", "a").statuses) == [INLINE, LATER]
+        client.close()
+
+
+class Held:
+    """A node that has room for one value of 3,000 bytes on its way from NVMe, which a reader takes that does not read; and another
+    connection's read, which waits for its turn."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.client = node.connect()
+        self.client.put({"big": b"X" * (6 << 20), "a": b"a" * 3000})
+        node.demote("big", "a")
+        self.idle = node.connect(tcp=True).channel.detach()
+        self.idle.sendall(frame(Read([b"big"], [0], 1 << 30, 1000)))
+        until(node, lambda: node.turns.held_bytes > 6 << 20)
+
+    def ask(self) -> tuple[threading.Thread, list[object]]:
+        found = in_background(lambda: self.client.read("a")[1])
+        until(self.node, lambda: len(self.node.waiting_reads) == 1)
+        assert readers(self.node, "a") == [0], "it holds nothing"
+        assert find(self.node, "a").hits == 0
+        return found
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    with served(tmp_path, dram_bytes=16 << 20, nvme_bytes=32 << 20, read_bytes=1000) as node:
+        held = Held(node)
+        yield held
+        held.idle.close()
+        held.client.close()
+
+
+def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: Held) -> None:
+    thread, results = held.ask()
+    other = held.node.connect()
+    assert other.put({"b": b"b" * 3000}) == [1]
+    assert other.read("b", "a", inline_bytes=5000)[0].statuses == bytes((INLINE, LATER))
+    other.close()
+    held.idle.close()
+    thread.join(TIMEOUT_S)
+    assert results == [[b"a" * 3000]]
+    until(held.node, lambda: held.node.turns.held_bytes == 0)
+
+
+def test_a_read_whose_turn_does_not_come_is_told_so(held: Held) -> None:
+    thread, results = held.ask()
+    held.node.call(lambda: held.node.reads.expire(now_ns=held.node.reactor.now_ns() + 3600 * 10**9))
+    thread.join(TIMEOUT_S)
+    assert isinstance(results[0], DeadlineExceeded)
+    assert held.client.put({"c": b"c"}) == [1], "and its connection lives on"
+
+
+def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connection(held: Held) -> None:
+    sock = held.client.channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(b"".join(frame(Read([b"a"], [0], 0, 0), request_id) for request_id in range(1, MAX_WAITING + 2)))
+    header, answer, _ = read_frame(sock)
+    assert isinstance(answer, Failure)
+    assert (header.request_id, answer.code) == (MAX_WAITING + 1, Unavailable.code)
+    sock.close()
+    until(held.node, lambda: len(held.node.waiting_reads) == 0)
+
+
+def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of 4 GiB is brought down: a test has no such memory."""
-    monkeypatch.setattr(reads, "MAX_PAYLOAD_BYTES", 7000)
-    client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
-    node.demote("a", "c")
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+    node.demote("a")
     find(node, "a").hits = 5
-    with pytest.raises(InvalidArgument, match="ask for fewer"):
-        client.read("a", "c", "b", inline_bytes=5000)
-    assert readers(node, "a", "b", "c") == [0, 0, 0]
-    assert node.call(lambda: node.store.dram.used_bytes) == 3000
-    assert client.read("a", "b", "b", "b")[1] == [b"a" * 3000] + [b"b" * 3000] * 3, "mapped ones do not count"
+    for fault in ("misses", "corrupt"):
+        with monkeypatch.context() as patch:
+            if fault == "misses":
+                patch.setattr(node.mover, "read", fail)
+            else:
+                patch.setattr(node.leases, "grant", fail)
+            with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
+                client.read("b", "a")
+        assert readers(node, "a", "b") == [0, 0]
+        assert node.call(lambda: node.turns.held_bytes) == 0
+    assert client.read("b", "a")[1] == [b"b" * 3000, b"a" * 3000]
 
 
 def test_a_block_is_warmed_by_its_readers(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine."""
+
+import contextlib
+from collections import Counter
+
+import xxhash
+
+from kvstore.protocol.errors import InvalidArgument, TierFailed
+from kvstore.protocol.frames import Header
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.session import Session
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.open_puts import Grant, OpenPut
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.caller import MAX_SLABS, Caller, peer_of
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.slots import Opening, SlotRequest, Slots
+from kvstore.store.regions import SharedRegions
+from kvstore.tiers.dram import DramTier
+
+
+class InPlacePuts:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, regions: SharedRegions | None
+    ) -> None:
+        """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
+        self._table = table
+        self._dram = dram
+        self._publisher = publisher
+        self._slots = slots
+        self._answers = answers
+        self._regions = regions
+        self.in_bytes = 0
+
+    def open(self, session: Session, header: Header, message: Open) -> None:
+        """Answer with slots for as many keys as there is room for, or wait."""
+        request = _OpenRequest(self, self._slots, session, header, message)
+        if message.engine and self._regions is None:
+            raise InvalidArgument("this node has no transfer engine: use Put")
+        if not message.engine and not session.is_local:
+            raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
+        self._slots.check(message)
+        request.begin()
+
+    def places(self, caller: Caller, opening: Opening) -> Opened:
+        """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
+        statuses, puts = opening
+        ids, slabs, offsets = [0] * len(puts), [0] * len(puts), [0] * len(puts)
+        group_of_slab: dict[int, int] = {}
+        for index, put in enumerate(puts):
+            if put is not None:
+                put.is_named = True
+                ids[index] = put.put_id
+                slabs[index], offsets[index] = self._dram.locate(put.slot)
+                group_of_slab[slabs[index]] = put.slot.group
+        return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
+
+    def regions(self, opening: Opening) -> Opened:
+        """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
+
+        Raises whatever the engine has against it."""
+        assert self._regions is not None
+        statuses, puts = opening
+        nowhere = [0] * len(puts)
+        regions = [b""] * len(puts)
+        for index, put in enumerate(puts):
+            if put is not None:
+                put.is_named = True
+                put.grant, regions[index] = self._regions.show_slot(put.slot)
+        return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
+
+    def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
+        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more."""
+        fresh = group_of_slab.keys() - caller.exported
+        caller.exported |= fresh
+        ahead: list[int] = []
+        for group, count in Counter(group_of_slab[slab] for slab in fresh).items():
+            with contextlib.suppress(TierFailed):  # no memory for slabs that nobody needs yet
+                ahead += self._dram.reserve_slabs(group, count + 1)
+        return ahead[:MAX_SLABS]
+
+    def commit(self, session: Session, header: Header, message: Commit) -> None:
+        """Make written puts visible, and answer when the master has made them durable."""
+        caller = peer_of(session)
+        flags = bytearray()
+        stored: list[Block] = []
+        for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
+            put = self._table.put(put_id, session)
+            if put is None:
+                self._table.settle(put_id, session)
+                flags.append(ASK_AGAIN)
+            elif put.grant is not None and not self._is_whole(put, put.grant, checksum):
+                self._table.abort(put)
+                flags.append(ASK_AGAIN)
+            else:
+                stored.append(self._table.commit(put, checksum))
+                self.in_bytes += put.block.size_bytes
+                flags.append(STORED)
+        self._table.events.stored(caller.tenant, stored)
+        if stored:
+            self._publisher.when_published(stored[-1].event_seq, self._answers.begin(session, header, flags).give)
+        else:
+            session.reply(header.request_id, Flags(bytes(flags)))
+
+    def _is_whole(self, put: OpenPut, grant: Grant, checksum: int) -> bool:
+        """A value that came by the transfer engine: nobody writes it any more, and it is what the writer said."""
+        return grant.revoke() and xxhash.xxh3_64_intdigest(self._dram.view(put.slot)) == checksum
+
+    def abort(self, session: Session, header: Header, message: Abort) -> None:
+        """Forget these puts; what they held can be used again."""
+        peer_of(session)
+        for put_id in message.put_ids:
+            put = self._table.put(put_id, session)
+            if put is not None:
+                self._table.abort(put)
+            else:
+                self._table.settle(put_id, session)
+        session.reply(header.request_id, Ok())
+        self._slots.waiting.retry()
+
+
+class _OpenRequest(SlotRequest):
+    """An Open, until it is answered."""
+
+    __slots__ = ("_puts",)
+
+    def __init__(self, puts: InPlacePuts, slots: Slots, session: Session, header: Header, message: Open) -> None:
+        super().__init__(slots, session, header, message)
+        self._puts = puts
+
+    def opened(self, opening: Opening) -> None:
+        by_engine = isinstance(self.message, Open) and self.message.engine
+        self.session.reply(self.header.request_id, self._puts.regions(opening) if by_engine else self._puts.places(self.caller, opening))
+
+    def fail(self, error: Exception) -> None:
+        self.session.fail(self.header.request_id, error)

@@ -1,0 +1,122 @@
+"""Puts whose values come through the socket, each behind its message, straight into its slot: the message Put."""
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
+from kvstore.protocol.frames import Header
+from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Put
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.session import Session
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.caller import Caller, PutFrame, peer_of
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.slots import Opening, SlotRequest, Slots
+from kvstore.tiers.dram import DramTier
+
+DISCARD_BYTES = 1 << 20
+
+
+class SentPuts:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, claims: Claims) -> None:
+        self._table = table
+        self._dram = dram
+        self._publisher = publisher
+        self._slots = slots
+        self._answers = answers
+        self._claims = claims
+        self._discard = memoryview(bytearray(DISCARD_BYTES))
+        self.in_bytes = 0
+
+    def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
+        """Where the values go: straight into their slots; those not wanted into a buffer nobody reads. None: told later."""
+        request = _PutRequest(self, self._slots, session, header, message)
+        self._slots.check(message)
+        if sum(message.sizes) != header.payload_bytes:
+            raise ProtocolError(f"a payload of {header.payload_bytes} bytes for values of {sum(message.sizes)} bytes")
+        request.begin()
+        return request.views
+
+    def destinations(self, caller: Caller, message: Put, opening: Opening) -> list[memoryview]:
+        """Remember the put until its values are there, and say where they go."""
+        statuses, puts = opening
+        wait_seq = 0
+        if PRESENT in statuses:
+            present = (self._table.find(caller.tenant, key) for key in message.keys)
+            wait_seq = max(block.event_seq for block in present if block is not None)
+        values = [self._dram.view(put.slot) if put is not None else None for put in puts]
+        caller.frame = PutFrame(not any(message.generations), statuses, puts, values, message.checksums, wait_seq)
+        views: list[memoryview] = []
+        for value, size in zip(values, message.sizes, strict=True):
+            if value is not None:
+                views.append(value)
+            else:
+                views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
+        return views
+
+    def arrived(self, session: Session, header: Header) -> None:
+        """The payload is whole: verify, make visible, answer when published. Whatever is raised, none of its puts stays open."""
+        caller = peer_of(session)
+        frame, caller.frame = caller.frame, None
+        if frame is None:
+            raise ProtocolError("a Put without values")
+        try:
+            self._verify(frame)
+            if frame.is_claim and GRANTED in frame.statuses:
+                self._claims.claim(session, header, frame)
+            else:
+                self._commit(session, header, caller, frame)
+        except BaseException:
+            self._slots.abort(frame.puts)
+            raise
+
+    def _verify(self, frame: PutFrame) -> None:
+        """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
+        for put, value, checksum in zip(frame.puts, frame.values, frame.checksums, strict=True):
+            if put is not None and value is not None and xxhash.xxh3_64_intdigest(value) != checksum:
+                raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
+
+    def _commit(self, session: Session, header: Header, caller: Caller, frame: PutFrame) -> None:
+        flags = bytearray()
+        stored: list[Block] = []
+        for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
+            if put is not None and self._table.is_open(put):
+                stored.append(self._table.commit(put, checksum))
+                frame.wait_seq = put.block.event_seq
+                self.in_bytes += put.block.size_bytes
+                flags.append(STORED)
+                continue
+            if put is not None:
+                self._table.abort(put)
+            flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
+        self._table.events.stored(caller.tenant, stored)
+        if frame.wait_seq:
+            self._publisher.when_published(frame.wait_seq, self._answers.begin(session, header, flags).give)
+        else:
+            session.reply(header.request_id, Flags(bytes(flags)))
+
+
+class _PutRequest(SlotRequest):
+    """A Put whose values wait in the socket until there are slots for them."""
+
+    __slots__ = ("_puts", "views")
+
+    def __init__(self, puts: SentPuts, slots: Slots, session: Session, header: Header, message: Put) -> None:
+        super().__init__(slots, session, header, message)
+        self._puts = puts
+        self.views: list[memoryview] | None = None
+
+    def opened(self, opening: Opening) -> None:
+        assert isinstance(self.message, Put)
+        self.views = self._puts.destinations(self.caller, self.message, opening)
+        if self.is_waiting:
+            self.session.accept_payload(self.views)
+
+    def fail(self, error: Exception) -> None:
+        self.caller.frame = None
+        self.session.refuse_payload(error)

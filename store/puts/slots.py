@@ -1,0 +1,135 @@
+"""Slots for the keys of one request: what can be opened now, and who has to wait.
+
+A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
+more, so two large batches cannot block one another. One of which nothing is granted, and nothing there already, waits for room behind its
+own tenant's until its deadline, then fails as Full.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
+from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Open, Put
+from kvstore.rpc.session import Session
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.caller import Caller, writer_of
+from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
+
+MAX_NAMESPACE_BYTES = 255
+"""What a column of texts in a Publish holds."""
+
+
+class Opening(NamedTuple):
+    """What a request got: for each key GRANTED, PRESENT or BUSY, and the open put of a granted one."""
+
+    statuses: bytearray
+    puts: list[OpenPut | None]
+
+
+class Slots:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, table: BlockTable, waiting: WaitingRoom) -> None:
+        self._table = table
+        self.waiting = waiting
+
+    def check(self, message: Open | Put) -> None:
+        """Raises InvalidArgument for what could never be stored, here or by the master."""
+        sizes = message.sizes
+        if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
+            raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
+        if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
+            raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
+        self._table.check_room(max(sizes, default=0))
+
+    def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool) -> Opening | None:
+        """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
+
+        None: the request has to wait, and nothing is open. Without `may_open` no room is taken: others wait for it already. Raises
+        TierFailed when the system refuses memory; nothing is open then.
+        """
+        opening = Opening(bytearray(), [])
+        statuses, puts = opening
+        is_full = not may_open
+        now_ns = session.reactor.now_ns()
+        table = self._table
+        for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
+            put = None
+            if table.find(tenant, key) is not None:
+                statuses.append(PRESENT)
+            elif is_full or table.writer(tenant, key) is not None:
+                statuses.append(BUSY)
+            else:
+                block = Block(tenant, key, size, generation, message.namespace, parent)
+                try:
+                    put = table.open(block, session, now_ns=now_ns)
+                except KVStoreError:
+                    self.abort(puts)
+                    raise
+                is_full = put is None
+                statuses.append(BUSY if is_full else GRANTED)
+            puts.append(put)
+        return None if self._must_wait(tenant, message.keys, statuses) else opening
+
+    def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
+        """A key lacks room, and there is nothing to say of the others, but of those that another is writing. One that is there is a
+        success at once; those that lack room then wait when they are asked for alone."""
+        if GRANTED in statuses or PRESENT in statuses:
+            return False
+        writer = self._table.writer
+        return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
+
+    def abort(self, puts: Sequence[OpenPut | None]) -> None:
+        """Whatever of these is open is so no more."""
+        for put in puts:
+            if put is not None:
+                self._table.abort(put)
+
+
+class SlotRequest(Waiting):
+    """An Open or a Put that wants slots: it gets them at once or in its turn, and is told so by `opened`."""
+
+    __slots__ = ("caller", "header", "is_waiting", "message", "session", "slots")
+
+    def __init__(self, slots: Slots, session: Session, header: Header, message: Open | Put) -> None:
+        """Raises Unauthorized or Denied for a connection that may write nothing."""
+        self.caller: Caller = writer_of(session)
+        super().__init__(self.caller.tenant, session, 0)
+        self.slots = slots
+        self.session = session
+        self.header = header
+        self.message = message
+        self.is_waiting = False
+
+    def begin(self) -> None:
+        """Once. Raises what `opened` raises, or TierFailed, or Unavailable (too many wait): nothing is open then."""
+        if not self._try(may_open=not self.slots.waiting.has(self.line)):
+            self.is_waiting = True
+            self.deadline_ns = until_ns(self.session, self.header)
+            self.slots.waiting.add(self)
+
+    def attempt(self) -> bool:
+        return self._try(may_open=True)
+
+    def _try(self, *, may_open: bool) -> bool:
+        opening = self.slots.open(self.session, self.caller.tenant, self.message, may_open=may_open)
+        if opening is None:
+            return False
+        try:
+            self.opened(opening)
+        except BaseException:
+            self.slots.abort(opening.puts)
+            raise
+        return True
+
+    @abstractmethod
+    def opened(self, opening: Opening) -> None:
+        """These are open now. Whatever it raises ends them."""
+
+    def give_up(self) -> None:
+        self.fail(Full("no room was freed before the deadline; try again later, or give the node more capacity"))
