@@ -19,7 +19,7 @@ PARTS = {
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans",
     "transfer/memory": "region exports mapping liveness shield",
-    "transfer/streams": "endpoints sieve",
+    "transfer/streams": "endpoints sieve strangers",
     "master/directory": "directory rows membership placement records publishing removals reservations tenants holders",
     "handover": "arguments description ending handles latch parts receiving roll_call sending staging ways windows",
 }

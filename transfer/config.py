@@ -45,6 +45,10 @@ class TransferSettings:
     probe_share: float = setting(0.02, "Share of slices sent over a rail other than the best one, to measure it.", minimum=0, maximum=0.5)
     numa_penalty: float = setting(2.0, "A rail of another NUMA node counts as this much slower.", minimum=1)
     max_connections: int = setting(1024, "Peers' connections beyond this are refused.", minimum=1)
+    max_handshakes: int = setting(
+        64, "Connections that have not said yet who they are, beside max_connections; one more takes the oldest's place.", minimum=1
+    )
+    handshake_timeout_s: float = setting(5.0, "A connection that has not said by then who it is is closed.", minimum=0.001)
     serve_threads: int = setting(16, "Threads that serve peers; connections beyond wait their turn.", minimum=1, maximum=256)
     copy_threads: int = setting(0, "Threads that copy shared memory; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     link_poll_interval_s: float = setting(1.0, "How often the state of the links is looked at.", minimum=0.01)

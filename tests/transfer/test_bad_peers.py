@@ -330,8 +330,9 @@ def test_an_asker_that_stops_in_the_middle_of_its_header_does_not_keep_the_threa
 
 
 def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, metadata: bytes) -> None:
-    """Each drop is progress, and still the header has to come within the time of a stall."""
+    """Each drop is progress, and still a peer's header has to come within the time of a stall."""
     enough = threading.Event()
+    raw.join()
 
     def drip() -> None:
         data = header(kind=Notice.TYPE)
@@ -345,7 +346,7 @@ def test_a_header_that_comes_in_drops_does_not_keep_the_thread(raw: RawAsker, me
     dripping = threading.Thread(target=drip)
     dripping.start()
     with RawAsker(metadata) as good, within(STALL_S):
-        good.join()
+        good.join(number=2)
         assert good.works()
         assert raw.is_refused()
     enough.set()

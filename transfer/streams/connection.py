@@ -4,6 +4,7 @@
 """
 
 import math
+import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -62,6 +63,18 @@ class Connection(ABC):
         """A descriptor that can be read whenever the peer has sent something or hung up, for as long as nobody receives; -1 if the
         transport has none, and a connection then costs its owner a waiting thread."""
         return -1
+
+    def recv_arrived(self, part: memoryview) -> int:
+        """Fill the beginning of `part` with what has arrived, without waiting; how many bytes that was, 0 for none. Raises as
+        `recv_into`. For transports with a descriptor, which are streams.
+
+        The default takes one byte a call."""
+        poller = select.poll()
+        poller.register(self.fileno(), select.POLLIN)
+        if not poller.poll(0):
+            return 0
+        self.recv_into([part[:1]], Deadline(1.0))  # it is there
+        return 1
 
 
 class Listener(ABC):

@@ -1,7 +1,7 @@
 """The passive side of a ConnectionAgent: who may speak, which thread listens to whom. What is said is answering.py's.
 
 A connection in use has a thread, which answers with blocking calls; an idle one that has a descriptor waits in an epoll set and costs
-none. It chooses no paths and asks nothing of peers.
+none, and nor does one that has not said who it is (strangers.py). It chooses no paths and asks nothing of peers.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -19,32 +20,32 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.streams.answering import Answering
+from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
 from kvstore.transfer.streams.connection import Connection, Listener
+from kvstore.transfer.streams.strangers import Greeting, Strangers
 
 LINGER_MS: Final = 20
 """A thread waits this long for its peer's next request before it leaves the connection to epoll: a hand-over costs some 50 us."""
 ACCEPT_POLL_S: Final = 1.0
-REFUSED_ROOM: Final = 64
-"""Connections beyond max_connections that are kept until they can be told so; further ones are closed without a word."""
 HANG_UP_S: Final = 5.0
 """How long `close` waits for a transport that does not wake its threads, as it should."""
 log = logging.getLogger("kvstore.transfer")
 
 
-class _Peer:
+class _Inbound:
     """One connection from a peer, and whether a thread serves it now."""
 
-    __slots__ = ("connection", "gone", "is_dropped", "is_queued", "is_refused", "key", "parked_fd")
+    __slots__ = ("connection", "gone", "greeting", "is_dropped", "is_queued", "key", "parked_fd")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.key: tuple[str, int] = ("", 0)
+        """Its agent's name and number, once it has joined."""
+        self.greeting = Greeting()
         self.parked_fd = -1
         self.is_queued = False
         """Something came by it, and no thread has begun to read it."""
         self.is_dropped = False
-        self.is_refused = False
         self.gone = threading.Event()
         """Nothing that came by it is written any more."""
 
@@ -58,9 +59,10 @@ class Target:
         self._answering = Answering(name, exports, settings)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        self._peers: dict[tuple[str, int], _Peer] = {}
-        self._open: set[_Peer] = set()
-        self._parked: dict[int, _Peer] = {}
+        self._peers: dict[tuple[str, int], _Inbound] = {}
+        self._open: set[_Inbound] = set()
+        self._strangers: Strangers[_Inbound] = Strangers(most=settings.max_handshakes, timeout_s=settings.handshake_timeout_s)
+        self._parked: dict[int, _Inbound] = {}
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -140,15 +142,19 @@ class Target:
 
     def _welcome(self, connection: Connection) -> None:
         connection.stall_timeout_s = self._settings.stall_timeout_s
-        peer = _Peer(connection)
+        peer = _Inbound(connection)
+        displaced = None
         with self._lock:
-            excess = len(self._open) - self._settings.max_connections
-            is_welcome = not self._closing.is_set() and excess < REFUSED_ROOM
+            is_welcome = not self._closing.is_set()
             if is_welcome:
                 self._open.add(peer)
-                peer.is_refused = excess >= 0
-        if peer.is_refused or not is_welcome:
-            log.warning("refusing a peer: %d connections are open (max_connections)", len(self._open))
+                is_first = self._strangers.next_ns() is None
+                displaced = self._strangers.add(peer, time.monotonic_ns())
+                if is_first:  # the dispatcher looks after its time
+                    os.eventfd_write(self._wake_fd, 1)
+        if displaced is not None:
+            log.warning("%d connections have not said who they are (max_handshakes): the oldest is closed", self._settings.max_handshakes)
+            self._drop(displaced)
         if not is_welcome:
             connection.close()
         elif connection.fileno() >= 0:
@@ -156,7 +162,7 @@ class Target:
         else:
             threading.Thread(target=self._serve, args=(peer,), name="kvstore-serve", daemon=True).start()
 
-    def _park(self, peer: _Peer) -> None:
+    def _park(self, peer: _Inbound) -> None:
         """Leave an idle connection to epoll."""
         with self._lock:
             # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
@@ -168,26 +174,60 @@ class Target:
         self._forget(peer)
 
     def _dispatch(self) -> None:
-        """Give connections on which something arrived to a thread."""
+        """Give connections on which something arrived to a thread; hear strangers out, and see them off."""
         while not self._closing.is_set():
-            for fd, _ in self._epoll.poll():
+            with self._lock:
+                next_ns = self._strangers.next_ns()
+            for fd, _ in self._epoll.poll(None if next_ns is None else max(next_ns - time.monotonic_ns(), 0) / 1e9):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    continue
                 with self._lock:
                     peer = self._unpark(fd)
-                    if peer is not None:
-                        peer.is_queued = True
-                        self._demand += 1
-                        if self._demand > self._settings.serve_threads:
-                            os.eventfd_write(self._wanted_fd, 1)
-                        self._pool.submit(self._serve_queued, peer)
+                    has_joined = peer is not None and bool(peer.key[0])
+                    if peer is not None and has_joined:
+                        self._queue(peer)
+                if peer is not None and not has_joined:
+                    self._greet(peer)
+            with self._lock:
+                late = self._strangers.expire(time.monotonic_ns())
+            for peer in late:
+                self._drop(peer)
 
-    def _unpark(self, fd: int) -> _Peer | None:
+    def _queue(self, peer: _Inbound) -> None:
+        """Have a thread serve it. Called with the lock held."""
+        peer.is_queued = True
+        self._demand += 1
+        if self._demand > self._settings.serve_threads:
+            os.eventfd_write(self._wanted_fd, 1)
+        self._pool.submit(self._serve_queued, peer)
+
+    def _greet(self, peer: _Inbound) -> None:
+        """A stranger has said something. Waits for nothing: an answer to a first message always has room."""
+        greeting = peer.greeting
+        try:
+            join = greeting.hear(peer.connection)
+            if join is not None:
+                self._join(peer, greeting.request_id, join)
+        except (ProtocolError, Unavailable) as error:
+            greeting.is_refused = True
+            with self._lock:
+                self._strangers.shorten(peer, time.monotonic_ns() + int(LAST_WORD_S * 1e9))
+            with contextlib.suppress(KVStoreError):
+                self._answering.answer(peer.connection, greeting.request_id, Failure(error.code, str(error)))
+        except KVStoreError:
+            self._forget(peer)
+            return
+        self._park(peer)
+
+    def _unpark(self, fd: int) -> _Inbound | None:
         peer = self._parked.pop(fd, None)
         if peer is not None:
             peer.parked_fd = -1
             self._epoll.unregister(fd)
         return peer
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _Inbound) -> None:
         """Hang up. `gone` is set once no thread is at it any more."""
         with self._lock:
             peer.is_dropped = True
@@ -198,17 +238,18 @@ class Target:
         if was_idle:
             self._forget(peer)
 
-    def _forget(self, peer: _Peer) -> None:
+    def _forget(self, peer: _Inbound) -> None:
         peer.connection.close()
         with self._lock:
             self._open.discard(peer)
+            self._strangers.remove(peer)
             if self._peers.get(peer.key) is peer:
                 del self._peers[peer.key]
         peer.gone.set()
 
     # --- serving ---
 
-    def _serve_queued(self, peer: _Peer) -> None:
+    def _serve_queued(self, peer: _Inbound) -> None:
         with self._lock:
             was_queued, peer.is_queued = peer.is_queued, False
         if was_queued:
@@ -216,7 +257,7 @@ class Target:
         with self._lock:
             self._demand -= 1
 
-    def _serve(self, peer: _Peer) -> None:
+    def _serve(self, peer: _Inbound) -> None:
         """Answer requests until the peer pauses or leaves."""
         connection = peer.connection
         fd = connection.fileno()
@@ -246,17 +287,17 @@ class Target:
                 os.eventfd_read(self._wanted_fd)
                 return True
 
-    def _answer_one(self, peer: _Peer) -> None:
+    def _answer_one(self, peer: _Inbound) -> None:
         """One request. Raises whatever ends the connection."""
         connection = peer.connection
         header, body = self._answering.receive(connection)
         try:
             self._handle(peer, header, body)
-        except ProtocolError as error:  # where the next request begins is no longer certain
+        except (ProtocolError, Unavailable) as error:  # where the next request begins is no longer certain, or it may not join
             self._answering.say_last(connection, header.request_id, error)
             raise
 
-    def _handle(self, peer: _Peer, header: Header, body: memoryview) -> None:
+    def _handle(self, peer: _Inbound, header: Header, body: memoryview) -> None:
         if header.payload_bytes and header.type != Store.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload, and {header.payload_bytes} bytes were announced")
         if header.type == Fetch.TYPE and peer.key[0]:
@@ -264,7 +305,7 @@ class Target:
         elif header.type == Store.TYPE and peer.key[0]:
             self._answering.store(peer.connection, header, Store.unpack(body))
         elif header.type == Join.TYPE and not peer.key[0]:
-            self._join(peer, header, Join.unpack(body))
+            self._join(peer, header.request_id, Join.unpack(body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
@@ -272,22 +313,25 @@ class Target:
         else:
             raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
 
-    def _join(self, peer: _Peer, header: Header, message: Join) -> None:
+    def _join(self, peer: _Inbound, request_id: int, message: Join) -> None:
+        """Raises ProtocolError, or Unavailable: there is no room for one more."""
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
-        if peer.is_refused:
-            refusal = Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
-            self._answering.say_last(peer.connection, header.request_id, refusal)
-            raise refusal
         with self._lock:
             if key in self._peers:
                 raise ProtocolError(f"connection {message.connection} of {message.name} is there already")
+            if len(self._peers) >= self._settings.max_connections:
+                log.warning("refusing a peer: %d connections are open (max_connections)", len(self._peers))
+                raise Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
+            if peer.is_dropped:  # its time was over a moment ago
+                raise ProtocolError("it took too long to say who it is (handshake_timeout_s)")
             self._peers[key] = peer
             peer.key = key
-        self._answering.answer(peer.connection, header.request_id, Joined(self._name))
+            self._strangers.remove(peer)
+        self._answering.answer(peer.connection, request_id, Joined(self._name))
 
-    def _fence(self, peer: _Peer, header: Header, message: Fence) -> None:
+    def _fence(self, peer: _Inbound, header: Header, message: Fence) -> None:
         deadline = self._answering.deadline_of(header)
         for number in message.connections:
             with self._lock:

@@ -79,6 +79,20 @@ class TcpConnection(Connection):
         else:
             self._move(lambda views: self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0], parts, deadline, socket.SO_RCVTIMEO)
 
+    def recv_arrived(self, part: memoryview) -> int:
+        self._enter()
+        try:
+            got_bytes = self._sock.recv_into(part, 0, socket.MSG_DONTWAIT)
+            if not got_bytes:
+                raise ConnectionResetError(0, "the peer hung up")
+            return got_bytes
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._fail(Unreachable(f"the connection to {self._peer} broke: {error.strerror or error}")) from None
+        finally:
+            self._leave()
+
     def _move(self, step: Callable[[Any], int], parts: Sequence[Any], deadline: Deadline, option: int) -> None:
         """Call `step` until it has moved every byte of `parts`. Any error closes the connection."""
         self._enter()

@@ -225,7 +225,7 @@ class SmallBuffers(TcpConnection):
 def test_requests_of_many_pieces_at_once(owner: ConnectionAgent, theirs: Region, remote_region: RemoteRegion) -> None:
     """Asked ahead, they would be more than the sockets hold: neither side may wait for the other."""
     owner._listener._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # type: ignore[union-attr]
-    with an_agent(tcp_streams=1, connection_class=SmallBuffers) as agent:
+    with an_agent(tcp_streams=1, connection_class=SmallBuffers, stall_timeout_s=PATIENCE_S) as agent:
         remote, ours = agent.load_remote(owner.metadata()), make_region(SIZE)
         pieces = [[Piece(ours, at, remote_region, at, 1) for at in range(SIZE)] for _ in range(3)]
         big = [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)] * 1000

@@ -11,13 +11,15 @@ import pytest
 from kvstore.protocol.errors import Closed, Denied, Full, InvalidArgument, ProtocolError, Unavailable, Unreachable
 from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Notice, Store
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.streams import answering
 from kvstore.transfer.streams import target as target_module
+from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
@@ -338,17 +340,108 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
 # --- limits and the end ---
 
 
-def test_connections_beyond_the_limit_are_told_so_and_far_beyond_are_not(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "REFUSED_ROOM", 1)
-    with a_target(exports, max_connections=1) as (target, metadata), RawAsker(metadata) as first:
+def test_connections_beyond_the_limit_are_told_so(exports: Exports) -> None:
+    with a_target(exports, max_connections=1) as (_, metadata), RawAsker(metadata) as first:
         first.join()
         with RawAsker(metadata) as second:
-            eventually(lambda: target.connections == 2, "the second is there")
-            with pytest.raises((ConnectionError, AssertionError)), RawAsker(metadata) as third:
-                assert not third.is_refused()
             second.send(Join("raw", 2))
             assert isinstance(second.failure(), Unavailable)
+            assert second.is_refused()
         assert first.works()
+
+
+# --- strangers ---
+
+THREADS = 2
+HELLO = HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, 100, 0)
+
+
+def test_strangers_that_trickle_hold_no_thread(exports: Exports) -> None:
+    """Each has sent all of a message but its last byte, with a deadline of its own choice: a day."""
+    with a_target(exports, serve_threads=THREADS, stall_timeout_s=PATIENCE_S) as (target, metadata), ExitStack() as stack:
+        strangers = [stack.enter_context(RawAsker(metadata)) for _ in range(8 * THREADS)]
+        for number, stranger in enumerate(strangers):
+            stranger.socket.sendall(HELLO[: len(HELLO) - number % 2] + b"x" * (99 * (1 - number % 2)))
+        eventually(lambda: target.connections == len(strangers), "they are all there")
+        with RawAsker(metadata) as peer:
+            with within(0):
+                peer.join()
+                assert peer.works()
+            for stranger in strangers:
+                stranger.socket.sendall(b"x")
+            assert peer.works()
+
+
+def test_a_join_in_drops_is_heard(metadata: bytes) -> None:
+    body = Join("raw", 1).pack()
+    with RawAsker(metadata) as raw:
+        raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in HEADER.pack(MAGIC, VERSION, Join.TYPE, 1, 0, len(body), 0) + body:
+            raw.socket.sendall(bytes([byte]))
+        assert raw.answer()[0].type == Joined.TYPE
+        assert raw.works()
+
+
+def test_a_stranger_that_does_not_say_who_it_is_in_time_is_closed_and_peers_stay(exports: Exports) -> None:
+    with a_target(exports, handshake_timeout_s=0.05) as (target, metadata), RawAsker(metadata) as peer:
+        peer.join()
+        with RawAsker(metadata) as silent, RawAsker(metadata) as slow:
+            slow.socket.sendall(HELLO)
+            assert silent.is_refused()
+            assert slow.is_refused()
+        eventually(lambda: target.connections == 1, "the peer alone is left")
+        assert peer.works()
+
+
+def test_a_stranger_too_many_takes_the_place_of_the_oldest_and_of_no_peer(exports: Exports) -> None:
+    with a_target(exports, max_connections=2, max_handshakes=2, handshake_timeout_s=PATIENCE_S) as (target, metadata):
+        with RawAsker(metadata) as peer, ExitStack() as stack:
+            peer.join()
+            strangers = []
+            for count in range(2, 7):
+                strangers.append(stack.enter_context(RawAsker(metadata)))
+                eventually(lambda count=count: target.connections == min(count, 3), "it is there")  # type: ignore[misc]
+                if count > 3:
+                    assert strangers[count - 4].is_refused()
+            strangers[-1].join(number=2)
+            assert strangers[-1].works()
+            assert peer.works()
+
+
+def test_a_stranger_that_was_refused_may_read_why_though_it_goes_on_sending(metadata: bytes) -> None:
+    with RawAsker(metadata) as raw:
+        raw.socket.sendall(b"GET /metrics HTTP/1.1\r\n" + b"x" * 10_000)
+        assert isinstance(raw.failure(), ProtocolError)
+        assert raw.is_refused()
+
+
+def test_a_stranger_that_floods_after_it_was_refused_is_closed(metadata: bytes) -> None:
+    with RawAsker(metadata) as raw, pytest.raises(OSError, match=r"reset|Broken pipe"):
+        for _ in range(1000):
+            raw.socket.sendall(b"x" * MAX_DISCARDED_BYTES)
+
+
+def test_a_stranger_without_descriptor_is_closed_in_time(exports: Exports) -> None:
+    with a_target(exports, handshake_timeout_s=0.05) as (target, _):
+        listener = Wrapping(WithoutDescriptor)
+        target.attach(listener)
+        with RawAsker(listener.metadata()) as raw:
+            raw.socket.sendall(HELLO)
+            assert raw.is_refused()
+
+
+class ByteByByte(TcpConnection):
+    """A plug-in that has a descriptor, and no `recv_arrived` of its own."""
+
+    recv_arrived = Connection.recv_arrived
+
+
+def test_a_transport_that_cannot_take_what_has_arrived_is_read_byte_by_byte(target: Target) -> None:
+    listener = Wrapping(ByteByByte)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+        assert raw.works()
 
 
 def test_more_askers_than_threads_are_served_without_delay(exports: Exports, caplog: pytest.LogCaptureFixture) -> None:
@@ -412,7 +505,7 @@ def test_a_connection_that_is_dropped_at_that_moment_is_not_left_to_epoll(target
     with RawAsker(listener.metadata()) as raw:
         connection = listener.accept(PATIENCE_S)
         assert connection is not None
-        peer = target_module._Peer(connection)
+        peer = target_module._Inbound(connection)
         target._drop(peer)
         target._park(peer)
         assert peer.gone.is_set()
