@@ -140,6 +140,7 @@ class Directory:
                 self._reservations.saw(record.generation)
             else:
                 self._tenants.of(record.tenant).pins.add(record.key)
+        self._rows.cut_cycles()
         for node in self.members:
             node.description = records.join_description(described.get(node.info.name, ()))
         for node_id in self._rows.sets.node_ids():

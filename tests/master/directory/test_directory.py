@@ -424,6 +424,19 @@ def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_mas
     assert not [key for key in master.catalog if key.startswith(b"b")]
 
 
+def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_others_after_a_restart_too() -> None:
+    links = {b"1": b"2", b"2": b"3", b"3": b"1", b"own": b"own"}
+    master = Master()
+    master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
+    master = master.restart()
+    master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
+    assert master.directory.match_prefix(TENANT, list(links)) == 4
+    assert master.remove(*links) == [1, 1, 1, 1]
+    master.sweep()
+    master.directory.tick(master.now_ns)
+    assert master.directory._tenants.get(TENANT) is None, "no row is left"
+
+
 def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:
     master = Master()
     node = master.register("a", description=Description(b"topology", b"transfer"))
