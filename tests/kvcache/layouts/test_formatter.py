@@ -74,6 +74,7 @@ SIZES = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8)))
 ORDER_PAIRS = (("HND", "NHD"), ("NHD", "HND"), ("HND", "HND"), ("NHD", "NHD"))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("tp", "pp"), SIZES)
 def test_any_tp_and_pp_becomes_any_other(tp: int, pp: int) -> None:
     """Heads are held up to four times on either side, and every other layout has uneven stages."""
@@ -118,6 +119,7 @@ def test_the_latent_of_mla_goes_to_every_rank() -> None:
         move(layout_of(spec, tp=tp, order="vllm-mla"), layout_of(spec, tp=other, pp=2), 5)
 
 
+@pytest.mark.no_cover
 def test_tensor_parallel_sizes_need_not_divide_one_another() -> None:
     spec = spec_of(kv_heads=12)
     for tp, other in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=2):
@@ -171,6 +173,7 @@ def two_layouts(draw: st.DrawFn) -> tuple[CacheLayout, CacheLayout]:
     return layout(), layout()
 
 
+@pytest.mark.no_cover
 @given(both=two_layouts(), tokens=st.integers(1, 18), data=st.data())
 @settings(max_examples=60)
 def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, CacheLayout], tokens: int, data: st.DataObject) -> None:

@@ -332,6 +332,7 @@ def test_a_sequence_has_no_negative_length() -> None:
             size(-1)
 
 
+@pytest.mark.no_cover
 def test_the_cache_that_transformers_keeps_has_these_sizes() -> None:
     """After 20 tokens, in models that are built but not trained. Between two steps it keeps a token less of a window than the step saw."""
     transformers = pytest.importorskip("transformers")

@@ -731,5 +731,5 @@ class AgainstNodes(RuleBasedStateMachine):
                 assert key not in store.acknowledged or b"b\x03red" + key in self.master.catalog
 
 
-TestAgainstNodes = AgainstNodes.TestCase
+TestAgainstNodes = pytest.mark.no_cover(AgainstNodes.TestCase)
 TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)

@@ -55,6 +55,7 @@ def test_what_is_not_known_is_said_before_anything_runs(changed: dict[str, Any],
         Scenario(**changed).simulation()
 
 
+@pytest.mark.no_cover
 def test_what_knows_more_answers_sooner() -> None:
     """The order of the published comparison, on conversations with the statistics of its trace."""
     requests = list(islice(generate(seed=1), 2500))

@@ -97,6 +97,7 @@ class Rails:
 SHAPED = {A: 1 * GBIT_S, B: 2 * GBIT_S, C: 4 * GBIT_S}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("speed_bytes_s", [0.0, 10 * GBIT_S])
 @pytest.mark.parametrize("size_bytes", [64 << 10, MIB, 4 * MIB])
 def test_rails_of_different_speed_are_used_in_proportion_and_nearly_in_full(speed_bytes_s: float, size_bytes: int) -> None:
@@ -372,5 +373,5 @@ class AgainstList(RuleBasedStateMachine):
         assert {one for one, _, _ in self.slices} <= set(self.paths.states)
 
 
-TestAgainstList = AgainstList.TestCase
+TestAgainstList = pytest.mark.no_cover(AgainstList.TestCase)
 TestAgainstList.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
