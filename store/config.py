@@ -25,6 +25,13 @@ class NodeSettings:
         "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
     )
     dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
+    table_share: float = setting(
+        0.5,
+        "Memory of the block table, which comes on top of `dram`, as a share of it: about 1,000 bytes for each block, in whichever tier. "
+        "At least 64 MiB. Where it is used up the coldest blocks of the lowest tier leave the node.",
+        minimum=0,
+        maximum=16,
+    )
     nvme: str = setting("", "DIR:SIZE of the NVMe tier; none by default.")
     nvme_codec: str = setting(
         "none",
@@ -84,6 +91,14 @@ class NodeSettings:
         maximum=MAX_PEER_TIMEOUT_S,
     )
     shutdown_timeout_s: float = setting(5.0, "Time that copies under way get at the end.", minimum=0.001)
+
+
+MIN_TABLE_BYTES = 64 << 20
+"""`table_share` comes to no less: a store of a few MiB, for trying it out, keeps small blocks too."""
+
+
+def max_table_bytes(settings: NodeSettings) -> int:
+    return max(MIN_TABLE_BYTES, int(settings.dram * settings.table_share))
 
 
 def split_place(text: str, name: str) -> tuple[str, int]:

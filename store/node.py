@@ -29,7 +29,7 @@ from kvstore.store.blocks.block import DRAM, NVME, TIERS, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.config import NodeSettings
+from kvstore.store.config import NodeSettings, max_table_bytes
 from kvstore.store.engine import make_engine
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.moves.mover import TierMover
@@ -113,6 +113,7 @@ class Node:
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
             encoding_of=self._encoding if self._codec is not None else None,
+            max_table_bytes=max_table_bytes(settings),
         )
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
@@ -381,6 +382,8 @@ class Node:
             "corrupt_reads": self._table.corrupt_reads,
             "in_bytes": self._in_place.in_bytes + self._sent.in_bytes,
             "out_bytes": self._reads.out_bytes,
+            "table_bytes": self._table.table_bytes,
+            "max_table_bytes": max_table_bytes(self._settings),
             "open_puts": self._table.open_puts,
             "leases": len(self._leases),
             "waiting": len(self._waiting),

@@ -51,15 +51,22 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """`count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` were, and are free again."""
+    """`count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` were, and are free again.
+
+    `slots` has the slot of each position below `touched` that is allocated, `used` of them: a list costs 8 bytes a slot, a dict 100.
+    """
 
     number: int
     group: Group
     count: int
-    touched: int = 0
+    slots: list[Slot | None] = field(default_factory=list)
+    used: int = 0
     returned: list[int] = field(default_factory=list)
-    used: dict[int, Slot] = field(default_factory=dict)
     quarantined: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def touched(self) -> int:
+        return len(self.slots)
 
     @property
     def size_bytes(self) -> int:
@@ -105,11 +112,12 @@ class SlabAllocator:
             position = slab.returned.pop()
         else:
             position = slab.touched
-            slab.touched += 1
+            slab.slots.append(None)
         # One counter for all places raises the generation of each, without remembering one for every place there ever was.
         self._generation += 1
         slot = Slot(slab.number << POSITION_BITS | position, self._generation, size_bytes, group.number)
-        slab.used[position] = slot
+        slab.slots[position] = slot
+        slab.used += 1
         if not slab.returned and slab.touched == slab.count:
             del group.open[slab.number]
         group.used += 1
@@ -129,7 +137,7 @@ class SlabAllocator:
 
     def release(self, slot: Slot) -> None:
         """Raises StaleHandle unless the slot is in quarantine."""
-        slab = self._slabs.get(slot.index >> POSITION_BITS)
+        slab = self._slabs.get(slab_number_of(slot))
         if slab is None or slab.quarantined.get(position_of(slot)) != slot.generation:
             raise StaleHandle(f"slot {slot.index} is not in quarantine")
         del slab.quarantined[position_of(slot)]
@@ -138,9 +146,9 @@ class SlabAllocator:
 
     def find(self, slot: Slot) -> Slab:
         """The slab of an allocated slot. Raises StaleHandle when it was given back."""
-        slab = self._slabs.get(slot.index >> POSITION_BITS)
+        slab = self._slabs.get(slab_number_of(slot))
         if slab is not None:
-            known = slab.used.get(position_of(slot))
+            known = slab.slots[position_of(slot)]
             if known is not None and known.generation == slot.generation and known.size_bytes == slot.size_bytes:
                 return slab
         raise StaleHandle(f"slot {slot.index} has been given back since generation {slot.generation}")
@@ -155,7 +163,7 @@ class SlabAllocator:
 
     def slab_slots(self, slot: Slot) -> list[Slot]:
         """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
-        return list(self.find(slot).used.values())
+        return [mate for mate in self.find(slot).slots if mate is not None]
 
     def slab(self, number: int) -> Slab:
         """Raises StaleHandle for a slab that does not exist (any more)."""
@@ -182,23 +190,26 @@ class SlabAllocator:
         slabs = self._slabs.values()
         assert self._unassigned_bytes + sum(slab.size_bytes for slab in slabs) == self.capacity_bytes
         assert self._unassigned_bytes >= 0
-        assert self.used_bytes == sum(len(slab.used) * slab.group.slot_bytes for slab in slabs)
+        assert self.used_bytes == sum(slab.used * slab.group.slot_bytes for slab in slabs)
         assert self.quarantined_bytes == sum(len(slab.quarantined) * slab.group.slot_bytes for slab in slabs)
         assert set(self._vacant) == {slab.number for slab in slabs if slab.is_vacant}
         for slab in slabs:
-            states = sorted([*slab.used, *slab.quarantined, *slab.returned])
+            used = [position for position, slot in enumerate(slab.slots) if slot is not None]
+            assert slab.used == len(used)
+            states = sorted([*used, *slab.quarantined, *slab.returned])
             assert states == list(range(slab.touched)), f"slab {slab.number}: a position is lost or in two states"
             assert slab.touched <= slab.count
             has_room = bool(slab.returned) or slab.touched < slab.count
             assert (slab.number in slab.group.open) == (has_room and not slab.is_vacant), slab.number
             assert (slab.number in slab.group.vacant) == slab.is_vacant, slab.number
         for group in self._groups:
-            assert group.used == sum(len(slab.used) for slab in slabs if slab.group is group)
+            assert group.used == sum(slab.used for slab in slabs if slab.group is group)
             assert group.size_bytes == sum(slab.size_bytes for slab in slabs if slab.group is group)
             assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
     def _withdraw(self, slab: Slab, slot: Slot) -> None:
-        del slab.used[position_of(slot)]
+        slab.slots[position_of(slot)] = None
+        slab.used -= 1
         slab.group.used -= 1
         self.used_bytes -= slab.group.slot_bytes
 
@@ -272,6 +283,11 @@ def growth_sizes(first_bytes: int, slab_bytes: int) -> list[int]:
     while (size_bytes := max(first_bytes, GROWTH * sum(sizes))) < slab_bytes:
         sizes.append(size_bytes)
     return sizes
+
+
+def slab_number_of(slot: Slot) -> int:
+    """The number of the slab that the slot is in."""
+    return slot.index >> POSITION_BITS
 
 
 def position_of(slot: Slot) -> int:

@@ -71,8 +71,8 @@ def _encoded_line(status: pb.StatusReply) -> str:
 def nodes_table(status: pb.StatusReply) -> RenderableType:
     """One row a node, by name."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("node", "id", "state", "address", "transfer", "blocks", "tiers", "heartbeat"):
-        table.add_column(name, justify="right" if name in ("id", "blocks", "heartbeat") else "left")
+    for name in ("node", "id", "state", "address", "transfer", "blocks", "block table", "tiers", "heartbeat"):
+        table.add_column(name, justify="right" if name in ("id", "blocks", "block table", "heartbeat") else "left")
     for node in _by_name(status):
         tiers = ", ".join(f"{tier.name} {format_size(tier.capacity_bytes)}" for tier in node.tiers)
         table.add_row(
@@ -82,10 +82,17 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
             node.tcp or node.unix,
             ", ".join(node.transports) or "-",
             f"{node.blocks:,}",
+            _block_table(node),
             tiers,
             f"{node.heartbeat_age_s:.1f} s ago",
         )
     return table
+
+
+def _block_table(node: pb.NodeStatus) -> str:
+    """Memory beside the tiers for what the node knows of blocks, and how much it may be."""
+    limit_bytes = node.counters.get("max_table_bytes", 0)
+    return f"{format_size(node.counters['table_bytes'])} of {format_size(limit_bytes)}" if limit_bytes else "-"
 
 
 def tiers_table(status: pb.StatusReply) -> RenderableType:

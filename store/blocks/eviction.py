@@ -7,8 +7,8 @@ first, and at most one slab with warm blocks in it is flushed for one slab's wor
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from kvstore.store.blocks.block import Block
@@ -20,14 +20,13 @@ MAX_GROUPS_ASKED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The blocks of a group by key, which is unique in one tenant, and the order of these keys. The policy knows keys and no blocks: a
-    block that comes back is a new Block and the same key."""
+    """The order of a group's keys. The policy knows keys and no blocks: a block that comes back is a new Block and the same key. Whose they
+    are says the tenant's table of visible blocks."""
 
     policy: EvictionPolicy[bytes]
-    blocks: dict[bytes, Block] = field(default_factory=dict)
+    tenant: str
 
-    def victim(self, evictable: Callable[[Block], bool]) -> Block | None:
-        blocks = self.blocks
+    def victim(self, blocks: Mapping[bytes, Block], evictable: Callable[[Block], bool]) -> Block | None:
         key = self.policy.victim(lambda key: evictable(blocks[key]))
         return blocks[key] if key is not None else None
 
@@ -39,8 +38,10 @@ class EvictionOrder:
     So what it remembers of blocks that left ends with the group's last block.
     """
 
-    def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]]) -> None:
+    def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]], blocks_of: Callable[[str], Mapping[bytes, Block]]) -> None:
+        """`blocks_of` gives a tenant's visible blocks by key: a second table of them would cost 100 bytes a block and tier."""
         self._make_policy = make_policy
+        self._blocks_of = blocks_of
         self._groups: OrderedDict[int, _Group] = OrderedDict()
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
@@ -49,8 +50,7 @@ class EvictionOrder:
         """A block whose key is not in the group."""
         members = self._groups.get(group)
         if members is None:
-            members = self._groups[group] = _Group(self._make_policy())
-        members.blocks[block.key] = block
+            members = self._groups[group] = _Group(self._make_policy(), block.tenant)
         members.policy.insert(block.key, block.parent or None)
 
     def touch(self, block: Block, group: int) -> None:
@@ -58,19 +58,19 @@ class EvictionOrder:
 
     def remove(self, block: Block, group: int) -> None:
         members = self._groups[group]
-        del members.blocks[block.key]
         members.policy.remove(block.key)
-        if not members.blocks:
+        if not len(members.policy):
             del self._groups[group]
             self._debts.pop(group, None)
 
     def holds(self, block: Block, group: int) -> bool:
-        return group in self._groups and self._groups[group].blocks.get(block.key) is block
+        members = self._groups.get(group)
+        return members is not None and block.key in members.policy and self._blocks_of(members.tenant).get(block.key) is block
 
     def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """The group's next block to leave; None when it has none that may."""
         members = self._groups.get(group)
-        return members.victim(evictable) if members is not None else None
+        return members.victim(self._blocks_of(members.tenant), evictable) if members is not None else None
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """Of the other groups' next victims the one read longest ago; where there are more than MAX_GROUPS_ASKED groups, of those asked."""
@@ -80,7 +80,7 @@ class EvictionOrder:
                 break
             other, members = next(iter(self._groups.items()))
             self._groups.move_to_end(other)  # whoever was asked is asked again last
-            block = members.victim(evictable) if other != group else None
+            block = members.victim(self._blocks_of(members.tenant), evictable) if other != group else None
             if block is not None and (coldest is None or block.last_access < coldest.last_access):
                 coldest = block
         return coldest
@@ -103,13 +103,11 @@ class EvictionOrder:
         return False
 
     def __len__(self) -> int:
-        return sum(len(members.blocks) for members in self._groups.values())
+        return sum(len(members.policy) for members in self._groups.values())
 
     def check_integrity(self) -> None:
-        """Assert the policies' invariants, and that each has the keys of its blocks and is not empty. For tests; O(blocks)."""
+        """Assert the policies' invariants, and that none is empty. For tests; O(blocks)."""
         for members in self._groups.values():
             members.policy.check_integrity()
-            assert members.blocks
-            assert len(members.policy) == len(members.blocks)
-            assert all(block.key == key and key in members.policy for key, block in members.blocks.items())
+            assert len(members.policy)
         assert self._debts.keys() <= self._groups.keys()

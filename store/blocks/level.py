@@ -1,10 +1,11 @@
 """One tier as the block table sees it: which blocks have a copy there, in what order they would leave, and how much is leaving already."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvstore.store.blocks.block import Block, Loss
 from kvstore.store.blocks.eviction import EvictionOrder
+from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
 from kvstore.tiers.tier import Slot, Tier
@@ -42,20 +43,30 @@ class EncodedTotals:
 class Level:
     """See the module. It frees and copies nothing. The block table is the only caller."""
 
-    def __init__(self, index: int, tier: Tier, make_policy: Callable[[], EvictionPolicy[bytes]], high: float, low: float) -> None:
-        """`high` and `low` are watermarks, as shares of the capacity."""
+    def __init__(
+        self,
+        index: int,
+        tier: Tier,
+        make_policy: Callable[[], EvictionPolicy[bytes]],
+        blocks_of: Callable[[str], Mapping[bytes, Block]],
+        high: float,
+        low: float,
+    ) -> None:
+        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of`: see EvictionOrder."""
         self.index = index
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
         self.counts = TierCounts()
-        self.order = EvictionOrder(make_policy)
+        self.order = EvictionOrder(make_policy, blocks_of)
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
         self.is_suspended = False
         self.encoded = EncodedTotals()
-        self._by_slot: dict[int, Block] = {}
-        self._slab_slots: Callable[[Slot], list[Slot]] = tier.slab_slots if isinstance(tier, SlabTier) else lambda slot: [slot]
+        self._count = 0
+        self._slabs = tier if isinstance(tier, SlabTier) else None
+        self._by_slot = SlabIndex()
+        """Kept for slabs only: elsewhere a slot has no mates."""
 
     @property
     def takes_values(self) -> bool:
@@ -65,7 +76,9 @@ class Level:
         """The block's slot here holds its value from now on."""
         slot = self._slot(block)
         self.order.insert(block, slot.group)
-        self._by_slot[slot.index] = block
+        self._count += 1
+        if self._slabs is not None:
+            self._by_slot.add(slot, block)
         if block.lossy:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
@@ -75,7 +88,9 @@ class Level:
         if block.lossy:
             self.encoded.count(block, block.loss_in(self.index), -1)
         self.order.remove(block, slot.group)
-        del self._by_slot[slot.index]
+        self._count -= 1
+        if self._slabs is not None:
+            self._by_slot.remove(slot)
 
     def victims(self, group: int) -> list[Block]:
         """Who leaves for a newcomer of `group`: its own coldest block, or all blocks of the slab that another group owes it."""
@@ -84,17 +99,22 @@ class Level:
             colder = self.order.coldest_elsewhere(group, is_evictable)
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
-            slot = self._slot(colder)
-            if not self.order.owe(group, own.size_bytes, lambda: self._price(slot, own)):
+            if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
                 return [own]
         return self._coldest_whole_slab(group) or ([own] if own is not None else [])
 
-    def _price(self, slot: Slot, own: Block) -> int:
-        """Bytes the group of `own` gives up before it gets the slab of `slot`: none if all that is there was read before `own` was."""
-        mates = self._slab_slots(slot)
-        holders = [self._by_slot.get(mate.index) for mate in mates]
-        is_colder = all(holder is not None and holder.last_access < own.last_access for holder in holders)
-        return 0 if is_colder else sum(mate.size_bytes for mate in mates)
+    def _price(self, colder: Block, own: Block) -> int:
+        """Bytes the group of `own` gives up before it gets the slab of `colder`: none if all that is there was read before `own` was."""
+        mates = self._mates(colder)
+        is_colder = all(holder is not None and holder.last_access < own.last_access for _, holder in mates)
+        return 0 if is_colder else sum(slot.size_bytes for slot, _ in mates)
+
+    def _mates(self, block: Block) -> list[tuple[Slot, Block | None]]:
+        """The allocated slots of the block's slab, its own among them, and their blocks; None for an open put's."""
+        slot = self._slot(block)
+        if self._slabs is None:
+            return [(slot, block)]
+        return [(mate, self._by_slot.get(mate)) for mate in self._slabs.slab_slots(slot)]
 
     def _coldest_whole_slab(self, group: int) -> list[Block]:
         """All blocks of another group's slab that can be emptied at once; none when a lease, pin or open put is in every slab.
@@ -106,14 +126,13 @@ class Level:
         def can_go_with_its_slab(block: Block) -> bool:
             slot = self._slot(block)
             if slot.index not in known:
-                mates = self._slab_slots(slot)
-                holders = [self._by_slot.get(mate.index) for mate in mates]
-                answer = all(holder is not None and is_evictable(holder) for holder in holders)
-                known.update((mate.index, answer) for mate in mates)
+                mates = self._mates(block)
+                answer = all(holder is not None and is_evictable(holder) for _, holder in mates)
+                known.update((mate.index, answer) for mate, _ in mates)
             return known[slot.index]
 
         coldest = self.order.coldest_elsewhere(group, can_go_with_its_slab)
-        return [self._by_slot[mate.index] for mate in self._slab_slots(self._slot(coldest))] if coldest is not None else []
+        return [holder for _, holder in self._mates(coldest) if holder is not None] if coldest is not None else []
 
     def _slot(self, block: Block) -> Slot:
         slot = block.slots[self.index]
@@ -122,25 +141,27 @@ class Level:
 
     def __len__(self) -> int:
         """Blocks with a copy here."""
-        return len(self._by_slot)
+        return self._count
 
-    def check_integrity(self) -> None:
-        """Assert that slots, order and bytes agree. For tests; O(blocks)."""
+    def check_integrity(self, blocks: Iterable[Block]) -> None:
+        """Assert that slots, order and bytes agree. `blocks` are those with a copy here. For tests; O(blocks)."""
+        blocks = list(blocks)
         self.tier.check_integrity()
         self.order.check_integrity()
-        assert len(self.order) == len(self._by_slot)
+        self._by_slot.check_integrity()
+        assert len(self.order) == self._count == len(blocks)
         encoded = EncodedTotals()
-        for index, block in self._by_slot.items():
+        for block in blocks:
             slot = self._slot(block)
             loss = block.loss_in(self.index)
             encoded.count(block, loss, 1)
             assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
-            assert slot.index == index
+            assert self._slabs is None or self._by_slot.get(slot) is block
             assert self.order.holds(block, slot.group)
         assert encoded == self.encoded
         total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
         assert total_bytes == self.tier.capacity_bytes
-        assert self.leaving_bytes == sum(block.size_bytes for block in self._by_slot.values() if block.leaving == self.index)
+        assert self.leaving_bytes == sum(block.size_bytes for block in blocks if block.leaving == self.index)
 
 
 def is_evictable(block: Block) -> bool:

@@ -22,6 +22,10 @@ from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import Encoding
 
+TABLE_BYTES = 1000
+"""Memory of this process that a block takes beside its bytes, estimated: Block, Slot, keys, tables and the default policy come to 700 to
+1,000 bytes (measured with values of 64 bytes, with and without parents), a copy in a second tier to 200 more."""
+
 PROMOTE_AT_HITS = 2
 """A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
 
@@ -43,19 +47,26 @@ class BlockTable:
         high_watermark: float,
         low_watermark: float,
         encoding_of: Callable[[Block], Encoding | None] | None = None,
+        max_table_bytes: int | None = None,
     ) -> None:
-        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
+        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
+        at once, each taken for TABLE_BYTES; None: as many as the tiers hold.
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
-        self._levels = {index: Level(index, tier, make_policy, high_watermark, low_watermark) for index, tier in sorted(tiers.items())}
+        self._blocks: dict[str, dict[bytes, Block]] = {}
+        self._levels = {
+            index: Level(index, tier, make_policy, self._blocks.__getitem__, high_watermark, low_watermark)
+            for index, tier in sorted(tiers.items())
+        }
         self._landing = self._levels[DRAM]
         self._emit = emit
         self._encoding_of = encoding_of
         self.events = events
-        self._blocks: dict[str, dict[bytes, Block]] = {}
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
+        self._max_blocks = max(1, max_table_bytes // TABLE_BYTES) if max_table_bytes is not None else None
+        self._visible = 0
         self._clock = 0
         self._moves: list[TierMove] = []
         self.misses = 0
@@ -79,6 +90,8 @@ class BlockTable:
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None
+        if not self._may_know_one_more():
+            return None
         slot = self._make_room(self._landing, block.size_bytes, block.tenant)
         if slot is None:
             return None
@@ -170,6 +183,7 @@ class BlockTable:
         """Make the block invisible and free its slots, or quarantine them until its readers and the copy under way are done."""
         of_tenant = self._blocks[block.tenant]
         del of_tenant[block.key]
+        self._visible -= 1
         if not of_tenant:
             del self._blocks[block.tenant]
         block.is_gone = True
@@ -209,12 +223,28 @@ class BlockTable:
                 block.slots[index] = None
 
     def _show(self, block: Block, level: Level) -> None:
-        self._blocks.setdefault(block.tenant, {})[block.key] = block
+        of_tenant = self._blocks.setdefault(block.tenant, {})
+        of_tenant[block.key] = block
+        self._visible += 1
+        above = of_tenant.get(block.parent)
+        if above is not None:
+            block.parent = above.key  # the same bytes once, not twice
         level.add(block)
         self._clock += 1
         block.last_access = self._clock
 
     # --- room ---
+
+    def _may_know_one_more(self) -> bool:
+        """Where as many blocks are known as may be, have the coldest one of the lowest tier leave. False: none of them can."""
+        while self._max_blocks is not None and self._visible + len(self._puts) >= self._max_blocks:
+            lowest_first = ((level, level.order.coldest(is_evictable)) for level in reversed(self._levels.values()))
+            level, block = next(((level, block) for level, block in lowest_first if block is not None), (self._landing, None))
+            if block is None:
+                return False
+            level.counts.evictions += 1
+            self.drop(block)
+        return True
 
     def _make_room(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
         """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
@@ -344,8 +374,9 @@ class BlockTable:
     # --- the whole ---
 
     def recover(self, blocks: Iterable[Block]) -> int:
-        """Take over blocks found in NVMe at start; returns how many. Of two with one key the higher generation stays."""
-        level, count = self._levels[NVME], 0
+        """Take over blocks found in NVMe at start, oldest first; returns how many. Of two with one key the higher generation stays, and of
+        more than may be known the newest."""
+        level = self._levels[NVME]
         for block in blocks:
             old, slot = self.find(block.tenant, block.key), block.slots[NVME]
             assert slot is not None
@@ -354,12 +385,11 @@ class BlockTable:
                 continue
             if old is not None:
                 self.drop(old)
-                count -= 1
+            self._may_know_one_more()
             # The tier cannot know the tenant of what it found.
             block.slots[NVME] = replace(slot, group=level.tier.group(slot.size_bytes, tenant=block.tenant))
             self._show(block, level)
-            count += 1
-        return count
+        return self._visible
 
     def blocks(self) -> Iterator[Block]:
         """Every visible block; the table must not change meanwhile."""
@@ -375,6 +405,11 @@ class BlockTable:
         return self._levels[index].encoded
 
     @property
+    def table_bytes(self) -> int:
+        """Memory beside the tiers for what is known of blocks, estimated."""
+        return (self._visible + len(self._puts)) * TABLE_BYTES
+
+    @property
     def open_puts(self) -> int:
         return len(self._puts)
 
@@ -387,8 +422,8 @@ class BlockTable:
     def check_integrity(self) -> None:
         """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
         for index, level in self._levels.items():
-            level.check_integrity()
-            assert sum(block.slots[index] is not None for block in self.blocks()) == len(level)
+            level.check_integrity(block for block in self.blocks() if block.slots[index] is not None)
+        assert self._visible == sum(1 for _ in self.blocks())
         for block in self.blocks():
             block.check_integrity()
         self._puts.check_integrity()

@@ -9,7 +9,7 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
-from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.table import TABLE_BYTES, BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -65,6 +65,7 @@ class Store:
         high: float = 1.0,
         low: float = 1.0,
         codec: str = "none",
+        max_blocks: int | None = None,
     ) -> None:
         self.dram = DramTier(dram_bytes, slab_bytes=slab_bytes)
         self.tiers: dict[int, Tier] = {DRAM: self.dram}
@@ -88,6 +89,7 @@ class Store:
             high_watermark=high,
             low_watermark=low,
             encoding_of=self._encoding if self.codec is not None else None,
+            max_table_bytes=max_blocks * TABLE_BYTES if max_blocks is not None else None,
         )
         self._generation = 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.settings import Size
-from kvstore.store.config import NodeSettings
+from kvstore.store.config import MIN_TABLE_BYTES, NodeSettings
 from kvstore.store.node import Node
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
@@ -95,6 +95,7 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
         node.close()
     assert [(tier.name, tier.used_bytes, tier.health) for tier in tiers] == [("hbm", 0, "ok"), ("dram", 0, "ok"), ("nvme", 0, "ok")]
     assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
+    assert counters.pop("max_table_bytes") == MIN_TABLE_BYTES
     assert set(counters.values()) == {0}
     assert "no master" in caplog.text
     assert not Path(places.unix).exists()

@@ -33,7 +33,7 @@ STATUS = pb.StatusReply(
             unix="/run/a.sock",
             blocks=1500,
             heartbeat_age_s=0.25,
-            counters={"misses": 10},
+            counters={"misses": 10, "table_bytes": 3 << 20, "max_table_bytes": 64 << 20},
             tiers=[DRAM],
         ),
     ],
@@ -81,6 +81,7 @@ def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
     rows = text(nodes_table(STATUS)).splitlines()[1:]
     assert [row.split()[:4] for row in rows] == [["a", "1", "alive", "/run/a.sock"], ["b", "2", "dead", "10.0.0.2:7"]]
     assert "dram 8 MiB" in rows[0]
+    assert "3 MiB of 64 MiB" in rows[0]
 
 
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:

@@ -1,11 +1,15 @@
 """Promises of eviction.py: the coldest block of a group, of all groups, and when a group is owed another group's slab."""
 
+from collections import defaultdict
+from collections.abc import Callable
+
 import pytest
 
 from kvstore.store.blocks import eviction
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 
 
@@ -17,9 +21,21 @@ def anyone(block: Block) -> bool:
     return True
 
 
+class Visible(EvictionOrder):
+    """As in a table of blocks: what is inserted is visible, by tenant and key."""
+
+    def __init__(self, make: Callable[[], EvictionPolicy[bytes]]) -> None:
+        self.blocks: defaultdict[str, dict[bytes, Block]] = defaultdict(dict)
+        super().__init__(make, self.blocks.__getitem__)
+
+    def insert(self, block: Block, group: int) -> None:
+        self.blocks[block.tenant][block.key] = block
+        super().insert(block, group)
+
+
 @pytest.fixture
 def order() -> EvictionOrder:
-    return EvictionOrder(lambda: make_policy("lru"))
+    return Visible(lambda: make_policy("lru"))
 
 
 def test_a_group_without_blocks_has_no_victim(order: EvictionOrder) -> None:
@@ -102,7 +118,7 @@ def test_its_length_counts_blocks_of_all_groups(order: EvictionOrder) -> None:
 
 def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
     """LHD has not forgotten it: of two blocks new to the node, the one that was there before is worth more."""
-    order = EvictionOrder(lambda: make_policy("lhd"))
+    order = Visible(lambda: make_policy("lhd"))
     order.insert(block("stays", 1), 0)
     first = block("back", 2)
     order.insert(first, 0)
@@ -126,7 +142,7 @@ def test_the_policy_is_told_keys_and_parents() -> None:
             told.append((key, parent))
             super().insert(key, parent)
 
-    order = EvictionOrder(Told)
+    order = Visible(Told)
     order.insert(block("first", 1), 0)
     order.insert(Block("red", b"second", 100, 1, parent=b"first"), 0)
     assert told == [(b"first", None), (b"second", b"first")]

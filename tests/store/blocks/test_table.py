@@ -7,6 +7,8 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
+from kvstore.store.blocks.table import TABLE_BYTES
+from kvstore.store.opening import readable_blocks
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -310,3 +312,64 @@ def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store:
     assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
     assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.slots[DRAM]) is not None}) == 300
     store.table.check_integrity()
+
+
+# --- the table's own memory ---
+
+
+def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: MakeStore) -> None:
+    store = make_store(100_000, max_blocks=3)
+    for name in "abc":
+        store.put(name)
+    store.read("red", b"a", 0)
+    store.put("d", tenant="blue")
+    assert store.names() == "acd"
+    assert store.table.table_bytes == 3 * TABLE_BYTES
+    assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
+
+
+def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:
+    store = make_store(100_000, max_blocks=2)
+    block = store.put("a")
+    store.table.acquire(block)
+    put = store.open("b")
+    assert put is not None
+    assert store.open("c") is None
+    store.table.release(block)
+    assert store.open("c") is not None
+    assert store.names() == ""
+
+
+def test_of_a_block_table_over_tiers_the_lowest_gives_way_first(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=10_000, max_blocks=3)
+    store.put("a")
+    low = store.put("b")
+    store.read("red", b"b", 0)
+    store.table._evict(low, store.table._landing)
+    store.settle()
+    assert low.slots[NVME] is not None
+    store.put("c")
+    store.put("d")
+    assert store.names() == "acd"
+
+
+def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=10_000)
+    for name in "abcd":
+        store.table._evict(store.put(name), store.table._landing)
+        store.settle()
+    store.tiers[NVME].close()
+    again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
+    assert again.table.recover(readable_blocks(again.tiers[NVME])) == 2
+    assert again.names() == "cd"
+
+
+def test_parent_and_child_share_the_bytes_of_the_parents_key(make_store: MakeStore) -> None:
+    store = make_store(1000)
+    above = store.put("above")
+    below = store.block("below")
+    below.parent = bytes(bytearray(b"above"))
+    put = store.table.open(below, "writer", now_ns=0)
+    assert put is not None
+    store.commit(put)
+    assert below.parent is above.key

@@ -1,0 +1,43 @@
+"""Which block is in which slot of a tier made of slabs: a list a slab, 8 bytes a slot, where a dict of all slots takes 100 a block."""
+
+from kvstore.store.blocks.block import Block
+from kvstore.tiers.slabs import position_of, slab_number_of
+from kvstore.tiers.tier import Slot
+
+
+class SlabIndex:
+    """Blocks by the place of their slot; its size is that of the slabs that have any. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._slabs: dict[int, list[Block | None]] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, slot: Slot, block: Block) -> None:
+        number, position = slab_number_of(slot), position_of(slot)
+        blocks = self._slabs.get(number)
+        if blocks is None:
+            blocks = self._slabs[number] = []
+            self._counts[number] = 0
+        if position >= len(blocks):
+            blocks.extend([None] * (position + 1 - len(blocks)))
+        blocks[position] = block
+        self._counts[number] += 1
+
+    def remove(self, slot: Slot) -> None:
+        """The slot has a block."""
+        number = slab_number_of(slot)
+        self._slabs[number][position_of(slot)] = None
+        self._counts[number] -= 1
+        if not self._counts[number]:
+            del self._slabs[number], self._counts[number]
+
+    def get(self, slot: Slot) -> Block | None:
+        blocks = self._slabs.get(slab_number_of(slot), ())
+        position = position_of(slot)
+        return blocks[position] if position < len(blocks) else None
+
+    def check_integrity(self) -> None:
+        """Assert that the counts are right. For tests; O(slots)."""
+        found = {number: sum(block is not None for block in blocks) for number, blocks in self._slabs.items()}
+        assert self._counts == found
+        assert 0 not in found.values()

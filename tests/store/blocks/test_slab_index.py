@@ -1,0 +1,45 @@
+"""Promises of slab_index.py: blocks are found by their slots, and slabs without any leave nothing behind."""
+
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.slab_index import SlabIndex
+from kvstore.tiers.slabs import POSITION_BITS
+from kvstore.tiers.tier import Slot
+
+
+def slot(slab: int, position: int) -> Slot:
+    return Slot(slab << POSITION_BITS | position, 1, 100)
+
+
+def block(name: str) -> Block:
+    return Block("red", name.encode(), 100, 1)
+
+
+def test_a_block_is_found_by_its_slot_until_it_is_removed() -> None:
+    index = SlabIndex()
+    first, late, other = block("first"), block("late"), block("other")
+    index.add(slot(0, 0), first)
+    index.add(slot(0, 5), late)
+    index.add(slot(7, 2), other)
+    assert index.get(slot(0, 0)) is first
+    assert index.get(slot(0, 5)) is late
+    assert index.get(slot(7, 2)) is other
+    index.check_integrity()
+    index.remove(slot(0, 0))
+    assert index.get(slot(0, 0)) is None
+    assert index.get(slot(0, 5)) is late
+    index.check_integrity()
+
+
+def test_where_no_block_was_there_is_none() -> None:
+    index = SlabIndex()
+    index.add(slot(0, 1), block("a"))
+    assert index.get(slot(0, 0)) is index.get(slot(0, 2)) is index.get(slot(1, 1)) is None
+
+
+def test_a_slab_without_blocks_leaves_nothing_behind() -> None:
+    index = SlabIndex()
+    index.add(slot(3, 1000), block("a"))
+    index.remove(slot(3, 1000))
+    assert not index._slabs
+    assert not index._counts
+    index.check_integrity()
