@@ -26,7 +26,7 @@ BURST_S: Final = 0.004
 """A shaper may be woken this late without losing rate; a burst below 64 KiB would also have it cut segmentation-offload packets."""
 MIN_BURST_BYTES: Final = 256 << 10
 QUEUE_S: Final = 0.02
-COMMAND_DEADLINE_S: Final = 10.0
+COMMAND_DEADLINE_S: Final = 60.0
 _count = itertools.count()
 
 

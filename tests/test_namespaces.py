@@ -13,7 +13,7 @@ from tests import namespaces
 from tests.namespaces import PREFIX, Cut, TwoHosts, two_hosts, why_not
 
 PORT = 7700
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 60.0
 LOST_TIMEOUT_S = 0.3
 ECHO = f"""
 import socket, threading

@@ -35,10 +35,10 @@ def test_the_two_programs_do_what_the_page_says(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "owner.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         reader = subprocess.run(
-            [sys.executable, "reader.py"], cwd=tmp_path, stdin=owner.stdout, capture_output=True, timeout=60, check=False
+            [sys.executable, "reader.py"], cwd=tmp_path, stdin=owner.stdout, capture_output=True, timeout=120, check=False
         )
         assert (reader.returncode, reader.stderr) == (0, b"")
-        _, said = owner.communicate(timeout=60)
+        _, said = owner.communicate(timeout=120)
     finally:
         owner.kill()
         owner.communicate()

@@ -22,7 +22,7 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
     flags = ("--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", *NO_MASTER)
     router = Process("kvstore.router.daemon", *flags, log=tmp_path / "log")
     try:
-        connection = http.client.HTTPConnection(router.ready["listen"], timeout=10)
+        connection = http.client.HTTPConnection(router.ready["listen"], timeout=120)
         connection.request("GET", "/health")
         assert json.load(connection.getresponse()) == {"status": "ok"}
         connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": "x"}))
@@ -63,4 +63,4 @@ def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.Monk
 def test_importing_the_programs_needs_no_aiohttp() -> None:
     """What else they import, the settings' document does too."""
     code = "import sys; sys.modules['aiohttp'] = None; import kvstore.router.daemon, kvstore.router.standin.engine, kvstore.router.config"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

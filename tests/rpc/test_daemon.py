@@ -31,7 +31,7 @@ def test_a_signal_ends_it_cleanly_and_every_line_is_json(number: signal.Signals)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline()) == {"event": "ready", "pid": process.pid}
     process.send_signal(number)
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 
 

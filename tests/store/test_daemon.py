@@ -150,7 +150,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     """Start with bad settings: the one line that it says."""
     log = tmp_path / "refused.log"
     process = start("node", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB", *flags, log=log)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert out == ""
     (line,) = log.read_text().splitlines()

@@ -17,7 +17,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello
 from kvstore.rpc.address import Address, connect, parse_address
 from tests.rpc.wires import frame, read_frame
 from tests.system.history import value_of
-from tests.system.running import System, descriptors, until
+from tests.system.running import DEADLINE_S, System, descriptors, until
 
 TIMEOUT_S = 10.0
 PORTS = ["master frames", "master control", "master unix", "node frames", "node unix"]
@@ -63,7 +63,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 def address(system: System, port: str) -> Address:
     daemon, place = port.split()
-    facts = system.masters[0].facts("ready", deadline_s=1) if daemon == "master" else system.nodes["n0"].facts("serving", deadline_s=1)
+    facts = (
+        system.masters[0].facts("ready", deadline_s=DEADLINE_S)
+        if daemon == "master"
+        else system.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)
+    )
     return Address(unix=facts["unix"]) if place == "unix" else parse_address(facts["control" if place == "control" else "listen"])
 
 

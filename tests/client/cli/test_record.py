@@ -46,7 +46,7 @@ def test_ctrl_c_ends_it_with_all_that_happened_before(master: str, tmp_path: Pat
         client.get(b"a")
         client.remove([b"a"])
     child.send_signal(number)
-    output, errors = child.communicate(timeout=20)
+    output, errors = child.communicate(timeout=120)
     assert (child.returncode, errors) == (0, "")
     summary = json.loads(output)
     assert summary.pop("seconds") > 0

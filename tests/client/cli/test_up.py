@@ -48,7 +48,7 @@ class Up:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for it: status, the rest of standard output, standard error."""
-        rest, errors = self.process.communicate(timeout=30)
+        rest, errors = self.process.communicate(timeout=120)
         return self.process.returncode, rest, errors
 
 
@@ -110,7 +110,7 @@ def test_people_are_told_in_one_line() -> None:
     ],
 )
 def test_what_cannot_be_met_is_one_clear_line_and_status_2(arguments: list[str], complaint: str) -> None:
-    done = subprocess.run([*COMMAND, "--listen", "127.0.0.1:0", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([*COMMAND, "--listen", "127.0.0.1:0", *arguments], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(errors) == 1

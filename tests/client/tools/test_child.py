@@ -59,23 +59,23 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 def test_its_json_lines_are_told_by_their_event_and_its_log_is_passed_on(starter: Starter) -> None:
     child = starter.start(SERVES, "--name=node-0")
-    assert child.facts("serving", deadline_s=20)["listen"] == "here"
-    assert child.facts("ready", deadline_s=20)["arguments"] == ["--name=node-0"]
-    assert starter.log.get(timeout=20) == ("node-0", "a line of the log")
+    assert child.facts("serving", deadline_s=120)["listen"] == "here"
+    assert child.facts("ready", deadline_s=120)["arguments"] == ["--name=node-0"]
+    assert starter.log.get(timeout=120) == ("node-0", "a line of the log")
     os.kill(child.pid, 0)
 
 
 def test_stop_asks_and_the_end_is_told(starter: Starter) -> None:
     child = starter.start(SERVES)
-    child.facts("ready", deadline_s=20)
+    child.facts("ready", deadline_s=120)
     assert child.stop()
-    assert starter.ended.get(timeout=20) is child
+    assert starter.ended.get(timeout=120) is child
     assert str(child.failure()) == f"node-0 (pid {child.pid}) was ended by SIGTERM"
 
 
 def test_one_that_does_not_stop_in_time_is_killed(starter: Starter) -> None:
     child = starter.start(STUBBORN)
-    child.facts("ready", deadline_s=20)
+    child.facts("ready", deadline_s=120)
     assert not child.stop(deadline_s=0.01)
     assert "was ended by SIGKILL" in str(child.failure())
 
@@ -89,24 +89,24 @@ def test_stopping_one_that_has_ended_is_a_no_op(starter: Starter) -> None:
 def test_a_refusal_of_its_settings_is_a_config_error_in_its_own_words_and_not_in_the_log_too(starter: Starter) -> None:
     child = starter.start(REFUSES)
     with pytest.raises(ConfigError, match=r"^node-0: no such disk$"):
-        child.facts("ready", deadline_s=20)
+        child.facts("ready", deadline_s=120)
     child.stop()
-    assert starter.log.get(timeout=20) == ("node-0", "a warning")
+    assert starter.log.get(timeout=120) == ("node-0", "a warning")
     assert starter.log.empty()
 
 
 def test_a_crash_is_told_by_its_status_and_last_line(starter: Starter) -> None:
     child = starter.start(CRASHES)
     with pytest.raises(Broken, match="ended with status 1: RuntimeError: what happened"):
-        child.facts("ready", deadline_s=20)
+        child.facts("ready", deadline_s=120)
     child.stop()
 
 
 def test_a_kill_from_elsewhere_is_told_by_its_signal(starter: Starter) -> None:
     child = starter.start(SERVES)
-    child.facts("ready", deadline_s=20)
+    child.facts("ready", deadline_s=120)
     os.kill(child.pid, signal.SIGKILL)
-    assert "was ended by SIGKILL" in str(starter.ended.get(timeout=20).failure())
+    assert "was ended by SIGKILL" in str(starter.ended.get(timeout=120).failure())
     child.stop()
 
 

@@ -19,7 +19,7 @@ time.sleep(60)
 
 def run(starter_pid: int, *program: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-I", "-S", str(LAUNCHER), str(starter_pid), *program]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_it_becomes_the_program_with_its_arguments_and_status() -> None:

@@ -10,8 +10,8 @@ import pytest
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Op
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 
-OPEN_DEADLINE_S = 10.0
-DONE_DEADLINE_S = 20.0
+OPEN_DEADLINE_S = 60.0
+DONE_DEADLINE_S = 60.0
 
 MakeCatalog = Callable[[], Catalog]
 

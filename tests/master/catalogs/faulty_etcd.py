@@ -9,7 +9,7 @@ import grpc
 
 from tests.etcd_server import EtcdServer
 
-CALL_DEADLINE_S = 20.0
+CALL_DEADLINE_S = 60.0
 
 
 class FaultyEtcd:

@@ -15,7 +15,7 @@ from tests.master.catalogs.faulty_etcd import FaultyEtcd
 
 EtcdServerFactory = Callable[..., EtcdServer]
 OpenChannel = Callable[..., EtcdChannel]
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 NOTHING_LISTENS_TIMEOUT_S = 0.5
 
 

@@ -12,7 +12,7 @@ from kvstore.master.catalogs.interface import Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
 from tests.master.catalogs.conformance import Outcomes
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Place:

@@ -42,7 +42,7 @@ def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> No
         assert engine.ready["name"] == f"prefill-{engine.ready['listen']}"
         body = {"prompt": [1, 2], "max_tokens": 1, "kv_transfer_params": {}}
         request = urllib.request.Request(f"http://{engine.ready['listen']}/v1/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             assert json.load(response)["choices"][0]["token_ids"] == following([1, 2], 1)
     finally:
         status = engine.stop(signal.SIGTERM)

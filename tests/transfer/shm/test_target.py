@@ -117,7 +117,7 @@ def test_a_process_of_another_user_cannot_even_enter_the_folder() -> None:
 
         def error_of(user: int) -> str:
             command = [sys.executable, "-c", program, target.path, str(user)]
-            return subprocess.run(command, capture_output=True, text=True, timeout=30).stderr
+            return subprocess.run(command, capture_output=True, text=True, timeout=120).stderr
 
         assert "PermissionError" in error_of(NOBODY)
         os.chmod(target.path, 0o666)  # so it is the folder that keeps it out

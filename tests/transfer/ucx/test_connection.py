@@ -296,5 +296,5 @@ far = accepting.result(10)
 receiving = in_background(lambda: near.recv_into([memoryview(bytearray(1))], Deadline(10)))
 near.send([b"x"], Deadline(10))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -27,7 +27,7 @@ def system(tmp_path: Path) -> Path:
 def loaded_in_new_process(**environment: str) -> str:
     """What `loaded` says there."""
     code = "from kvstore.transfer.ucx import library; print(library.loaded())"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, text=True, check=True)
     return done.stdout
 
 
