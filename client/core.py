@@ -227,8 +227,12 @@ class Core:
             yield Later(partial(self.slabs.map_announced, found))
 
     def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[tuple[SlabKey, int, int]]]:
-        """(key, descriptor, size) of those the node still has."""
-        answer, fds = yield AskForFds(channel, Slabs([key.slab for key in keys], int(keys[0].writable)), deadline)
+        """(key, descriptor, size) of those the node still has. Mappings of slabs that it has given up since end here, so that their memory
+        does: whoever maps nothing new holds at most what the node had at one time."""
+        node_id, epoch = keys[0].node_id, keys[0].epoch
+        held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
+        answer, fds = yield AskForFds(channel, Slabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
+        self.slabs.drop(node_id, epoch, answer.gone)
         there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
         return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]
 

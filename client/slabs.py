@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ class SlabKey(NamedTuple):
 class SlabCache:
     """Mapped slabs by key, and those that a background thread is mapping. Thread-safe.
 
-    Slabs stay until their node's process ends: they are the node's memory, not this process's.
+    Slabs stay until their node's process ends, or says that they are gone: they are the node's memory, not this process's. Views and
+    copies under way keep the mapping that they use.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,18 @@ class SlabCache:
         """Which of `keys` are not mapped, each once."""
         missing = [key for key in keys if key not in self._slabs]
         return list(dict.fromkeys(missing)) if missing else missing
+
+    def held(self, node_id: int, epoch: int) -> list[int]:
+        """The slabs of a node's process that are mapped, those mapped first in front."""
+        with self._lock:
+            return list(dict.fromkeys(key.slab for key in self._slabs if key.node_id == node_id and key.epoch == epoch))
+
+    def drop(self, node_id: int, epoch: int, slabs: Iterable[int]) -> None:
+        """These are gone at their node."""
+        with self._lock:
+            for slab in slabs:
+                for writable in (False, True):
+                    self._slabs.pop(SlabKey(node_id, epoch, slab, writable), None)
 
     def coming(self, keys: Sequence[SlabKey]) -> "list[Future[None]]":
         """What to wait for before asking for `keys`."""

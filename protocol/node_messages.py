@@ -163,21 +163,25 @@ class Release(Message):
 
 @dataclass(slots=True)
 class Slabs(Message):
-    """Send descriptors of these slabs (at most 64), read-only or writable. Unix sockets only. Answer: SlabFds."""
+    """Send descriptors of these slabs (at most 64), read-only or writable, and say which of those `held` (mapped before, at most 4096) are
+    gone. Unix sockets only. Answer: SlabFds."""
 
     TYPE = 48
-    FORM = (("writable", "u8"), ("slabs", "count"), ("slabs", "u32s"))
+    FORM = (("writable", "u8"), ("slabs", "count"), ("slabs", "u32s"), ("held", "count"), ("held", "u32s"))
     slabs: Ints
     writable: int = 0
+    held: Ints = ()
 
 
 @dataclass(slots=True)
 class SlabFds(Message):
-    """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS."""
+    """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS; and those that the
+    asker held and are gone."""
 
     TYPE = 49
-    FORM = (("sizes", "count"), ("sizes", "u64s"))
+    FORM = (("sizes", "count"), ("sizes", "u64s"), ("gone", "count"), ("gone", "u32s"))
     sizes: Ints
+    gone: Ints = ()
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.protocol.catalog_messages import Copy, Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
@@ -136,6 +136,8 @@ class NodeService:
         peer = writer_of(session) if message.writable else peer_of(session)
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
+        if len(message.held) > MAX_BATCH:
+            raise InvalidArgument(f"a client is told of at most {MAX_BATCH} slabs at once, not {len(message.held)}")
         fds: list[int] = []
 
         def close_fds() -> None:
@@ -147,7 +149,8 @@ class NodeService:
         except OSError as error:
             close_fds()
             raise Unavailable(f"no descriptor is left: {error.strerror}") from None
-        session.reply(header.request_id, SlabFds(sizes), fds=fds, on_sent=close_fds)
+        gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
+        session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=close_fds)
 
     def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
         peer = peer_of(session)

@@ -30,6 +30,9 @@ MFD_HUGETLB = 0x4
 MADV_POPULATE_WRITE = 23
 """linux/mman.h, Linux 5.14: fault pages in for writing without changing a byte."""
 
+MADV_REMOVE = 9
+"""linux/mman.h: free these pages of shared memory, whoever maps them."""
+
 PREFAULT_CHUNK_BYTES = 8 << 20
 """How much is faulted in under one lock: a slab being assigned waits for it at most some 20 ms."""
 
@@ -106,6 +109,12 @@ class Memfd:
             if target.size and _libc.madvise(target.ctypes.data, target.size, MADV_POPULATE_WRITE):
                 # Older kernels: reading a page of shared memory makes the kernel find and zero it, which is most of the cost.
                 target[:: self.page_bytes].max()
+
+    def discard(self) -> None:
+        """Close it and give its pages back to the system, though others may still map it: they find zeros. Nobody may be using it."""
+        with self._lock:
+            _libc.madvise(self.bytes.ctypes.data, self.file_bytes(self.size_bytes), MADV_REMOVE)
+        self.close()
 
     def close(self) -> None:
         """Forget the memory. The descriptor is closed, the mapping goes with its last view. A second close is a no-op."""
@@ -210,7 +219,7 @@ class MemfdPool:
         while self._held_bytes + size_bytes > self._capacity_bytes or len(self._of_slab) + len(self._spares) >= self._max_memfds:
             dropped = self._spares.pop()
             self._held_bytes -= dropped.size_bytes
-            dropped.close()
+            dropped.discard()
         try:
             memory = Memfd(size_bytes)
         except OSError as refusal:

@@ -353,7 +353,9 @@ class Oracle:
         node = self.node_at(channel.address)
         assert node is not None
         there = [slab in node.fds for slab in message.slabs]
-        return SlabFds([SLAB_BYTES * found for found in there]), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
+        gone = [slab for slab in message.held if slab not in node.fds]
+        sizes = [SLAB_BYTES * found for found in there]
+        return SlabFds(sizes, gone), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
 
     def _fill(self, channel: OracleChannel, destinations: Sequence[memoryview]) -> None:
         assert channel.is_open

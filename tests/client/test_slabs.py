@@ -46,6 +46,23 @@ def test_the_cache_tells_what_is_missing_each_once() -> None:
         cache.get([key(2)])
 
 
+def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() -> None:
+    cache, fd = SlabCache(), memfd()
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    cache.map_now([(key(1, writable=True), fd, SIZE), (key(2), memfd(), SIZE), (key(3, epoch=2, node=2), memfd(), SIZE)])
+    assert sorted(cache.held(1, 1)) == [1, 2]
+    others = Path("/proc/self/maps").read_text().count(name) - 2
+    [slab] = cache.get([key(1)])
+    view = slab.part(0, 10)
+    del slab
+    cache.drop(1, 1, [1, 9])
+    assert cache.held(1, 1) == [2]
+    assert len(bytes(view)) == 10
+    del view
+    assert cache.held(2, 2) == [3]
+    assert Path("/proc/self/maps").read_text().count(name) == others + 1
+
+
 def test_a_new_process_of_a_node_ends_the_slabs_of_the_old_one_only() -> None:
     cache = SlabCache()
     cache.map_now([(key(1), memfd(), SIZE), (key(1, node=2), memfd(), SIZE)])

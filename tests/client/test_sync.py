@@ -76,3 +76,21 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
                 with client.view(b"b"):
                     pass
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_of_slabs_that_the_node_has_given_up_is_not_held(tmp_path: Path) -> None:
+    """Each size takes slabs of its own, so that all but the last have gone to another size."""
+
+    def mapped_bytes() -> int:
+        lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:kvstore (" in line]
+        spans = [line.split()[0].split("-") for line in lines]
+        return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
+
+    before = mapped_bytes()
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "8MiB")
+        with Client(started.address) as client:
+            for size in range(100_000, 1_000_000, 20_000):
+                keys = [b"%d %d" % (size, i) for i in range(8)]
+                assert all(client.put_batch(keys, [b"x" * size] * 8))
+            assert mapped_bytes() - before <= 2 * (8 << 20)

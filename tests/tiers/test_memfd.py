@@ -170,6 +170,19 @@ def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
     pool.close()
 
 
+def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_maps_it() -> None:
+    pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.acquire(0, PAGE_BYTES, 4, "red")
+    pool.memory(0).bytes[:] = 7
+    with descriptor(pool.memory(0), writable=False) as number, mmap.mmap(number, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        assert os.fstat(number).st_blocks
+        pool.release(0)
+        pool.acquire(1, PAGE_BYTES, 4, "blue")
+        assert os.fstat(number).st_blocks == 0
+        assert mapped[:10] == bytes(10)
+    pool.close()
+
+
 def test_exported_memory_is_reused_only_at_its_own_size() -> None:
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
