@@ -21,7 +21,7 @@ from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 AGENT_MAGIC = b"kvagent1 tcp "
 _RESET = struct.pack("@ii", 1, 0)
 Columns = Sequence[tuple[RemoteRegion, int, int]]

@@ -33,7 +33,8 @@ def peers() -> Iterator[ManyTargets]:
 
 
 def small_pool() -> AbstractContextManager[ConnectionAgent]:
-    return an_agent(max_endpoints=ENDPOINTS, tcp_streams=1, listens=False)
+    # Eight threads of one process ask as many of another: on a busy machine half a second may pass without a byte.
+    return an_agent(max_endpoints=ENDPOINTS, tcp_streams=1, listens=False, stall_timeout_s=PATIENCE_S)
 
 
 def load(agent: ConnectionAgent, peers: ManyTargets) -> list[Remote]:
