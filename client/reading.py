@@ -100,7 +100,8 @@ class Reading(Generic[R]):
         self._core = core
         self._keys = keys
         self._sink = sink
-        self._deadline = deadline
+        self._deadline = self._attempt = deadline
+        """Of all, and of the request under way: it leaves time for another replica where there is one."""
         self._clock_ns = clock_ns
         self._begun_ns = deadline.at_ns - int(deadline.timeout_s * 1e9)
         self._inline_bytes = int(core.settings.get_inline_bytes)
@@ -198,7 +199,10 @@ class Reading(Generic[R]):
                     rank = (not nodes.is_local(node_id), tiers & -tiers, node_id != nodes.local_id, node_id)
                     best = min(best, rank) if best is not None else rank
             replica += count
-            yield None if best is None else Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.local_id else 0)
+            if best is None:
+                yield None
+            else:
+                yield Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.local_id else 0, count)
 
     # --- reading ---
 
@@ -208,9 +212,17 @@ class Reading(Generic[R]):
             self._retry(node_id, wanted)
             return
         for part in self._parts(wanted) if len(wanted) > 1 else (wanted,):
+            # The first stands for all: to look at each would cost more than it saves.
+            shares = part[0][1].replicas > 1
+            self._attempt = Deadline(self._deadline.left_s() / 2) if shares else self._deadline
             try:
                 while part:  # noqa: PLW2901
                     part = yield from self._read(node, part)
+            except DeadlineExceeded as error:
+                if not shares:
+                    raise
+                self._retry(node_id, [item for item in part if item[1].replicas > 1], error)
+                self._retry(0, [item for item in part if item[1].replicas == 1], error)
             except StaleHandle:
                 self._retry(node_id, part)
             except Unavailable:
@@ -244,7 +256,7 @@ class Reading(Generic[R]):
         message = Read(
             [self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms, int(by_engine)
         )
-        loan, blocks = yield from core.begin(node.route, message, Blocks, self._deadline)
+        loan, blocks = yield from core.begin(node.route, message, Blocks, self._attempt)
         keep = False
         try:
             if len(blocks.statuses) != len(wanted):
@@ -281,7 +293,7 @@ class Reading(Generic[R]):
         yield Fill(
             channel,
             [bytearray_view(blocks.sizes[place]) if view is None else view for view, place in zip(views, places, strict=True)],
-            self._deadline,
+            self._attempt,
         )
         total = sum(blocks.sizes[place] for place in places)
         sums = yield from work(lambda: [None if view is None else checksum(view) for view in views], total)
@@ -318,14 +330,14 @@ class Reading(Generic[R]):
         core = self._core
         places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
         try:
-            regions = yield from core.show_slabs(channel, node, [blocks.slabs[place] for place in places], self._deadline)
+            regions = yield from core.show_slabs(channel, node, [blocks.slabs[place] for place in places], self._attempt)
             rooms = [self._room(wanted[place][0], blocks.sizes[place]) for place in places]
             copies: list[Copy] = [
                 (Span(region, blocks.offsets[place]), room, len(room))
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
-            yield from core.move(node, copies, self._deadline)
+            yield from core.move(node, copies, self._attempt)
         except (StaleHandle, Unreachable) as error:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
@@ -353,7 +365,7 @@ class Reading(Generic[R]):
 
     def _parts_of_slabs(self, channel: AnyChannel, node_id: int, places: Sequence[int], blocks: Blocks) -> Operation[list[memoryview]]:
         """The memory of mapped blocks, in order."""
-        slabs = yield from self._core.map_slabs(channel, node_id, [blocks.slabs[place] for place in places], self._deadline, writable=False)
+        slabs = yield from self._core.map_slabs(channel, node_id, [blocks.slabs[place] for place in places], self._attempt, writable=False)
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
 
     def _room(self, index: int, size_bytes: int) -> memoryview | None:

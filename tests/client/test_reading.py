@@ -233,6 +233,23 @@ def test_damaged_bytes_are_never_returned_and_another_replica_is_read(nodes: Pai
     assert oracle.core.counters.snapshot().checksum_failures == 1
 
 
+def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another_replica(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"two", b"value", 1, 2)
+    oracle.store(b"one", b"other", 1)
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    assert get(oracle, b"two", b"one") == [b"value", b"other"]
+    assert [loan.channel.address.unix or str(loan.channel.address) for loan in oracle.loans].count("node2:1") == 1
+
+
+def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"value", 1)
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    with pytest.raises(DeadlineExceeded, match="hangs"):
+        get(oracle, b"k")
+
+
 def test_a_block_with_no_undamaged_replica_is_an_error(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 2)
