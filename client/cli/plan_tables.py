@@ -11,7 +11,7 @@ from kvstore.client.tools.plan_trace import TraceHits
 from kvstore.client.tools.planning import Plan, Reuse, users_in_hbm
 from kvstore.client.tools.status_tables import percent
 from kvstore.protocol.settings import format_size
-from kvstore.scheduler.pressure.model import Outcome, Spread
+from kvstore.scheduler.pressure.model import MeanAndTail, Outcome
 
 
 def plan_table(plan: Plan, hits: Sequence[TraceHits] = ()) -> RenderableType:
@@ -127,7 +127,7 @@ def _work(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _spreads(outcome: Outcome, *spreads: Spread) -> list[str]:
+def _spreads(outcome: Outcome, *spreads: MeanAndTail) -> list[str]:
     """Mean and p99 of each; dashes where nothing was completed."""
     return [seconds(value_s) if outcome.completed else "-" for spread in spreads for value_s in (spread.mean_s, spread.p99_s)]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.router.standin.tokens import continuation
+from kvstore.scheduler.batching import RunningBatch
 from kvstore.scheduler.estimators.interface import DecodeTime
 
 OnStep = Callable[[int, int, float], None]
@@ -21,7 +22,7 @@ class Joined:
 
     tokens: list[int]
     """Still to be made, first first: known beforehand, as they follow from the prompt."""
-    context_tokens: int
+    prompt_tokens: int
     room_tokens: int
     """Of cache, when it ends."""
     made: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
@@ -38,7 +39,9 @@ class DecodeEngine:
         self._capacity_tokens = capacity_tokens
         self._on_step = on_step
         self._waiting: deque[Joined] = deque()
-        self._running: list[Joined] = []
+        self._running: RunningBatch[Joined] = RunningBatch()
+        self._taken_tokens = 0
+        """Of cache, by those that run."""
         self._steps: asyncio.Task[None] | None = None
 
     @property
@@ -49,7 +52,7 @@ class DecodeEngine:
     @property
     def context_tokens(self) -> int:
         """Of all of them. Any thread may ask."""
-        return sum(sequence.context_tokens for sequence in [*self._waiting, *self._running])
+        return self._running.context_tokens + sum(sequence.prompt_tokens for sequence in list(self._waiting))
 
     def join(self, tokens: Sequence[int], count: int) -> Joined:
         """Have the `count` tokens that follow `tokens` made. The caller sees to `leave`. Raises InvalidArgument: it can never fit."""
@@ -63,30 +66,30 @@ class DecodeEngine:
 
     def leave(self, sequence: Joined) -> None:
         """Its place is free, whether it is over or not."""
-        for line in (self._waiting, self._running):
-            if sequence in line:
-                line.remove(sequence)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence in self._running.members():
+            self._running.leave(sequence)
+            self._taken_tokens -= sequence.room_tokens
 
     async def _run(self) -> None:
         """Steps until there is nothing left."""
         self._admit()
-        while self._running:
-            batch, context_tokens = len(self._running), sum(sequence.context_tokens for sequence in self._running)
+        while len(self._running):
+            batch, context_tokens = len(self._running), self._running.context_tokens
             duration_s = self._model.tbt_s(batch, context_tokens)
             await asyncio.sleep(duration_s / self._speedup)
             self._on_step(batch, context_tokens, duration_s)
-            for sequence in list(self._running):
+            for sequence in self._running.members():
                 sequence.made.put_nowait(sequence.tokens.pop(0))
-                sequence.context_tokens += 1
-                if not sequence.tokens:
-                    self._running.remove(sequence)
+            for sequence in self._running.advance():
+                self._taken_tokens -= sequence.room_tokens
             self._admit()
         self._steps = None
 
     def _admit(self) -> None:
         """Those that fit, in order: a long one is not overtaken for ever."""
-        taken = sum(sequence.room_tokens for sequence in self._running)
-        while self._waiting and (not self._capacity_tokens or taken + self._waiting[0].room_tokens <= self._capacity_tokens):
+        while self._waiting and (not self._capacity_tokens or self._taken_tokens + self._waiting[0].room_tokens <= self._capacity_tokens):
             sequence = self._waiting.popleft()
-            taken += sequence.room_tokens
-            self._running.append(sequence)
+            self._taken_tokens += sequence.room_tokens
+            self._running.join(sequence, context_tokens=sequence.prompt_tokens, steps=len(sequence.tokens))

@@ -15,14 +15,14 @@ from kvstore.scheduler.pressure.strategies import Server, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Of durations, in seconds; 0 where there are none."""
+class MeanAndTail:
+    """Of durations, in seconds; 0 where there are none. One that keeps every duration: the simulator's Spread counts them by length."""
 
     mean_s: float
     p99_s: float
 
     @classmethod
-    def of(cls, durations_s: Iterable[float]) -> "Spread":
+    def of(cls, durations_s: Iterable[float]) -> "MeanAndTail":
         """p99: the shortest that at least 99 % are not above."""
         ordered = sorted(durations_s)
         if not ordered:
@@ -41,10 +41,10 @@ class Outcome:
     rejected: int
     evicted: int
     """Ended with an error in the middle of their answers."""
-    wait: Spread
+    wait: MeanAndTail
     """From arrival until its first prefill begins."""
-    ttft: Spread
-    latency: Spread
+    ttft: MeanAndTail
+    latency: MeanAndTail
     """From arrival to the last token."""
     displacements: int
     prefilled_tokens: int
@@ -87,9 +87,9 @@ def _outcome(strategy: Strategy, load: Load, ended: Sequence[Generation], work: 
         completed=len(done),
         rejected=endings[Ending.REJECTED],
         evicted=endings[Ending.EVICTED],
-        wait=Spread.of(request.wait_s for request in done),
-        ttft=Spread.of(request.ttft_s for request in done),
-        latency=Spread.of(request.ended_s - request.arrival_s for request in done),
+        wait=MeanAndTail.of(request.wait_s for request in done),
+        ttft=MeanAndTail.of(request.ttft_s for request in done),
+        latency=MeanAndTail.of(request.ended_s - request.arrival_s for request in done),
         displacements=work.displacements,
         prefilled_tokens=work.prefilled_tokens,
         recomputed_tokens=work.recomputed_tokens,

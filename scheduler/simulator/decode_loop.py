@@ -5,18 +5,19 @@ Who may join is decided by its owner: decode.py, coupled.py.
 
 from collections.abc import Callable
 
-from kvstore.scheduler.simulator.batch import Batch, Stretch
+from kvstore.scheduler.batching import RunningBatch
 from kvstore.scheduler.simulator.events import Event, EventQueue
 from kvstore.scheduler.simulator.gaps import Gaps
 from kvstore.scheduler.simulator.job import Job
 from kvstore.scheduler.simulator.machine import Machine
+from kvstore.scheduler.simulator.stretches import Stretch, next_stretch
 
 
 class DecodeLoop:
     """Runs one stretch at a time and then calls `on_stop` with the jobs that ended, while it is idle again."""
 
     def __init__(self, machine: Machine, events: EventQueue, gaps: Gaps, on_stop: Callable[[list[Job]], None]) -> None:
-        self.batch: Batch[Job] = Batch(machine)
+        self.batch: RunningBatch[Job] = RunningBatch()
         self.busy_s = 0.0
         self.flops = 0.0
         self.tokens = 0
@@ -44,7 +45,7 @@ class DecodeLoop:
 
     def run(self) -> None:
         """Begin a stretch, as long as the batch stays the same."""
-        self._begin(self.batch.stretch())
+        self._begin(next_stretch(self.batch, self._machine))
 
     def run_step(self, duration_s: float, *, decode_share_s: float) -> None:
         """Begin one step of another length, of which `decode_share_s` is the decoding's."""

@@ -6,7 +6,7 @@ from kvstore.scheduler.decision import Decision, Rejection
 from kvstore.scheduler.request import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """Stages add up: arrival_s + schedule_s + queue_s + fetch_s + load_s + prefill_s = first_token_s, and + stream_s + decode_s =
     finish_s."""

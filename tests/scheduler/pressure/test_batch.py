@@ -16,7 +16,7 @@ def test_each_step_gives_every_member_a_token_until_it_has_all_of_them() -> None
     assert batch.step() == []
     assert batch.cached_tokens == 32
     assert batch.step() == [short]
-    assert (short.tokens, short.cached_tokens, short.joined_step) == (3, 22, None)
+    assert (short.tokens, short.cached_tokens) == (3, 22)
     assert (len(batch), batch.cached_tokens, batch.full_tokens) == (1, 12, 14)
     batch.check_integrity()
     assert [batch.step(), batch.step()] == [[], [long]]

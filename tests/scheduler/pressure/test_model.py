@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.scheduler.pressure.load import Ending, Load, Users
-from kvstore.scheduler.pressure.model import Outcome, Spread, relieve
+from kvstore.scheduler.pressure.model import MeanAndTail, Outcome, relieve
 from kvstore.scheduler.pressure.server import PressedServer
 from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server, Strategy
 from tests.scheduler.pressure.pressed import BYTES_PER_TOKEN, dram, server, strategy
@@ -121,9 +121,9 @@ def test_figures_are_of_the_requests() -> None:
     asked = Users(load, Random(3)).ask()
     found = relieve(server(12), strategy("queue"), load, Random(3))
     assert (found.requests, found.completed, found.users) == (1, 1, 1)
-    assert found.wait == Spread(0.0, 0.0)
-    assert found.ttft == Spread(8.0, 8.0)
-    assert found.latency == Spread(8.5, 8.5)
+    assert found.wait == MeanAndTail(0.0, 0.0)
+    assert found.ttft == MeanAndTail(8.0, 8.0)
+    assert found.latency == MeanAndTail(8.5, 8.5)
     assert found.duration_s == asked.arrival_s + 8.5
     assert found.goodput_tokens_per_s == pytest.approx(5 / found.duration_s)
     assert found.as_dict()["ttft"] == {"mean_s": 8.0, "p99_s": 8.0}
@@ -134,11 +134,11 @@ def test_nobody_who_asks_in_time_is_no_outcome_to_divide_by() -> None:
         server(12), strategy("queue"), Load(users=1, context_tokens=8, output_tokens=5, think_s=1e4, duration_s=1e-6), Random(3)
     )
     assert (found.requests, found.duration_s, found.goodput_tokens_per_s, found.recompute_share) == (0, 0.0, 0.0, 0.0)
-    assert found.latency == Spread(0.0, 0.0)
+    assert found.latency == MeanAndTail(0.0, 0.0)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
 def test_the_99th_percentile_is_the_least_that_99_in_100_do_not_exceed(durations_s: list[float]) -> None:
-    found = Spread.of(durations_s)
+    found = MeanAndTail.of(durations_s)
     assert found.p99_s == min(x for x in durations_s if sum(y <= x for y in durations_s) >= 0.99 * len(durations_s))
     assert found.mean_s == pytest.approx(sum(durations_s) / len(durations_s))

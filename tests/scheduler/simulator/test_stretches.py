@@ -1,4 +1,4 @@
-"""Promises of batch.py: many steps at once come to what they come to one by one."""
+"""Promises of stretches.py: many steps at once come to what they come to one by one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.scheduler.simulator.batch import Batch, Stretch
+from kvstore.scheduler.batching import RunningBatch
+from kvstore.scheduler.simulator.stretches import Stretch, next_stretch
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Times:
 AFFINE = Times(lambda batch, context: 0.01 + 0.002 * batch + 3e-6 * context)
 CURVED = Times(lambda batch, context: 0.01 + 0.002 * batch + 1e-10 * context**2)
 KINKED = Times(lambda batch, context: max(0.01, 1e-5 * context))
-FLAT = Times(lambda batch, context: 0.02)
 
 Sequences = list[tuple[int, int]]
 """(context, steps) of each."""
@@ -48,12 +48,12 @@ def naive(times: Times, found: Sequences) -> dict[int, float]:
 
 def closed(times: Times, found: Sequences) -> tuple[dict[int, float], int]:
     """The same by stretches, and how many of them it took."""
-    batch: Batch[int] = Batch(times)
+    batch: RunningBatch[int] = RunningBatch()
     for number, (context, steps) in enumerate(found):
         batch.join(number, context_tokens=context, steps=steps)
     now_s, ends, stretches = 0.0, {}, 0
     while len(batch):
-        stretch = batch.stretch()
+        stretch = next_stretch(batch, times)
         now_s += stretch.duration_s(stretch.steps)
         stretches += 1
         ends.update(dict.fromkeys(batch.advance(stretch.steps), now_s))
@@ -101,22 +101,3 @@ def test_a_rounded_root_is_put_right() -> None:
     stretch = Stretch(10, 0.1, 0.0)
     for steps in range(1, 11):
         assert stretch.steps_after(stretch.duration_s(steps)) == steps
-
-
-def test_the_batch_counts_its_tokens_and_who_is_left_longest() -> None:
-    batch: Batch[str] = Batch(FLAT)
-    assert (len(batch), batch.context_tokens, batch.longest_steps) == (0, 0, 0)
-    batch.join("a", context_tokens=100, steps=2)
-    batch.join("b", context_tokens=50, steps=5)
-    assert batch.stretch() == Stretch(2, 0.02, 0.0)
-    assert batch.advance(1) == []
-    assert (batch.context_tokens, batch.longest_steps) == (152, 4)
-    batch.join("c", context_tokens=10, steps=1)
-    assert batch.stretch() == Stretch(1, 0.02, 0.0)
-    assert batch.advance(1) == ["a", "c"]
-    assert (len(batch), batch.context_tokens, batch.longest_steps) == (1, 52, 3)
-
-
-def test_nobody_joins_for_nothing() -> None:
-    with pytest.raises(AssertionError):
-        Batch[str](FLAT).join("a", context_tokens=1, steps=0)

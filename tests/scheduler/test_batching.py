@@ -1,0 +1,68 @@
+"""Promises of batching.py: many steps at once come to what they come to one by one, whoever leaves meanwhile."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.scheduler.batching import RunningBatch
+
+
+def test_it_counts_its_tokens_and_who_ends_first_and_last() -> None:
+    batch: RunningBatch[str] = RunningBatch()
+    assert (len(batch), batch.context_tokens, batch.longest_steps) == (0, 0, 0)
+    batch.join("a", context_tokens=100, steps=2)
+    batch.join("b", context_tokens=50, steps=5)
+    assert (batch.steps_to_next_end, batch.longest_steps) == (2, 5)
+    assert batch.advance() == []
+    assert (batch.context_tokens, batch.longest_steps) == (152, 4)
+    batch.join("c", context_tokens=10, steps=1)
+    assert (batch.steps_to_next_end, batch.members()) == (1, ["a", "b", "c"])
+    assert batch.advance() == ["a", "c"]
+    assert (len(batch), batch.context_tokens, batch.longest_steps) == (1, 52, 3)
+
+
+def test_one_that_leaves_lacks_what_it_has_not_got() -> None:
+    batch: RunningBatch[str] = RunningBatch()
+    batch.join("a", context_tokens=10, steps=3)
+    batch.join("b", context_tokens=20, steps=9)
+    batch.advance(2)
+    assert batch.leave("b") == 7
+    assert batch.leave("a") == 1
+    assert (len(batch), batch.context_tokens) == (0, 0)
+
+
+def test_nobody_joins_for_nothing() -> None:
+    with pytest.raises(AssertionError):
+        RunningBatch[str]().join("a", context_tokens=1, steps=0)
+
+
+Step = tuple[str, int, int]
+steps = st.lists(st.tuples(st.sampled_from(["join", "leave", "advance"]), st.integers(1, 20), st.integers(1, 9)), max_size=60)
+
+
+@given(steps)
+def test_it_agrees_with_a_count_of_every_token(steps: list[Step]) -> None:
+    batch: RunningBatch[int] = RunningBatch()
+    naive: dict[int, list[Any]] = {}
+    """[context, steps left] of each member."""
+    for number, (what, context, count) in enumerate(steps):
+        if what == "join":
+            batch.join(number, context_tokens=context, steps=count)
+            naive[number] = [context, count]
+        elif what == "leave" and naive:
+            member = list(naive)[context % len(naive)]
+            assert batch.leave(member) == naive.pop(member)[1]
+        elif naive:
+            for _ in range(min(count, batch.steps_to_next_end)):
+                for sequence in naive.values():
+                    sequence[0], sequence[1] = sequence[0] + 1, sequence[1] - 1
+            ended = [member for member, (_, left) in naive.items() if not left]
+            assert batch.advance(min(count, batch.steps_to_next_end)) == ended
+            for member in ended:
+                del naive[member]
+        batch.check_integrity()
+        assert batch.members() == list(naive)
+        assert batch.context_tokens == sum(context for context, _ in naive.values())
+        assert batch.longest_steps == max((left for _, left in naive.values()), default=0)
