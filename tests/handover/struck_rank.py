@@ -19,6 +19,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.protocol.errors import Cancelled
+from kvstore.transfer.testing.waiting import eventually
 from tests.handover.scene import Rank, layout_of, rank_by
 from tests.handover.test_processes import FILL, LARGE, SETTINGS, Child
 
@@ -151,11 +152,16 @@ def hand_over(role: str, transports: str, strikes: int) -> dict[str, Any]:
                 requests.check_struck(name)
             else:
                 requests.check_well(name)
-        finished = {outcome.request_id for outcome in rank.transceiver.finished()}
+        finished: set[bytes] = set()
+
+        def all_finished() -> bool:
+            finished.update(outcome.request_id for outcome in rank.transceiver.finished())
+            return finished >= requests.begun
+
+        eventually(all_finished, "the outcome of every request that was begun")
         left = [rank.transceiver.staging_bytes, rank.transceiver.early_count, sum(region.users for region in rank.regions)]
         rank.close()
-    missing = len(requests.begun - finished)
-    return {"touched": requests.touched, "struck": struck, "unfinished": requests.unfinished, "outcomes_missing": missing, "left": left}
+    return {"touched": requests.touched, "struck": struck, "unfinished": requests.unfinished, "left": left}
 
 
 def close(transports: str, strikes: int) -> dict[str, Any]:

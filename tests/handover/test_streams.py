@@ -144,9 +144,8 @@ def test_a_thread_that_cannot_be_had_ends_the_moves(listener: StreamListener, mo
         patch.setattr(threading.Thread, "start", refuse)
         stream.connect(TcpConnection, listener.metadata(), Rail(), TICKET, deadline_s=10)
         assert isinstance(ended.result(0), Full)
-        connection = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
         with pytest.raises(Unreachable):
-            connection.recv_into([memoryview(bytearray(1))], Deadline(10))
+            TcpConnection.connect(listener.metadata(), Rail(), Deadline(10)).recv_into([memoryview(bytearray(1))], Deadline(10))
     theirs = listener.expect(TICKET)
     ours = connected(listener)
     assert put(ours, sending(b"x")).result(10) is None
