@@ -3,8 +3,8 @@
 It knows the tree of prefixes by the parents it is told. Three things follow. Only leaves leave: a block without its parent cannot be used,
 so a prompt shrinks from its end. What a block is worth goes by its visit (visits.py): whether it is a prefix that many share, a first
 prompt, or a later turn of a conversation, and of what size; how soon blocks of that class come back at which age is learned while it runs,
-from evicted blocks too (hazard.py). And the last block of a prompt is discounted by how rarely such blocks are read again: never, where a
-prompt's unfinished block gets a key of its own.
+from evicted blocks too (hazard.py); leaves leave in the order of that (cohort_order.py). And the last block of a prompt is discounted by
+how rarely such blocks are read again: never, where a prompt's unfinished block gets a key of its own.
 """
 
 import time
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Generic
 
-from kvstore.tiers.policies.hazard import BUCKETS
+from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
-from kvstore.tiers.policies.visits import CLASSES, SHARED_FORKS, Cohort, Visit, VisitLog
+from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
 
 LEARN_BLOCKS: Final = 2048
 """Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block."""
@@ -24,10 +24,6 @@ ADVANCE_S: Final = 0.125
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
 """Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
-CELLS: Final = CLASSES * BUCKETS * 2
-"""Cohorts with leaves are filed by class, bucket of age, and whether those leaves are the last blocks of their prompts: twice, if both."""
-ORPHANS: Final = CELLS
-"""One cell more: blocks whose parent was evicted. They cannot be hit and leave before all others."""
 
 
 class _Node(Generic[K]):
@@ -65,14 +61,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         """Evicted key to its last visit, the turn it was first stored in, and its forks."""
         self._parentless: dict[K, set[K]] = {}
         """Absent parent to its present children."""
-        self._log: VisitLog[K] = VisitLog(self._grow_older)
+        self._order: CohortOrder[K] = CohortOrder()
+        self._log: VisitLog[K] = VisitLog(self._order.grow_older)
         self._visit: Visit[K] | None = None
-        self._cells: list[OrderedDict[Cohort[K], None]] = [OrderedDict() for _ in range(CELLS + 1)]
-        self._orphans: Cohort[K] = Cohort(CLASSES, 0.0)
-        self._rank: list[int] = []
-        self._by_rank: list[int] = []
-        self._occupied = 0
-        """A bit for each cell that is not empty, by rank: the lowest is the one to evict from."""
         self._seen_blocks = self._seen_visits = 0
         """In visits that have ended since worths were computed."""
         self._advanced_s = clock()
@@ -118,7 +109,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         elif parent is not None:
             self._parentless.setdefault(parent, set()).add(key)
             if parent in self._ghosts and node.children is None:
-                self._file(key, node, self._orphans)
+                self._file(key, node, self._order.orphans)
         if node.forks >= SHARED_FORKS[0]:
             self._end_shared(visit, node, now_s)
 
@@ -170,10 +161,9 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._file_by_visit(parent, above, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        if not self._occupied:
+        first = self._order.first()
+        if first is None:
             return next(filter(evictable, islice(self._all(), self._max_scan)), None)
-        cell = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
-        first = next(iter(next(iter(self._cells[cell])).leaves[cell & 1]))
         return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self._max_scan)), None)
 
     def __len__(self) -> int:
@@ -217,19 +207,11 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._seen_blocks = self._seen_visits = 0
 
     def _learn(self, now_s: float) -> None:
-        """Rank the cells by what their blocks are worth."""
+        """Order the cohorts by what their blocks are worth now."""
         tip_share = self._log.tips_read / self._log.tips
-        worths = [worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)]
-        self._by_rank = [ORPHANS, *sorted(range(CELLS), key=worths.__getitem__)]
-        self._rank = [0] * (CELLS + 1)
-        for rank, cell in enumerate(self._by_rank):
-            self._rank[cell] = rank
-        self._occupied = self._bits()
+        self._order.rank([worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)])
 
-    def _bits(self) -> int:
-        return sum(1 << self._rank[cell] for cell, cohorts in enumerate(self._cells) if cohorts)
-
-    # --- leaves: each in a cohort, each cohort in a cell ---
+    # --- leaves: each in a cohort ---
 
     def _adopt_all(self, key: K, node: _Node[K]) -> None:
         """Children of this block that are there before it are orphans no more."""
@@ -247,7 +229,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             child = self._nodes[child_key]
             if child.home is not None:
                 self._unfile(child_key, child)
-                self._file(child_key, child, self._orphans)
+                self._file(child_key, child, self._order.orphans)
 
     def _forget_parentless(self, parent: K, key: K) -> None:
         siblings = self._parentless[parent]
@@ -266,7 +248,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         node.is_tip = is_tip
         leaves = home.leaves[is_tip]
         if not leaves:
-            self._enter(_cell_of(home, home.bucket) + is_tip, home)
+            self._order.enter(home, is_tip)
         leaves[key] = None
         if in_front:
             leaves.move_to_end(key, last=False)
@@ -277,47 +259,20 @@ class PrefixPolicy(EvictionPolicy[K]):
         leaves = home.leaves[node.is_tip]
         del leaves[key]
         if not leaves:
-            self._leave(_cell_of(home, home.bucket) + node.is_tip, home)
+            self._order.leave(home, node.is_tip)
         node.home = None
-
-    def _grow_older(self, cohort: Cohort[K], bucket: int) -> None:
-        for is_tip in (False, True):
-            if cohort.leaves[is_tip]:
-                self._leave(_cell_of(cohort, cohort.bucket) + is_tip, cohort)
-                self._enter(_cell_of(cohort, bucket) + is_tip, cohort)
-
-    def _enter(self, cell: int, cohort: Cohort[K]) -> None:
-        if not self._cells[cell]:
-            self._occupied |= 1 << self._rank[cell]
-        self._cells[cell][cohort] = None
-
-    def _leave(self, cell: int, cohort: Cohort[K]) -> None:
-        del self._cells[cell][cohort]
-        if not self._cells[cell]:
-            self._occupied ^= 1 << self._rank[cell]
 
     def _all(self) -> Iterator[K]:
         """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
         others, for when every leaf is leased or pinned."""
-        occupied = self._occupied
-        while occupied:
-            lowest = occupied & -occupied
-            occupied ^= lowest
-            cell = self._by_rank[lowest.bit_length() - 1]
-            for cohort in self._cells[cell]:
-                yield from cohort.leaves[cell & 1]
+        yield from self._order
         for is_leaf in (True, False):
             for key, node in self._nodes.items():
                 if node.home is None and (node.children is None) == is_leaf:
                     yield key
 
     def check_integrity(self) -> None:
-        filed = {}
-        for cell, cohorts in enumerate(self._cells):
-            for cohort in cohorts:
-                assert cohort.leaves[cell & 1]
-                assert cell == _cell_of(cohort, cohort.bucket) + (cell & 1)
-                filed.update(dict.fromkeys(cohort.leaves[cell & 1], (cohort, cell & 1)))
+        filed = self._order.check_integrity()
         assert filed == {key: (node.home, node.is_tip) for key, node in self._nodes.items() if node.home is not None}
         growing = self._visit.tip if self._visit is not None else None
         for key, node in self._nodes.items():
@@ -333,10 +288,4 @@ class PrefixPolicy(EvictionPolicy[K]):
         for parent, children in self._parentless.items():
             assert children
             assert parent not in self._nodes
-        assert self._occupied == self._bits()
         assert not self._ghosts.keys() & self._nodes.keys()
-
-
-def _cell_of(cohort: Cohort[K], bucket: int) -> int:
-    """Of a cohort in this bucket, for leaves that are not the last of their prompts; one more for those that are."""
-    return (cohort.klass * BUCKETS + bucket) * 2

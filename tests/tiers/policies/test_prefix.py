@@ -1,7 +1,6 @@
 """The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.tiers.conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
+from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
@@ -306,6 +306,6 @@ def test_an_integrity_check_finds_a_leaf_that_is_filed_nowhere() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     store(policy, ["a"])
     store(policy, ["b"])
-    policy._cells = [OrderedDict() for _ in policy._cells]
+    policy._order = CohortOrder()
     with pytest.raises(AssertionError):
         policy.check_integrity()
