@@ -25,6 +25,11 @@ class MasterSettings:
     catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
     tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')
     reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
+    max_reservations: int = setting(
+        1 << 20,
+        "Puts granted and not yet published, of all tenants; more are refused as Full until some are published or expire.",
+        minimum=1,
+    )
     heartbeat_interval_s: float = setting(1.0, "How often nodes report.", minimum=0.01)
     node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
     slow_start_s: float = setting(30.0, "A new node gets its full share of writes only after this long.", minimum=0)

@@ -59,11 +59,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Nodes that may live, dead ones that are known, and removals kept for them one by one."""
+    """Nodes that may live, dead ones that are known, removals kept for them one by one, and puts granted and not yet published."""
 
     nodes: int = 1024
     absent_nodes: int = 1024
     kept_removals: int = 100_000
+    reservations: int = 1 << 20
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class Directory:
         self._master_epoch = master_epoch
         self._tenants = Tenants()
         self._rows = Rows(self._tenants)
-        self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns)
+        self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns, limit=limits.reservations)
         self.members = Membership(
             wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
@@ -238,7 +239,8 @@ class Directory:
     ) -> Grants:
         """Who may write, and where. The second of a repeated key is BUSY.
 
-        Raises InvalidArgument (a size out of range, or too large for every node) or Unavailable (no node); nothing was reserved.
+        Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node) or Full (too many stand
+        reserved already); nothing was reserved.
         """
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")

@@ -7,14 +7,19 @@ is published all the same, and generations decide between two of one key.
 from collections.abc import Iterable, Sequence
 
 from kvstore.master.directory.tenants import Reservation, Tenant
+from kvstore.protocol.errors import Full
 
 
 class Reservations:
     """The reservations of all tenants. Not thread-safe."""
 
-    def __init__(self, *, ttl_ns: int, last_generation: int) -> None:
-        """Generations follow `last_generation`, which must be above all that were ever granted (a wall clock in ns is)."""
+    def __init__(self, *, ttl_ns: int, last_generation: int, limit: int) -> None:
+        """Generations follow `last_generation`, which must be above all that were ever granted (a wall clock in ns is). At most `limit`
+        reservations stand at once: whoever asks and never puts would else fill the master's memory until they expire.
+        """
         self._ttl_ns = ttl_ns
+        self._limit = limit
+        self._count = 0
         self._last_generation = last_generation
 
     @property
@@ -32,12 +37,18 @@ class Reservations:
         return found is not None and found.expires_ns > now_ns and found.node_id in live
 
     def grant(self, tenant: Tenant, keys: Sequence[bytes], sizes: Sequence[int], nodes: Sequence[int], now_ns: int) -> range:
-        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void."""
+        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void.
+
+        Raises Full, beyond the limit; nothing was reserved.
+        """
+        if self._count + len(keys) > self._limit:
+            raise Full(f"{self._count} puts are granted and not published, and {len(keys)} more exceed max_reservations ({self._limit})")
         first = self._last_generation + 1
         self._last_generation += len(keys)
         expires_ns = now_ns + self._ttl_ns
         generations = range(first, first + len(keys))
         for key, size, node_id, generation in zip(keys, sizes, nodes, generations, strict=True):
+            self._count += key not in tenant.reserved
             tenant.reserved.pop(key, None)  # to the end of the dictionary: it is the order of expiry
             tenant.reserved[key] = Reservation(generation, node_id, size, expires_ns)
         return generations
@@ -47,6 +58,7 @@ class Reservations:
         found = tenant.reserved.get(key)
         if found is not None and found.generation == generation:
             del tenant.reserved[key]
+            self._count -= 1
 
     def expire(self, tenants: Iterable[Tenant], now_ns: int) -> None:
         """Forget what expired by now."""
@@ -58,9 +70,12 @@ class Reservations:
                 over.append(key)
             for key in over:
                 del tenant.reserved[key]
+            self._count -= len(over)
 
     def check_integrity(self, tenants: Iterable[Tenant]) -> None:
-        """Assert that reservations lie in the order of their expiry and none is of a generation to come. For tests."""
+        """Assert that reservations lie in the order of their expiry, are counted, and none is of a generation to come. For tests."""
+        tenants = list(tenants)
+        assert self._count == sum(len(tenant.reserved) for tenant in tenants) <= self._limit
         for tenant in tenants:
             expiries = [reservation.expires_ns for reservation in tenant.reserved.values()]
             assert expiries == sorted(expiries), tenant.name

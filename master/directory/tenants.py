@@ -49,6 +49,7 @@ class Tenants:
     def __init__(self) -> None:
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []
+        self._free: list[int] = []
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())
@@ -68,7 +69,7 @@ class Tenants:
         if found is not None:
             return found
         check_tenant(name)
-        index = self._by_index.index(None) if None in self._by_index else len(self._by_index)
+        index = self._free.pop() if self._free else len(self._by_index)
         made = self._by_name[name] = Tenant(name, index, tenant_prefix(name))
         self._by_index[index : index + 1] = [made]
         return made
@@ -79,3 +80,4 @@ class Tenants:
             if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.removed):
                 del self._by_name[tenant.name]
                 self._by_index[tenant.index] = None
+                self._free.append(tenant.index)

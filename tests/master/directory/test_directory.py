@@ -23,7 +23,7 @@ from kvstore.protocol.catalog_messages import (
     Drop,
     Hold,
 )
-from kvstore.protocol.errors import Corrupt, InvalidArgument, StaleEpoch, Unavailable
+from kvstore.protocol.errors import Corrupt, Full, InvalidArgument, StaleEpoch, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
@@ -435,6 +435,17 @@ def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_other
     master.sweep()
     master.directory.tick(master.now_ns)
     assert master.directory._tenants.get(TENANT) is None, "no row is left"
+
+
+def test_whoever_reserves_without_end_is_refused_and_holds_up_nobody_for_longer_than_a_reservation_lasts() -> None:
+    master = Master(limits=Limits(reservations=4), timing=Timing(reserve_ttl_s=5))
+    master.sync(master.register("a"))
+    for number in range(4):
+        reserve(master, b"%d" % number)
+    with pytest.raises(Full, match="max_reservations"):
+        reserve(master, b"one more")
+    master.directory.tick(5 * S)
+    assert reserve(master, b"one more", now_ns=5 * S).statuses[0] == GRANTED
 
 
 def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:

@@ -1,13 +1,16 @@
 """Promises of reservations.py."""
 
+import pytest
+
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.errors import Full
 
 LIVE = frozenset({1})
 
 
 def test_generations_are_unique_and_above_all_that_was_seen() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=100), Tenants().of("red")
+    reservations, red = Reservations(ttl_ns=10, last_generation=100, limit=9), Tenants().of("red")
     assert list(reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)) == [101, 102]
     reservations.saw(500)
     reservations.saw(3)
@@ -17,7 +20,7 @@ def test_generations_are_unique_and_above_all_that_was_seen() -> None:
 
 
 def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     reservations.grant(red, [b"a"], [1], [1], 0)
     assert reservations.held(red, b"a", LIVE, 9)
     assert not reservations.held(red, b"a", LIVE, 10)
@@ -26,7 +29,7 @@ def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None
 
 
 def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
     reservations.grant(red, [b"b"], [1], [1], 5)
     reservations.expire([red], 10)
@@ -37,10 +40,26 @@ def test_expired_reservations_are_forgotten_and_later_ones_stay() -> None:
 
 
 def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
-    reservations, red = Reservations(ttl_ns=10, last_generation=0), Tenants().of("red")
+    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     (generation,) = reservations.grant(red, [b"a"], [1], [1], 0)
     reservations.end(red, b"a", generation + 1)
     assert b"a" in red.reserved
     reservations.end(red, b"a", generation)
     reservations.end(red, b"a", generation)
     assert b"a" not in red.reserved
+
+
+def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_batch_is_reserved() -> None:
+    tenants = Tenants()
+    reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=3), tenants.of("red"), tenants.of("blue")
+    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
+    with pytest.raises(Full, match=r"2 puts are granted and not published, and 2 more exceed max_reservations \(3\)"):
+        reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0)
+    assert (blue.reserved, reservations.last_generation) == ({}, 2)
+    reservations.grant(red, [b"b"], [1], [1], 5)
+    reservations.check_integrity(tenants)
+    reservations.end(red, b"b", 3)
+    reservations.expire(tenants, 10)
+    reservations.check_integrity(tenants)
+    assert len(reservations.grant(blue, [b"a", b"b", b"c"], [1] * 3, [1] * 3, 10)) == 3
+    reservations.check_integrity(tenants)
