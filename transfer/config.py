@@ -19,7 +19,12 @@ class TransferSettings:
     )
     rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
     topology: str = setting("", "JSON file that replaces the discovered topology.")
-    listen_port: int = setting(0, "TCP port of the engine on every rail; 0 takes a free one.", minimum=0, maximum=65535)
+    listen_port: int = setting(
+        0,
+        "TCP port of the engine on every rail, for tcp; transports beside it take the ports that follow. 0 takes free ones.",
+        minimum=0,
+        maximum=65535,
+    )
     # Over a loopback, slices of 2 MiB carry a tenth to a fifth more than of 1 MiB, of 4 MiB no more, three under way no more than two
     # (benchmarks/RESULTS.md). More under way would only be more for an urgent transfer to wait for.
     slice_bytes: Size = setting(Size(2 << 20), "Large transfers are cut into slices of this size.", minimum=64 << 10, maximum=16 << 20)
@@ -39,7 +44,9 @@ class TransferSettings:
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another rail can still be tried.", minimum=0.001)
     stall_timeout_s: float = setting(0.5, "A connection that moves no byte of a slice for this long has failed.", minimum=0.001)
     deadline_s: float = setting(30.0, "Time for a transfer whose caller names none.", minimum=0.001, maximum=3600)
-    max_attempts: int = setting(6, "How often a slice is tried, over all rails and transports, before the transfer fails.", minimum=1)
+    max_attempts: int = setting(
+        6, "How often a slice is tried by one transport, over all its rails, before only others are left to it.", minimum=1
+    )
     cooldown_s: float = setting(0.5, "A rail that failed rests for this long, then twice as long with each further failure.", minimum=0.001)
     cooldown_max_s: float = setting(8.0, "Longest rest of a failing rail.", minimum=0.001)
     probe_share: float = setting(0.02, "Share of slices sent over a rail other than the best one, to measure it.", minimum=0, maximum=0.5)

@@ -117,6 +117,15 @@ class Region:
             self._idle.notify_all()
 
 
+class PlainRegion(Region):
+    """Over a buffer that a caller names in a copy: it closes itself with the transfer that holds it, for nobody else could."""
+
+    def release(self) -> None:
+        super().release()
+        if not self.users:
+            self.close()
+
+
 class RemoteRegion(NamedTuple):
     """A peer's region, as its owner described it. `key` is its read or its write key; `descriptors` are agents' own bytes, by transport:
     only those named reach it. `location` is where it lies at its owner, "cpu:N"."""

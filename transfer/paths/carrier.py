@@ -107,7 +107,7 @@ class Carrier:
                 self._fail(part.transfer, part.transfer.deadline.exceeded(), after)
                 continue
             path = peer.choose(part, now_ns)
-            if path is None or len(part.tried) >= self._settings.max_attempts:
+            if path is None:
                 self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), after)
                 continue
             agent, remote, _ = peer.routes[path]

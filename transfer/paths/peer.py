@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -44,6 +45,7 @@ class Peer:
         self.info = info
         self.routes: dict[Path, Route] = {}
         self.chooser = PathChooser(settings, random)
+        self._max_attempts = settings.max_attempts
         self._near_rails = near_rails
         self._far: dict[tuple[str, str], dict[Path, int]] = {}
         self._queue: list[tuple[int, int, Slice]] = []
@@ -80,12 +82,16 @@ class Peer:
     def choose(self, part: Slice, now_ns: int) -> Path | None:
         """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
 
-        None when every path that reaches its regions has failed it TRIES_A_PATH times; those that failed it less often go first.
+        None when every path that reaches its regions has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
+        failed it less often go first.
         """
         reach = set(part.pieces[0].remote.descriptors)
         for piece in part.pieces:
             if piece.remote is not part.pieces[0].remote:
                 reach.intersection_update(piece.remote.descriptors)
+        if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
+            attempts = Counter(path.transport for path in part.tried)
+            reach = {transport for transport in reach if attempts[transport] < self._max_attempts}
         reaching = [path for path in self.routes if path.transport in reach]
         fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
         if fewest >= TRIES_A_PATH:

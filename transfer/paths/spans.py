@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.memory.region import Piece, PlainRegion, Region
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 
 MAX_COPY_BYTES: Final = 1 << 40
@@ -59,7 +59,7 @@ def _place(end: End) -> tuple[Region | PeerRegion, int]:
         end, offset = end
         if not isinstance(offset, int):
             raise InvalidArgument(f"an offset is a number of bytes, not {offset!r}")
-    return end if isinstance(end, (Region, PeerRegion)) else Region(flat(end)), offset
+    return end if isinstance(end, (Region, PeerRegion)) else PlainRegion(flat(end)), offset
 
 
 def flat(buffer: Any) -> memoryview:

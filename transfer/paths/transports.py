@@ -17,10 +17,11 @@ from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.topology.model import RDMA_KINDS, Nic, Topology
+from kvstore.transfer.topology.model import LOOPBACK, RDMA_KINDS, Nic, Topology
 
 AUTO: Final = "auto"
 NAMES: Final = ("shm", "tcp", "ucx", "nixl")
+MAX_PORT: Final = 65_535
 
 
 class Maker:
@@ -42,13 +43,25 @@ class Maker:
         if transport in ("shm", "nixl"):
             return [Rail()]
         nics = [nic for nic in topology.rails(self._settings.rails) if nic.is_usable]
+        port = self._port(transport, topology)
         if transport == "ucx":
-            return [self._rail(nic) for nic in nics if nic.kind in RDMA_KINDS] or [self._rail(nic) for nic in nics] or [Rail()]
-        return [self._rail(nic) for nic in nics if nic.addresses] or [Rail("lo", "127.0.0.1", port=self._settings.listen_port)]
+            return self._fabric_rails([nic for nic in nics if nic.kind in RDMA_KINDS] or nics, topology, port) or [Rail(port=port)]
+        return [_rail(nic, _address(nic), port) for nic in nics if nic.addresses] or [Rail("lo", "127.0.0.1", port=port)]
 
-    def _rail(self, nic: Nic) -> Rail:
-        address = min(nic.addresses, key=lambda text: ipaddress.ip_address(text).version, default="")
-        return Rail(nic.name, address, nic.numa_node, nic.speed_gbit_s, self._settings.listen_port)
+    def _fabric_rails(self, nics: Sequence[Nic], topology: Topology, port: int) -> list[Rail]:
+        """A port without an IP address is introduced by another NIC's, on a TCP port of its own: by the loopback no host would find it."""
+        lender = min((_address(nic) for nic in topology.usable() if nic.addresses and nic.kind != LOOPBACK), key=_version, default="")
+        borrowers = [nic.name for nic in topology.nics if not nic.addresses]
+        return [
+            _rail(nic, _address(nic), port) if nic.addresses else _rail(nic, lender, _after(port, 1 + borrowers.index(nic.name)))
+            for nic in nics
+        ]
+
+    def _port(self, transport: str, topology: Topology) -> int:
+        """Where it listens: on one address each transport needs a port of its own. UCX's come last, for it may need several."""
+        listening = [name for name in self.transports(topology) if name not in ("shm", "nixl")]
+        order = sorted(listening, key=lambda name: (name != "tcp", name == "ucx"))
+        return _after(self._settings.listen_port, order.index(transport) if transport in order else 0)
 
     def make(self, transport: str, rail: Rail) -> TransferAgent:
         """Raises ConfigError: a library is missing, an address is in use, or a class is no plug-in."""
@@ -73,6 +86,26 @@ class Maker:
     def _over(self, kind: type[Connection], rail: Rail, settings: TransferSettings | None = None) -> TransferAgent:
         chosen = settings or self._settings
         return ConnectionAgent(self._name, rail, chosen, kind, exports=self._exports, target=self._target, listens=self._listens)
+
+
+def _rail(nic: Nic, address: str, port: int) -> Rail:
+    return Rail(nic.name, address, nic.numa_node, nic.speed_gbit_s, port)
+
+
+def _address(nic: Nic) -> str:
+    """IPv4 first; "" for a NIC without any."""
+    return min(nic.addresses, key=_version, default="")
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address).version
+
+
+def _after(port: int, count: int) -> int:
+    """The port so many after it; 0, for any, stays so. Raises ConfigError when there is none."""
+    if port and port + count > MAX_PORT:
+        raise ConfigError(f"listen_port leaves no room behind it: this engine needs ports up to {port + count}")
+    return port + count if port else 0
 
 
 def _load(path: str) -> type[Any]:

@@ -48,7 +48,7 @@ _PLACE: Final = struct.Struct("<I")
 """A region's descriptor: its place in the owner's table of live regions."""
 
 
-class _Peer:
+class _Process:
     """A process of this host: its Unix socket, the table of its live regions, and those that are mapped. `lock` guards all of it but
     `is_loaded`."""
 
@@ -60,9 +60,8 @@ class _Peer:
         self.live: npt.NDArray[np.uint64] = np.zeros(CLOSED_COUNT + 1, np.uint64)
         self.closed_count = 0
         """What the table said when it was last looked through."""
-        self.mapped: dict[tuple[int, int, bool], Slab] = {}
-        """By id, key and whether it is writable."""
-        self.places: dict[int, int] = {}
+        self.mapped: dict[tuple[int, int, bool], tuple[Slab, int]] = {}
+        """With its place, by id, key and whether it is writable."""
         self.is_loaded = True
 
     def is_live(self, region_id: int, place: int) -> bool:
@@ -73,13 +72,12 @@ class _Peer:
         closed_count = int(self.live[CLOSED_COUNT])
         if closed_count != self.closed_count:
             self.closed_count = closed_count
-            for key in [key for key in self.mapped if not self.is_live(key[0], self.places[key[0]])]:
+            for key in [key for key, (_, place) in self.mapped.items() if not self.is_live(key[0], place)]:
                 del self.mapped[key]
 
     def hang_up(self) -> None:
         """Let go of all of them, and of the connection."""
         self.mapped.clear()
-        self.places.clear()
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -117,9 +115,9 @@ class SharedMemoryAgent(TransferAgent):
             self._target = SharedTarget(name, exports or Exports(), max_connections=settings.max_connections, run_dir=run_dir)
         self._threads = ThreadPoolExecutor(settings.copy_threads or min(4, os.cpu_count() or 1), thread_name_prefix="kvstore-shm-copy")
         self._lock = threading.Lock()
-        self._queued: dict[Request, _Peer] = {}
+        self._queued: dict[Request, _Process] = {}
         """Submitted and not begun."""
-        self._peers: list[_Peer] = []
+        self._peers: list[_Process] = []
         self._is_closed = False
 
     def metadata(self) -> bytes:
@@ -131,7 +129,7 @@ class SharedMemoryAgent(TransferAgent):
         host, _, path = metadata[len(MAGIC) :].partition(b" ")
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
             raise ProtocolError("these bytes do not say how a process is reached over shared memory")
-        peer = _Peer(host.decode("ascii", "replace"), os.fsdecode(path))
+        peer = _Process(host.decode("ascii", "replace"), os.fsdecode(path))
         if not is_here(peer.path, peer.host_id):
             raise Unreachable("the peer's Unix socket is not to be had here: it is on another host, or in another container")
         with self._lock:
@@ -139,7 +137,7 @@ class SharedMemoryAgent(TransferAgent):
         return peer
 
     def unload_remote(self, remote: Remote) -> None:
-        peer = _as_peer(remote)
+        peer = _as_process(remote)
         with self._lock:
             if peer in self._peers:
                 self._peers.remove(peer)
@@ -157,7 +155,7 @@ class SharedMemoryAgent(TransferAgent):
     # --- requests ---
 
     def submit(self, request: Request) -> None:
-        peer = _as_peer(request.remote)
+        peer = _as_process(request.remote)
         try:
             check_local(request)
             request.deadline.left_s()
@@ -198,7 +196,7 @@ class SharedMemoryAgent(TransferAgent):
         if was_queued:
             request.finish(cancelled())
 
-    def _copy(self, peer: _Peer, request: Request) -> None:
+    def _copy(self, peer: _Process, request: Request) -> None:
         """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
         is_read = request.direction is Direction.READ
         parts = self._parts(peer, request)
@@ -214,7 +212,7 @@ class SharedMemoryAgent(TransferAgent):
             if not peer.is_live(piece.remote.region_id, place):
                 raise StaleHandle(f"region {piece.remote.region_id} was closed while it was copied")
 
-    def _parts(self, peer: _Peer, request: Request) -> list[tuple[memoryview, int]]:
+    def _parts(self, peer: _Process, request: Request) -> list[tuple[memoryview, int]]:
         """For each piece the mapped memory of its region and the region's place."""
         writable = request.direction is Direction.WRITE
         with self._connected(peer, request.deadline) as channel:
@@ -222,7 +220,7 @@ class SharedMemoryAgent(TransferAgent):
             return [self._find(peer, channel, piece, writable, request.deadline) for piece in request.pieces]
 
     @contextmanager
-    def _connected(self, peer: _Peer, deadline: Deadline) -> Iterator[Channel]:
+    def _connected(self, peer: _Process, deadline: Deadline) -> Iterator[Channel]:
         """The peer's lock, and a channel to it. Raises Closed, Unreachable or DeadlineExceeded."""
         if not peer.lock.acquire(timeout=deadline.left_s()):
             raise deadline.exceeded()
@@ -237,7 +235,7 @@ class SharedMemoryAgent(TransferAgent):
         finally:
             peer.lock.release()
 
-    def _connect(self, peer: _Peer, deadline: Deadline) -> None:
+    def _connect(self, peer: _Process, deadline: Deadline) -> None:
         """A channel is kept only with its table: without one every region would look closed."""
         with self._attempt(deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
@@ -252,27 +250,24 @@ class SharedMemoryAgent(TransferAgent):
             raise
         peer.channel, peer.live, peer.closed_count = channel, np.frombuffer(table, np.uint64), 0
 
-    def _find(self, peer: _Peer, channel: Channel, piece: Piece, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
+    def _find(self, peer: _Process, channel: Channel, piece: Piece, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
         remote = piece.remote
-        slab = peer.mapped.get((remote.region_id, remote.key, writable))
-        if slab is None:
-            slab = self._attach(peer, channel, remote, writable, deadline)
-        place = peer.places[remote.region_id]
+        slab, place = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
         if not peer.is_live(remote.region_id, place):
             raise StaleHandle(f"region {remote.region_id} is closed")
         if piece.remote_offset + piece.size_bytes > len(slab.memory):
             raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
         return slab.memory, place
 
-    def _attach(self, peer: _Peer, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> Slab:
+    def _attach(self, peer: _Process, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> tuple[Slab, int]:
         """Map a region. Called with the peer's lock held."""
         descriptor = remote.descriptors.get(self.transport, b"")
         if len(descriptor) != _PLACE.size or not remote.region_id:
             raise InvalidArgument(f"region {remote.region_id} is not shared memory")
         slab = self._map(channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
-        peer.mapped[remote.region_id, remote.key, writable] = slab
-        [peer.places[remote.region_id]] = _PLACE.unpack(descriptor)
-        return slab
+        [place] = _PLACE.unpack(descriptor)
+        peer.mapped[remote.region_id, remote.key, writable] = slab, place
+        return slab, place
 
     def _map(self, channel: Channel, message: Attach, deadline: Deadline) -> Slab:
         with self._attempt(deadline) as attempt:
@@ -300,7 +295,7 @@ class SharedMemoryAgent(TransferAgent):
     # --- notifications ---
 
     def notify(self, remote: Remote, message: bytes, deadline: Deadline) -> None:
-        peer = _as_peer(remote)
+        peer = _as_process(remote)
         if len(message) > MAX_NOTICE_BYTES:
             raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long, not {len(message)}")
         with Shield(), self._connected(peer, deadline) as channel:
@@ -328,7 +323,7 @@ class SharedMemoryAgent(TransferAgent):
             self._target.close()
 
 
-def _as_peer(remote: Remote) -> _Peer:
-    if not isinstance(remote, _Peer):
+def _as_process(remote: Remote) -> _Process:
+    if not isinstance(remote, _Process):
         raise InvalidArgument("this is not a peer that this agent has loaded")
     return remote

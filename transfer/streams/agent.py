@@ -33,7 +33,7 @@ MAX_METADATA_BYTES: Final = 64 << 10
 log = logging.getLogger("kvstore.transfer")
 
 
-class _Peer:
+class _RemoteAgent:
     """A remote agent: how it is reached, and the lanes to it."""
 
     def __init__(self, metadata: bytes, lanes: list[Lane]) -> None:
@@ -71,7 +71,7 @@ class ConnectionAgent(TransferAgent):
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pool: EndpointPool[Lane, Link] = EndpointPool(max_endpoints=settings.max_endpoints, idle_ttl_s=settings.idle_ttl_s)
-        self._peers: set[_Peer] = set()
+        self._peers: set[_RemoteAgent] = set()
         self._runners = ThreadPoolExecutor(min(256, settings.max_endpoints + 8), thread_name_prefix=f"kvstore-{self.transport}")
         # Another process of the same name must not fence, or be taken for, connections of this one.
         self._numbers = itertools.count(secrets.randbits(62))
@@ -90,13 +90,13 @@ class ConnectionAgent(TransferAgent):
         if not metadata.startswith(head) or not len(head) < len(metadata) <= MAX_METADATA_BYTES:
             raise ProtocolError(f"these bytes do not say how a peer is reached by {self.transport}")
         streams = self._settings.tcp_streams
-        peer = _Peer(metadata[len(head) :], [Lane(self._lock, self._settings.window_slices) for _ in range(streams)])
+        peer = _RemoteAgent(metadata[len(head) :], [Lane(self._lock, self._settings.window_slices) for _ in range(streams)])
         with self._lock:
             self._peers.add(peer)
         return peer
 
     def unload_remote(self, remote: Remote) -> None:
-        peer = _as_peer(remote)
+        peer = _as_agent(remote)
         with self._lock:
             if not peer.is_loaded:
                 return
@@ -139,7 +139,7 @@ class ConnectionAgent(TransferAgent):
     # --- requests ---
 
     def submit(self, request: Request) -> None:
-        peer = _as_peer(request.remote)
+        peer = _as_agent(request.remote)
         error = self._refusal(request)
         if error is None and not request.pieces and not isinstance(request, NoticeRequest):
             request.finish()
@@ -207,7 +207,10 @@ class ConnectionAgent(TransferAgent):
             self._run(lane)
 
     def _run(self, lane: Lane, until: Any = None) -> None:
-        """Serve a lane that is marked as running: until it is empty, or `until.is_over` and another thread goes on."""
+        """Serve a lane that is marked as running: until it is empty, or for a caller that waits for `until` as long as that is next.
+
+        Another thread goes on: others' requests, which have deadlines of their own, would keep the caller beyond its own.
+        """
         while True:
             with self._lock:
                 if not lane.queue and not lane.sent:
@@ -215,15 +218,16 @@ class ConnectionAgent(TransferAgent):
                     self._give_back(lane)
                     return
                 first = (lane.sent or lane.queue)[0]
+                is_others = until is not None and first is not until and first.waits_for is not until
                 is_leaving = lane.link is not None and self._pool.is_leaving(lane.link)
                 if is_leaving and not lane.sent:  # another lane waits for its place
                     self._give_back(lane)
                     continue
-            if until is not None and until.is_over:
+            if is_others or (until is not None and until.is_over):
                 self._start(lane)
                 return
             try:
-                lane.step(lane.link or self._connect(lane, first), asks=not is_leaving)
+                lane.step(lane.link or self._connect(lane, first), asks=not is_leaving, caller=until)
             except KVStoreError as error:
                 self._broke(lane, error)
             except Exception as error:  # of a plug-in at fault: this side must still say how its requests ended
@@ -313,7 +317,7 @@ class ConnectionAgent(TransferAgent):
 
     def _open(self, lane: Lane, first: Request) -> Link:
         """Connect and join. Raises Unreachable when that takes longer than an attempt may."""
-        peer, deadline = _as_peer(first.remote), first.deadline
+        peer, deadline = _as_agent(first.remote), first.deadline
         attempt = Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         connection: Connection | None = None
         try:
@@ -372,7 +376,7 @@ def _load(lane: Lane) -> tuple[int, bool]:
     return lane.queued_bytes, lane.is_running
 
 
-def _as_peer(remote: Remote) -> _Peer:
-    if not isinstance(remote, _Peer):
+def _as_agent(remote: Remote) -> _RemoteAgent:
+    if not isinstance(remote, _RemoteAgent):
         raise InvalidArgument("this is not a peer that this agent has loaded")
     return remote

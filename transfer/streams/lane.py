@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from kvstore.protocol.errors import (
     Cancelled,
@@ -135,25 +135,27 @@ class Lane:
         self.queued_bytes -= request.size_bytes
         return True
 
-    def step(self, link: Link, *, asks: bool) -> None:
+    def step(self, link: Link, *, asks: bool, caller: Any = None) -> None:
         """Ask for as much as the window allows, if it `asks`, and take one answer. Raises what broke the connection; `sent` says who
-        was under way."""
+        was under way. In the thread of a `caller`, which waits for that, no other's payload is sent ahead."""
         self._step_ns = time.monotonic_ns()
         while asks and len(self.sent) < self._window:
             with self._lock:
-                request = self._next()
+                request = self._next(caller)
             if request is None:
                 break
             self._ask(link, request)
         if self.sent:
             self._answer(link, self.sent[0])
 
-    def _next(self) -> Request | None:
+    def _next(self, caller: Any) -> Request | None:
         """The next request to ask for now, moved to `sent`."""
         if not self.queue:
             return None
         head = self.queue[0]
         if self.sent and (head.fences or isinstance(head, NoticeRequest) or not self._may_follow(head)):
+            return None
+        if self.sent and head.direction is Direction.WRITE and caller is not None and caller not in (head, head.waits_for):
             return None
         self.sent.append(head)
         return self.queue.popleft()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import PlainRegion, Region
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
@@ -90,6 +90,18 @@ def test_close_gives_up_at_its_deadline_and_can_be_called_again() -> None:
     region.release()
     region.close()
     region.close()
+    assert closed == [region]
+
+
+def test_a_plain_region_closes_with_its_last_user() -> None:
+    region = PlainRegion(memoryview(bytearray(4)))
+    closed: list[Region] = []
+    region.on_close(closed.append)
+    region.hold()
+    region.hold()
+    region.release()
+    assert not closed
+    region.release()
     assert closed == [region]
 
 

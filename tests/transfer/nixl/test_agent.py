@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from kvstore.protocol.errors import (
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.nixl.agent import MAX_MESSAGE_BYTES, NixlAgent, close_all
 from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
@@ -192,6 +194,21 @@ def test_regions_that_were_exported_after_the_peers_met_are_reached(pair: Pair) 
         theirs, ours, described = pair.regions(4096)
         pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
         assert ours.memory == theirs.memory
+
+
+def test_plain_buffers_are_registered_no_longer_than_they_are_read_into() -> None:
+    settings = TransferSettings(transports="nixl")
+    with TransferEngine("reader", settings) as reader, TransferEngine("owner", settings) as owner:
+        with closing(owner.register(bytearray(b"theirs"))) as region:
+            remote = reader.import_region(reader.connect(owner.describe()), owner.export(region))
+            for _ in range(20):
+                buffer = bytearray(6)
+                reader.transfer([(remote, buffer, 6)])
+                assert buffer == b"theirs"
+            [agent] = reader.agents
+            assert isinstance(agent, NixlAgent)
+            assert not agent._watched
+            assert not any(agent._registered.values())
 
 
 def test_memory_is_registered_anew_for_a_new_region(pair: Pair) -> None:

@@ -128,11 +128,11 @@ def test_after_the_last_path_the_last_error_is_told(scene: Scene, error: KVStore
     assert transfer.error is error
 
 
-def test_attempts_are_limited() -> None:
+def test_attempts_are_limited_by_transport() -> None:
     scene = Scene(max_attempts=1)
-    scene.agent.default = Answer(Unreachable("down"), 0)
+    scene.agent.default = scene.spare.default = Answer(Unreachable("down"), 0)
     assert isinstance(scene.read().error, Unreachable)
-    assert not scene.spare.begun
+    assert (len(scene.agent.begun), len(scene.spare.begun)) == (1, 1)
     scene.close()
 
 

@@ -108,6 +108,17 @@ def test_a_slice_goes_by_the_path_that_failed_it_least_and_by_none_a_third_time(
     assert peer.choose(part, 0) is None
 
 
+def test_a_transport_of_many_rails_leaves_tries_to_the_one_to_fall_back_to() -> None:
+    """The preferred one has eight paths and `max_attempts` is 6."""
+    rails = [Path("shm", f"rail{number}", "") for number in range(8)]
+    peer = peer_with(*rails, FIRST)
+    part, tried = waiting(peer, Priority.FOREGROUND, "shm,tcp"), []
+    while (path := peer.choose(part, 0)) is not None:
+        tried.append(path)
+        part.tried += (path,)
+    assert [path.transport for path in tried] == ["shm"] * 6 + ["tcp"] * 2
+
+
 def test_when_all_paths_rest_the_one_that_wakes_first_is_tried() -> None:
     peer = peer_with(FIRST, SECOND)
     for path, now_ns in ((FIRST, SECOND_NS), (SECOND, 0)):

@@ -1,9 +1,10 @@
 """Which transports and rails an engine has, by its settings and its machine; and plug-ins by their names."""
 
 import importlib.util
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +38,8 @@ class Makers:
     def __init__(self) -> None:
         self.targets: list[Target] = []
 
-    def __call__(self, transports: str = "auto", *, rails: str = "", listens: bool = True) -> Maker:
-        settings, exports = TransferSettings(transports=transports, rails=rails, listen_port=0), Exports()
+    def __call__(self, transports: str = "auto", *, rails: str = "", listens: bool = True, listen_port: int = 0) -> Maker:
+        settings, exports = TransferSettings(transports=transports, rails=rails, listen_port=listen_port), Exports()
         self.targets.append(Target("me", exports, settings))
         return Maker("me", settings, exports, self.targets[-1], listens=listens)
 
@@ -108,6 +109,36 @@ def test_ucx_prefers_rdma_and_the_host_is_one_rail_for_shm_and_nixl(maker: Maker
     assert [rail.device for rail in maker().rails("ucx", USUAL)] == ["eth0", "eth1"]
     assert maker().rails("ucx", Topology("no NIC is seen")) == [Rail()]
     assert maker().rails("shm", CLUSTER) == maker().rails("nixl", CLUSTER) == [Rail()]
+
+
+def test_a_fabric_port_without_an_address_is_introduced_by_another_nics(maker: Makers) -> None:
+    """By the loopback, which its rail would fall back to, no other host would find it."""
+    rails = maker().rails("ucx", CLUSTER)
+    assert [(rail.device, rail.address) for rail in rails] == [("mlx5_0", "192.0.2.1"), ("mlx5_1", "192.0.2.9")]
+    assert maker(rails="mlx5_0").rails("ucx", CLUSTER)[0].address == "192.0.2.1"
+    assert maker().rails("ucx", Topology("a fabric alone", nics=(LOOP, FABRIC)))[0].address == ""
+
+
+def test_a_fixed_port_is_tcps_and_whatever_else_listens_on_the_same_address_has_one_behind_it(maker: Makers) -> None:
+    two = replace(CLUSTER, nics=(*CLUSTER.nics, replace(FABRIC, name="mlx5_2")))
+    made = maker(f"ucx,tcp,{FAULTY}", listen_port=7000)
+    places = [(rail.address, rail.port) for transport in ("tcp", FAULTY, "ucx") for rail in made.rails(transport, two)]
+    assert len(set(places)) == len(places) == 7
+    assert {port for _, port in places} == {7000, 7001, 7002, 7003, 7004}
+    assert [rail.port for rail in made.rails("tcp", ALONE)] == [7000]
+    assert [rail.port for rail in maker("ucx", listen_port=7000).rails("ucx", Topology("no NIC is seen"))] == [7000]
+    with pytest.raises(ConfigError, match="listen_port"):
+        maker("tcp,ucx", listen_port=65_535).rails("ucx", USUAL)
+
+
+def test_two_transports_listen_with_one_fixed_port(maker: Makers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = maker("tcp,kvstore.transfer.streams.tcp:TcpConnection", listen_port=min(port, 65_000))
+    with ExitStack() as stack:
+        for transport in ("tcp", "kvstore.transfer.streams.tcp:TcpConnection"):
+            for rail in made.rails(transport, ALONE):
+                stack.enter_context(closing(made.make(transport, rail)))
 
 
 def test_our_own_agents(maker: Makers) -> None:

@@ -198,6 +198,17 @@ def test_a_region_closed_while_it_is_mapped_is_refused_and_unmapped(agent: Share
     assert mappings() == before + 4
 
 
+def test_nothing_is_kept_of_regions_that_were_closed(agent: SharedMemoryAgent, owner: SharedOwner, ours: Region) -> None:
+    remote = agent.load_remote(owner.metadata)
+    for region in owner.regions:
+        read(agent, remote, ours, region)
+    for number in range(1, len(owner.regions)):
+        owner.close_region(number)
+    read(agent, remote, ours, owner.regions[0])
+    kept = [len(value) for value in vars(remote).values() if isinstance(value, dict)]
+    assert max(kept) == 1
+
+
 def test_closed_regions_are_unmapped_by_the_next_request_whatever_it_is_for(
     agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
 ) -> None:

@@ -323,6 +323,20 @@ def test_a_waiting_thread_hands_on_what_is_not_its_own(owner: ConnectionAgent, r
         assert [outcome(request) for request in others] == [None] * 50
 
 
+def test_a_waiting_thread_is_not_kept_by_requests_of_others(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
+    """They are before its own, their deadline is far away, and their peer does not answer."""
+    with an_agent(tcp_streams=1, stall_timeout_s=PATIENCE_S) as agent:
+        remote = agent.load_remote(stalled.metadata)
+        other, mine = (Request(READ, remote, all_of(remote_region), Deadline(PATIENCE_S), caller_runs=True) for _ in range(2))
+        agent.submit(other)
+        agent.submit(mine)
+        in_background(lambda: agent.run(mine)).result(SOON_S)
+        assert not other.is_over
+        for request in (mine, other):
+            agent.cancel(request)
+            assert isinstance(outcome(request), Cancelled)
+
+
 class Interrupted(TcpConnection):
     """The first time that it is used after the join, this happens."""
 
