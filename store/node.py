@@ -13,25 +13,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Copied, Publish
-from kvstore.protocol.errors import Broken, ConfigError, KVStoreError
+from kvstore.protocol.errors import Broken, ConfigError
 from kvstore.protocol.extras import DISTRIBUTION
-from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
-from kvstore.rpc.session import Session
-from kvstore.rpc.vanishing import notice_vanished_host
-from kvstore.store.asking import ask
-from kvstore.store.blocks.block import DRAM, NVME, TIERS, Block
+from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings, max_table_bytes
 from kvstore.store.engine import make_engine
 from kvstore.store.link import Identity, MasterLink, new_instance
+from kvstore.store.mastering import MasterSession
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.naming import NodeName
 from kvstore.store.opening import check, open_tiers, readable_blocks
@@ -46,6 +41,7 @@ from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.store.status import NodeStatus
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -157,13 +153,26 @@ class Node:
             queue_blocks=settings.copy_queue,
             timeout_s=settings.copy_timeout_s,
         )
+        self._status = NodeStatus(
+            self._table,
+            self._in_place,
+            self._sent,
+            self._reads,
+            self._leases,
+            self._waiting,
+            self._copies,
+            self._publisher,
+            self._engine,
+            codec_name=self._codec.name if self._codec is not None else "",
+            max_table_bytes=max_table_bytes(settings),
+            connections=lambda: len(self._server.sessions) if self._server is not None else 0,
+        )
         self._stop_prefault = threading.Event()
         self._server: Server | None = None
         self._link: MasterLink | None = None
         self._watch: LinkWatch | None = None
-        self._session: Session | None = None
+        self._master: MasterSession | None = None
         self._name: NodeName | None = None
-        self._registration_epoch = 0
         self._prefaulter: threading.Thread | None = None
         self.on_synced: Callable[[], None] = lambda: None
         """Called each time the master knows the whole inventory."""
@@ -204,18 +213,27 @@ class Node:
         name = self._name.text
         self._service.name, self._service.unix_path, self._service.host_id = name, unix, socket_id(unix)
         places = Places(name, settings.advertise or tcp, unix)
+        self._master = MasterSession(
+            self.reactor,
+            self._service,
+            self._publisher,
+            self._claims,
+            self._copies,
+            peer_timeout_s=settings.peer_timeout_s,
+            on_synced=lambda: self.on_synced(),
+            on_lost=self._on_link_lost,
+        )
         self._link = MasterLink(
             self.reactor,
             self._masters,
             Identity(name, version(DISTRIBUTION), self._service.host_id, unix, places.tcp, self._instance),
             tier_status=self.status,
-            on_link=self._on_link,
+            on_link=self._master.begin,
             timeout_s=settings.control_timeout_s,
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
         )
         self._watch = self._watch_links(self._link)
-        self._publisher.on_refused = self._on_refused
         self.reactor.after_events += [self._mover.kick, self._publisher.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
@@ -266,8 +284,8 @@ class Node:
             self._engine.close()
         if self._server is not None:
             self._server.close()
-        if self._session is not None:
-            self._session.close("the node stops")
+        if self._master is not None:
+            self._master.close()
         self._copies.close()
         self._mover.close()
         if self._prefaulter is not None:
@@ -304,103 +322,9 @@ class Node:
         for part in work:  # each is done whatever another raises
             self.reactor.guarded(part)
 
-    # --- the link ---
-
-    def _on_link(self, sock: socket.socket, registration: pb.RegisterReply) -> None:
-        """A registered connection to the master: introduce the inventory over it."""
-        old, self._session = self._session, None
-        if old is not None:
-            old.close("a newer registration")
-        notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
-        session = Session(self.reactor, sock, _LinkHandler(self._service, self._on_link_lost))
-        self._session = self._service.link = session
-        self._registration_epoch = registration.registration_epoch
-        self._service.node_id = registration.node_id
-        self._service.master_epoch = registration.master_epoch
-        self._service.token_digests = dict(registration.tenant_token_sha256)
-
-        def send(message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
-            def on_reply(reply: Ok | KVStoreError) -> None:
-                if session.is_open:  # else the link is lost, not the message refused
-                    answered(reply if isinstance(reply, KVStoreError) else None)
-
-            ask(session, message, Ok, on_reply)
-
-        def claim(message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
-            ask(session, message, Grants, decided)
-
-        def report(message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
-            ask(session, message, Flags, decided)
-
-        self._copies.link_up(report, registration.registration_epoch)
-        self._claims.link_up(claim, registration.registration_epoch)
-        self._publisher.link_up(send, registration.registration_epoch, on_synced=self.on_synced)
-
-    def _on_link_lost(self, session: Session) -> None:
-        if session is self._session:
-            self._session = self._service.link = None
-            self._publisher.link_down()
-            self._claims.link_down()
-            self._copies.link_down()
-            if self._link is not None:
-                self._link.lost(self._registration_epoch)
-
-    def _on_refused(self, error: KVStoreError) -> None:
-        log.warning("the master refused an event: %s", error)
-        if self._session is not None:
-            self._session.close(str(error))
-
-    # --- status ---
+    def _on_link_lost(self, registration_epoch: int) -> None:
+        if self._link is not None:
+            self._link.lost(registration_epoch)
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
-        """Tiers and counters as the master hears them."""
-        tiers = []
-        for index, tier, counts, blocks in self._table.levels():
-            encoded = self._table.encoded(index)
-            tiers.append(
-                pb.TierStatus(
-                    name=TIERS[index],
-                    capacity_bytes=tier.capacity_bytes,
-                    used_bytes=tier.used_bytes,
-                    quarantined_bytes=tier.quarantined_bytes,
-                    blocks=blocks,
-                    hits=counts.hits,
-                    evictions=counts.evictions,
-                    demotions=counts.demotions,
-                    promotions=counts.promotions,
-                    prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
-                    health=tier.health,
-                    codec=self._codec.name if self._codec is not None and index == NVME else "",
-                    logical_bytes=tier.used_bytes + encoded.value_bytes - encoded.stored_bytes,
-                    payload_bytes=encoded.payload_bytes,
-                    metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
-                    elements=encoded.elements,
-                )
-            )
-        counters = {
-            "misses": self._table.misses,
-            "corrupt_reads": self._table.corrupt_reads,
-            "in_bytes": self._in_place.in_bytes + self._sent.in_bytes,
-            "out_bytes": self._reads.out_bytes,
-            "table_bytes": self._table.table_bytes,
-            "max_table_bytes": max_table_bytes(self._settings),
-            "open_puts": self._table.open_puts,
-            "leases": len(self._leases),
-            "waiting": len(self._waiting),
-            "connections": len(self._server.sessions) if self._server is not None else 0,
-            "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
-            "engine_connections": self._engine.served_connections if self._engine is not None else 0,
-            "publish_backlog": self._publisher.backlog,
-            "synced": int(self._publisher.is_synced),
-            **self._copies.counters(),
-        }
-        return tiers, counters
-
-
-class _LinkHandler:
-    """The master's connection: its commands go to the service, its end to the node."""
-
-    def __init__(self, service: NodeService, on_lost: Callable[[Session], None]) -> None:
-        self.frame = service.frame
-        self.payload = service.payload
-        self.closed = on_lost
+        return self._status.now()

@@ -20,7 +20,7 @@ Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
 Published = Callable[[KVStoreError | None], None]
 
 
-class _Event(NamedTuple):
+class _Notice(NamedTuple):
     kind: int
     block: Block
     tier_mask: int
@@ -47,7 +47,7 @@ class Publisher:
         self._link = 0
         self._seq = 0
         self._durable_seq = 0
-        self._queue: deque[_Event] = deque()
+        self._queue: deque[_Notice] = deque()
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
         self._is_synced = False
@@ -73,7 +73,7 @@ class Publisher:
         self._seq += 1
         block.event_seq = self._seq
         if self._send is not None:
-            self._queue.append(_Event(kind, block, block.tier_mask()))
+            self._queue.append(_Notice(kind, block, block.tier_mask()))
 
     def when_published(self, seq: int, callback: Published) -> None:
         """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not."""
@@ -121,13 +121,13 @@ class Publisher:
         assert self._inventory is not None
         found = list(islice(self._inventory, self._batch_events))
         if found:
-            events = [_Event(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
+            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_gone]
             self._say(PHASE_SYNC, events, 0)
         else:
             self._inventory = None
             self._say(PHASE_SYNC_END, [], self._inventory_seq)
 
-    def _say(self, phase: int, events: list[_Event], seq: int) -> None:
+    def _say(self, phase: int, events: list[_Notice], seq: int) -> None:
         assert self._send is not None
         link, sent = self._link, _Sent(phase, seq)
         self._in_flight.append(sent)
@@ -164,7 +164,7 @@ class Publisher:
             callback(Unavailable("the node stops before the master has made this durable; try again"))
 
 
-def _message(epoch: int, phase: int, events: list[_Event]) -> Publish:
+def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:
     tenants: dict[str, int] = {}
     namespaces: dict[str, int] = {}
     blocks = [event.block for event in events]

@@ -36,7 +36,7 @@ log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Order:
+class _CopyOrder:
     """What the blocks of one Copy have in common. `epoch` is the registration under which it came."""
 
     source: Source
@@ -49,7 +49,7 @@ class _Order:
 class _Item:
     """One block that is ordered."""
 
-    order: _Order
+    order: _CopyOrder
     key: bytes
     size_bytes: int
     checksum: int
@@ -61,7 +61,7 @@ class _Item:
 class _Batch:
     """Blocks of one order that are fetched together, and the owner of their puts. A block without a put is lost, for one of `errors`."""
 
-    order: _Order
+    order: _CopyOrder
     items: list[_Item] = field(default_factory=list)
     puts: list[OpenPut | None] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
@@ -128,7 +128,7 @@ class ReplicaQueue:
     def take(self, message: Copy, hello: Hello) -> bytes:
         """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`."""
         source = Source(message.source, message.host_id, message.unix, message.tcp)
-        order = _Order(source, hello, message.namespace, self._epoch)
+        order = _CopyOrder(source, hello, message.namespace, self._epoch)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags = bytearray()
         for key, size, checksum, generation, parent in columns:

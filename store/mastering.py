@@ -1,0 +1,114 @@
+"""The connection for frames between a node and its master, from registration to its loss: who is told of it, and what is asked over it."""
+
+import logging
+import socket
+from collections.abc import Callable
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Claim, Copied, Publish
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.session import Session
+from kvstore.rpc.vanishing import notice_vanished_host
+from kvstore.store.asking import ask
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts.claims import Claims
+from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.service import NodeService
+
+log = logging.getLogger("kvstore.store")
+
+
+class MasterSession:
+    """One at a time; the newest registration's. Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        service: NodeService,
+        publisher: Publisher,
+        claims: Claims,
+        copies: ReplicaQueue,
+        *,
+        peer_timeout_s: float,
+        on_synced: Callable[[], None],
+        on_lost: Callable[[int], None],
+    ) -> None:
+        """`service` carries out the master's commands. `on_synced` is called each time that the master knows the whole inventory,
+        `on_lost` with the registration's epoch when the connection is gone."""
+        self._reactor = reactor
+        self._service = service
+        self._publisher = publisher
+        self._claims = claims
+        self._copies = copies
+        self._peer_timeout_s = peer_timeout_s
+        self._on_synced = on_synced
+        self._on_lost = on_lost
+        self._session: Session | None = None
+        self._registration_epoch = 0
+        publisher.on_refused = self._refused
+
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply) -> None:
+        """A registered connection to the master: introduce the inventory over it."""
+        old, self._session = self._session, None
+        if old is not None:
+            old.close("a newer registration")
+        notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
+        session = Session(self._reactor, sock, _Commands(self._service, self._lost))
+        self._session = self._service.link = session
+        self._registration_epoch = registration.registration_epoch
+        self._service.node_id = registration.node_id
+        self._service.master_epoch = registration.master_epoch
+        self._service.token_digests = dict(registration.tenant_token_sha256)
+        link = _Link(session)
+        self._copies.link_up(link.report, registration.registration_epoch)
+        self._claims.link_up(link.claim, registration.registration_epoch)
+        self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._on_synced)
+
+    def _lost(self, session: Session) -> None:
+        if session is self._session:
+            self._session = self._service.link = None
+            self._publisher.link_down()
+            self._claims.link_down()
+            self._copies.link_down()
+            self._on_lost(self._registration_epoch)
+
+    def _refused(self, error: KVStoreError) -> None:
+        log.warning("the master refused an event: %s", error)
+        if self._session is not None:
+            self._session.close(str(error))
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close("the node stops")
+
+
+class _Link:
+    """What is asked over one connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def publish(self, message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
+        def on_reply(reply: Ok | KVStoreError) -> None:
+            if self._session.is_open:  # else the link is lost, not the message refused
+                answered(reply if isinstance(reply, KVStoreError) else None)
+
+        ask(self._session, message, Ok, on_reply)
+
+    def claim(self, message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
+        ask(self._session, message, Grants, decided)
+
+    def report(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
+        ask(self._session, message, Flags, decided)
+
+
+class _Commands:
+    """The master's frames go to the service, the connection's end to its owner."""
+
+    def __init__(self, service: NodeService, on_lost: Callable[[Session], None]) -> None:
+        self.frame = service.frame
+        self.payload = service.payload
+        self.closed = on_lost

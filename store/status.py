@@ -1,0 +1,93 @@
+"""What a node tells its master of itself with each heartbeat: its tiers and counters."""
+
+from collections.abc import Callable
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.store.blocks.block import NVME, TIERS
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts.in_place import InPlacePuts
+from kvstore.store.puts.sent import SentPuts
+from kvstore.store.reads.reads import ReadService
+from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.waiting import WaitingRoom
+from kvstore.transfer.engine import TransferEngine
+
+
+class NodeStatus:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        in_place: InPlacePuts,
+        sent: SentPuts,
+        reads: ReadService,
+        leases: Leases,
+        waiting: WaitingRoom,
+        copies: ReplicaQueue,
+        publisher: Publisher,
+        engine: TransferEngine | None,
+        *,
+        codec_name: str,
+        max_table_bytes: int,
+        connections: Callable[[], int],
+    ) -> None:
+        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` counts them."""
+        self._table = table
+        self._in_place = in_place
+        self._sent = sent
+        self._reads = reads
+        self._leases = leases
+        self._waiting = waiting
+        self._copies = copies
+        self._publisher = publisher
+        self._engine = engine
+        self._codec_name = codec_name
+        self._max_table_bytes = max_table_bytes
+        self._connections = connections
+
+    def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
+        """Tiers and counters as the master hears them."""
+        tiers = []
+        for index, tier, counts, blocks in self._table.levels():
+            encoded = self._table.encoded(index)
+            tiers.append(
+                pb.TierStatus(
+                    name=TIERS[index],
+                    capacity_bytes=tier.capacity_bytes,
+                    used_bytes=tier.used_bytes,
+                    quarantined_bytes=tier.quarantined_bytes,
+                    blocks=blocks,
+                    hits=counts.hits,
+                    evictions=counts.evictions,
+                    demotions=counts.demotions,
+                    promotions=counts.promotions,
+                    prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
+                    health=tier.health,
+                    codec=self._codec_name if index == NVME else "",
+                    logical_bytes=tier.used_bytes + encoded.value_bytes - encoded.stored_bytes,
+                    payload_bytes=encoded.payload_bytes,
+                    metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
+                    elements=encoded.elements,
+                )
+            )
+        counters = {
+            "misses": self._table.misses,
+            "corrupt_reads": self._table.corrupt_reads,
+            "in_bytes": self._in_place.in_bytes + self._sent.in_bytes,
+            "out_bytes": self._reads.out_bytes,
+            "table_bytes": self._table.table_bytes,
+            "max_table_bytes": self._max_table_bytes,
+            "open_puts": self._table.open_puts,
+            "leases": len(self._leases),
+            "waiting": len(self._waiting),
+            "connections": self._connections(),
+            "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
+            "engine_connections": self._engine.served_connections if self._engine is not None else 0,
+            "publish_backlog": self._publisher.backlog,
+            "synced": int(self._publisher.is_synced),
+            **self._copies.counters(),
+        }
+        return tiers, counters
