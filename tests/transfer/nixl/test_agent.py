@@ -40,8 +40,12 @@ pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES))
 MIB = 1 << 20
 
 
+GRACE_S = 2.0
+"""For what was given up to end by itself before its peer is cut off: a busy machine moves the conformance suite's 192 MiB in it."""
+
+
 def make_agent(name: str) -> NixlAgent:
-    return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=SHORT_S))
+    return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=GRACE_S))
 
 
 class TestWithinTheHost(AgentConformance):

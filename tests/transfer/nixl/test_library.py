@@ -63,7 +63,7 @@ def until_over(agent: NativeAgent, handle: int, progress: Progress) -> Progress:
 def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in PACKAGES:
         monkeypatch.setitem(sys.modules, f"{package}._bindings", None)
-    with pytest.raises(ConfigError, match=r"kvstore\[nixl\]"):
+    with pytest.raises(ConfigError, match=r"\.\[nixl\]"):
         bindings()
 
 
