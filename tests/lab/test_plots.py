@@ -200,5 +200,5 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"kvstore\[plots\]"):
+    with pytest.raises(ConfigError, match=r"\.\[plots\]"):
         draw()

@@ -45,5 +45,5 @@ def test_torch_is_imported_where_it_is_installed() -> None:
 
 def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kvstore\[hbm\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[hbm\]'"):
         import_torch()

@@ -103,7 +103,7 @@ def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
 
 def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kvstore\[hbm\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[hbm\]'"):
         HbmTier(100, "cpu")
 
 

@@ -12,5 +12,5 @@ from kvstore.protocol.errors import ConfigError
 
 def test_without_torch_it_is_one_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kvstore\[hbm\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[hbm\]'"):
         runpy.run_path(str(Path(codec_torch.__file__)))

@@ -92,5 +92,5 @@ def test_without_a_system_ucx_nothing_is_preferred(monkeypatch: pytest.MonkeyPat
 
 def test_a_missing_ucxx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ucxx", None)
-    with pytest.raises(ConfigError, match=r"kvstore\[ucx\]"):
+    with pytest.raises(ConfigError, match=r"\.\[ucx\]"):
         ucx_library.bindings.__wrapped__()
