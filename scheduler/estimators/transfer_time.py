@@ -45,14 +45,14 @@ class PathCounters:
     """It does not rest after a failure."""
 
 
-class Sending(NamedTuple):
+class SenderLoad(NamedTuple):
     """What PrefillInstance.send_bytes_per_s and send_backlog_bytes are set to."""
 
     bytes_per_s: float
     backlog_bytes: int
 
 
-def from_counters(paths: Iterable[PathCounters], *, queued_bytes: int = 0) -> Sending:
+def from_counters(paths: Iterable[PathCounters], *, queued_bytes: int = 0) -> SenderLoad:
     """What a sender delivers by all its rails, and what is in flight on them or `queued_bytes` for them.
 
     Paths of one rail to several peers share it: the fastest of them says what the rail can, their sum would count it more than once.
@@ -63,4 +63,4 @@ def from_counters(paths: Iterable[PathCounters], *, queued_bytes: int = 0) -> Se
         backlog_bytes += path.in_flight_bytes
         if path.is_usable:
             rails[path.local_rail] = max(rails.get(path.local_rail, 0.0), path.bytes_per_s)
-    return Sending(sum(rails.values()), backlog_bytes)
+    return SenderLoad(sum(rails.values()), backlog_bytes)

@@ -45,8 +45,8 @@ class Load:
                 raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be above 0 and at most {MAX_DURATION_S:g} seconds")
 
 
-class Ending(Enum):
-    """How a request ended."""
+class FinishReason(Enum):
+    """Why a request is over."""
 
     COMPLETED = "completed"
     REJECTED = "rejected"
@@ -72,7 +72,7 @@ class Generation:
     ttft_s: float = 0.0
     """From arrival until that prefill has given the first token."""
     ended_s: float = 0.0
-    ending: Ending | None = None
+    ending: FinishReason | None = None
 
     @property
     def most_cached_tokens(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from kvstore.scheduler.pressure.load import Ending, Generation, Load, Users
+from kvstore.scheduler.pressure.load import FinishReason, Generation, Load, Users
 from kvstore.scheduler.pressure.server import PressedServer, Work
 from kvstore.scheduler.pressure.strategies import Server, Strategy
 
@@ -78,15 +78,15 @@ def relieve(server: Server, strategy: Strategy, load: Load, rng: Random) -> Outc
 
 def _outcome(strategy: Strategy, load: Load, ended: Sequence[Generation], work: Work) -> Outcome:
     endings = Counter(request.ending for request in ended)
-    done = [request for request in ended if request.ending is Ending.COMPLETED]
+    done = [request for request in ended if request.ending is FinishReason.COMPLETED]
     duration_s = max((request.ended_s for request in ended), default=0.0)
     return Outcome(
         strategy=strategy.name,
         users=load.users,
         requests=len(ended),
         completed=len(done),
-        rejected=endings[Ending.REJECTED],
-        evicted=endings[Ending.EVICTED],
+        rejected=endings[FinishReason.REJECTED],
+        evicted=endings[FinishReason.EVICTED],
         wait=MeanAndTail.of(request.wait_s for request in done),
         ttft=MeanAndTail.of(request.ttft_s for request in done),
         latency=MeanAndTail.of(request.ended_s - request.arrival_s for request in done),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.scheduler.pressure.batch import Batch, Member
-from kvstore.scheduler.pressure.load import Askers, Ending, Generation
+from kvstore.scheduler.pressure.load import Askers, FinishReason, Generation
 from kvstore.scheduler.pressure.strategies import Displaced, Newcomers, Server, Strategy
 
 WATERMARK: Final = 0.01
@@ -87,7 +87,7 @@ class PressedServer:
         while (at_s := self._users.next_s) is not None and at_s <= self.now_s:
             request = self._users.ask()
             if request.most_cached_tokens > self._server.cache_tokens:
-                self._end(request, Ending.REJECTED)
+                self._end(request, FinishReason.REJECTED)
             else:
                 self._waiting.append(request)
 
@@ -122,7 +122,7 @@ class PressedServer:
                 return True
             if self._strategy.newcomers is Newcomers.WAIT:
                 return False
-            self._end(self._waiting.popleft(), Ending.REJECTED)
+            self._end(self._waiting.popleft(), FinishReason.REJECTED)
         return False
 
     def _has_room(self, tokens: int) -> bool:
@@ -146,7 +146,7 @@ class PressedServer:
         self.work.prefill_s += took_s
         member.tokens += 1
         if member.tokens == request.output_tokens:
-            self._end(request, Ending.COMPLETED)
+            self._end(request, FinishReason.COMPLETED)
         else:
             self._batch.join(member)
 
@@ -159,13 +159,13 @@ class PressedServer:
         self.work.decode_s += took_s
         self.work.decoded_tokens += len(self._batch)
         for member in self._batch.step():
-            self._end(member.request, Ending.COMPLETED)
+            self._end(member.request, FinishReason.COMPLETED)
 
     def _displace_youngest(self) -> None:
         member = self._batch.leave_youngest()
         self.work.displacements += 1
         if self._strategy.displaced is Displaced.EVICTED:
-            self._end(member.request, Ending.EVICTED)
+            self._end(member.request, FinishReason.EVICTED)
             return
         if self._strategy.displaced is Displaced.OFFLOADED:
             self._offload(member)
@@ -194,7 +194,7 @@ class PressedServer:
         self.now_s += took_s
         self.work.copying_s += took_s
 
-    def _end(self, request: Generation, ending: Ending) -> None:
+    def _end(self, request: Generation, ending: FinishReason) -> None:
         request.ending, request.ended_s = ending, self.now_s
         self.ended.append(request)
         self._users.answered(request.user, now_s=self.now_s)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.scheduler.pressure.load import Ending, Load, Users
+from kvstore.scheduler.pressure.load import FinishReason, Load, Users
 from kvstore.scheduler.pressure.model import MeanAndTail, Outcome, relieve
 from kvstore.scheduler.pressure.server import PressedServer
 from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server, Strategy
@@ -45,22 +45,22 @@ def test_nothing_is_lost_and_nothing_done_for_nobody(
     while pressed.step():
         pressed.check_integrity()
     ended, work = pressed.ended, pressed.work
-    by_ending = {ending: [request for request in ended if request.ending is ending] for ending in Ending}
+    by_ending = {ending: [request for request in ended if request.ending is ending] for ending in FinishReason}
     started = [request for request in ended if request.is_started]
 
     # Every request came to an end, and to one that its strategy has.
     assert sorted(request.number for request in ended) == list(range(len(ended)))
     too_large = {request.number for request in ended if request.most_cached_tokens > cache_tokens}
-    assert {request.number for request in by_ending[Ending.REJECTED]} >= too_large
+    assert {request.number for request in by_ending[FinishReason.REJECTED]} >= too_large
     if chosen.name != "reject":
-        assert {request.number for request in by_ending[Ending.REJECTED]} == too_large
-    assert not by_ending[Ending.EVICTED] or chosen.name == "evict"
+        assert {request.number for request in by_ending[FinishReason.REJECTED]} == too_large
+    assert not by_ending[FinishReason.EVICTED] or chosen.name == "evict"
 
     # Tokens: each prefill gives one and each decode step one a member; prompts are computed once, and again what was lost.
-    restarts = work.displacements - len(by_ending[Ending.EVICTED])
+    restarts = work.displacements - len(by_ending[FinishReason.EVICTED])
     if chosen.displaced.value != "offloaded":
         assert work.prefilled_tokens == sum(request.prompt_tokens for request in started) + work.recomputed_tokens + restarts
-    if not by_ending[Ending.EVICTED] and not work.offloaded_bytes:
+    if not by_ending[FinishReason.EVICTED] and not work.offloaded_bytes:
         assert sum(request.output_tokens for request in started) == work.decoded_tokens + len(started) + restarts
     if not restarts:
         assert work.recomputed_tokens == work.recompute_s == 0

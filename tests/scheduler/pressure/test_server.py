@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvstore.scheduler.pressure.load import Ending, Generation
+from kvstore.scheduler.pressure.load import FinishReason, Generation
 from kvstore.scheduler.pressure.server import PressedServer, Work
 from tests.scheduler.pressure.pressed import Asked, Script, dram, serve, server, strategy
 
-COMPLETED, REJECTED, EVICTED = Ending.COMPLETED, Ending.REJECTED, Ending.EVICTED
+COMPLETED, REJECTED, EVICTED = FinishReason.COMPLETED, FinishReason.REJECTED, FinishReason.EVICTED
 ALL = ("reject", "queue", "evict", "recompute", "offload", "queue+recompute")
 
 
@@ -14,7 +14,7 @@ def by_number(pressed: PressedServer) -> list[Generation]:
     return sorted(pressed.ended, key=lambda request: request.number)
 
 
-def endings(pressed: PressedServer) -> list[Ending | None]:
+def endings(pressed: PressedServer) -> list[FinishReason | None]:
     return [request.ending for request in by_number(pressed)]
 
 
