@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import Core
 from kvstore.handover.description import RankInfo
 from kvstore.handover.operations import Movement, Operation, StreamOperation
 from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.resources import RankResources
 from kvstore.handover.sending import Offer
 from kvstore.handover.streams import Stream
 from kvstore.handover.windows import Window
@@ -26,10 +26,18 @@ class Giving:
     """See the module. It owns staging, a window over it and a stream, until `release`."""
 
     def __init__(
-        self, core: Core, info: RankInfo, ask: Ask, remapping: Remapping, plan: PartPlan, blocks: NDArray[np.int64], *, deadline_ns: int
+        self,
+        resources: RankResources,
+        info: RankInfo,
+        ask: Ask,
+        remapping: Remapping,
+        plan: PartPlan,
+        blocks: NDArray[np.int64],
+        *,
+        deadline_ns: int,
     ) -> None:
         self.info, self.deadline_ns = info, deadline_ns
-        self._core, self._ask, self._remapping, self._plan, self._blocks = core, ask, remapping, plan, blocks
+        self._resources, self._ask, self._remapping, self._plan, self._blocks = resources, ask, remapping, plan, blocks
         self._their_blocks = np.array(ask.blocks, np.int64)
         self._targets: Sequence[PeerRegion] = ()
         self._staging: Region | None = None
@@ -48,28 +56,28 @@ class Giving:
 
     def open(self) -> None:
         """Make ready what the way needs. Raises ConfigError, InvalidArgument, Full, or what the engine does."""
-        core, ask = self._core, self._ask
+        resources, ask = self._resources, self._ask
         if self._plan.is_staged:
-            self._staging = core.staging.take(self._plan.slot_bytes * ask.slots)
+            self._staging = resources.staging.take(self._plan.slot_bytes * ask.slots)
         if ask.way == STREAM:
             self._open_stream()
-        elif core.engine is None:
+        elif resources.engine is None:
             raise ConfigError("the receiver wants one-sided transfers, and this rank has no transfer engine")
         elif ask.way == PUSH:
-            peer = core.engine.connect(self.info.engine)
-            self._targets = [core.engine.import_region(peer, region) for region in ask.regions]
+            peer = resources.engine.connect(self.info.engine)
+            self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
         elif ask.way != PULL:
             raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")
         elif self._staging is not None:
-            self.window = Window(core.engine, [self._staging], writable=False)
+            self.window = Window(resources.engine, [self._staging], writable=False)
 
     def _open_stream(self) -> None:
-        core = self._core
-        if core.connection is None:
+        resources = self._resources
+        if resources.connection is None:
             raise ConfigError("the receiver wants a stream, and this rank has no Connection: pass `connection` to the transceiver")
         self._stream = Stream()
-        deadline_s = min(core.left_s(self.deadline_ns), core.settings.connect_timeout_s)
-        self._stream.connect(core.connection, self.info.listener, core.rail, self._ask.ticket, deadline_s=deadline_s)
+        deadline_s = min(resources.left_s(self.deadline_ns), resources.settings.connect_timeout_s)
+        self._stream.connect(resources.connection, self.info.listener, resources.rail, self._ask.ticket, deadline_s=deadline_s)
 
     @property
     def confirms(self) -> bool:
@@ -80,25 +88,25 @@ class Giving:
         """What a receiver that reads has to know."""
         if self._ask.way != PULL:
             return None
-        window = self.window or self._core.readable_pool()
+        window = self.window or self._resources.readable_pool()
         return Show(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
 
     def message(self, offer: Offer) -> Part:
         """What the receiver is told of a part."""
         part = offer.part
-        size_bytes = self._remapping.staged_bytes(self._core.rank, self.info.rank, **self._plan.extent(part))
+        size_bytes = self._remapping.staged_bytes(self._resources.rank, self.info.rank, **self._plan.extent(part))
         return Part(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
 
     def movement(self, offer: Offer, size_bytes: int) -> Movement | None:
         """What this side has to do; None: nothing."""
-        core, part, at = self._core, offer.part, offer.slot * self._plan.slot_bytes
+        resources, part, at = self._resources, offer.part, offer.slot * self._plan.slot_bytes
         if self._stream is not None:
-            deadline_s = core.left_s(self.deadline_ns)
+            deadline_s = resources.left_s(self.deadline_ns)
 
             def move(connection: Connection) -> None:
                 connection.send([self._gathered(part, at, size_bytes).part(at, size_bytes)], Deadline(deadline_s))
 
-            return StreamOperation(core.reactor, self._stream, move)
+            return StreamOperation(resources.reactor, self._stream, move)
         if self.reads_pool:
             return None
 
@@ -108,25 +116,25 @@ class Giving:
             staging = self._gathered(part, at, size_bytes)
             return [(Span(staging, at), Span(self._targets[0], at), size_bytes)] if self._ask.way == PUSH else []
 
-        return Operation(core.reactor, core.worker, core.engine, prepare, deadline_s=core.left_s(self.deadline_ns))
+        return Operation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
 
     def _gathered(self, part: PartId, at: int, size_bytes: int) -> Region:
         """The staging, with the part in it."""
         assert self._staging is not None
         out = np.frombuffer(self._staging.memory, np.uint8)[at : at + size_bytes]
-        memory = [region.memory for region in self._core.regions]
-        self._remapping.gather(self._core.rank, self.info.rank, memory, self._blocks, out=out, **self._plan.extent(part))
+        memory = [region.memory for region in self._resources.regions]
+        self._remapping.gather(self._resources.rank, self.info.rank, memory, self._blocks, out=out, **self._plan.extent(part))
         return self._staging
 
     def _copies(self, part: PartId) -> list[Copy]:
         """Straight from the pool into the receiver's."""
-        found = self._remapping.copies(self._core.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
+        found = self._remapping.copies(self._resources.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
         columns = zip(*(column.tolist() for column in found), strict=True)
-        return [(Span(self._core.regions[a], b), Span(self._targets[c], d), size) for a, b, c, d, size in columns]
+        return [(Span(self._resources.regions[a], b), Span(self._targets[c], d), size) for a, b, c, d, size in columns]
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""
         if self._stream is not None:
             self._stream.close()
         if self._staging is not None and is_fenced:
-            self._core.staging.give_back(self._staging)
+            self._resources.staging.give_back(self._staging)

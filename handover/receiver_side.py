@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import REASON_GRACE_S, Core, plan_of, remapping_of
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.ending import Ending
 from kvstore.handover.handles import Receiving
 from kvstore.handover.links import Answer
 from kvstore.handover.parts import PartId, PartPlan
 from kvstore.handover.receiving import CacheReceiver
+from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
 from kvstore.handover.sending import State
 from kvstore.handover.taking import Taking
 from kvstore.handover.ways import choose_way
@@ -54,8 +54,8 @@ class _Request:
 class ReceiverSide:
     """See the module."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, resources: RankResources) -> None:
+        self._resources = resources
         self._requests: dict[bytes, _Request] = {}
 
     def __contains__(self, request_id: bytes) -> bool:
@@ -69,11 +69,11 @@ class ReceiverSide:
 
     def begin(self, handle: Receiving, wanted: Wanted) -> None:
         """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then."""
-        core = self._core
+        resources = self._resources
         takings = self._takings(wanted)
         confirming = [rank for rank, taking in takings.items() if taking.is_reading]
         machine = CacheReceiver({rank: taking.plan for rank, taking in takings.items()}, confirming=confirming)
-        ending = Ending(core.reactor, core.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
         request = _Request(handle, machine, wanted, takings, ending)
         self._requests[handle.request_id] = request
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
@@ -89,33 +89,33 @@ class ReceiverSide:
 
     def _takings(self, wanted: Wanted) -> dict[int, Taking]:
         """For each sender rank that gives something, or that only this one tells that it does not."""
-        core, source = self._core, wanted.source
-        remapping = remapping_of(source.layout, core.layout, source_dp=wanted.source_dp, destination_dp=core.dp)
+        resources, source = self._resources, wanted.source
+        remapping = remapping_of(source.layout, resources.layout, source_dp=wanted.source_dp, destination_dp=resources.dp)
         takings = {}
-        for rank in remapping.senders_of(core.rank):
-            way = choose_way(core, source.ranks[rank], remapping)
+        for rank in remapping.senders_of(resources.rank):
+            way = choose_way(resources, source.ranks[rank], remapping)
             extent = {"first_token": wanted.first_token, "tokens": wanted.tokens, "part_bytes": way.part_bytes}
-            plan = plan_of(remapping, rank, core.rank, **extent)
-            takings[rank] = Taking(core, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
+            plan = plan_of(remapping, rank, resources.rank, **extent)
+            takings[rank] = Taking(resources, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
         for rank in self._spared(remapping, wanted.source_dp):
-            takings[rank] = Taking(core, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns)
+            takings[rank] = Taking(resources, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns)
         return takings
 
     def _spared(self, remapping: Remapping, source_dp: int) -> list[int]:
         """Sender ranks that give nothing to anyone, if it is this rank that tells them."""
-        core, parallel = self._core, remapping.source.parallel
-        group = [rank for rank in range(core.layout.parallel.ranks) if core.layout.parallel.group_of(rank) == core.dp]
-        if core.rank != group[0]:
+        resources, parallel = self._resources, remapping.source.parallel
+        group = [rank for rank in range(resources.layout.parallel.ranks) if resources.layout.parallel.group_of(rank) == resources.dp]
+        if resources.rank != group[0]:
             return []
         return [rank for rank in range(parallel.ranks) if parallel.group_of(rank) == source_dp and not remapping.receivers_of(rank)]
 
     def _open(self, request: _Request) -> None:
-        core = self._core
+        resources = self._resources
         for taking in request.takings.values():
             taking.open()
             if taking.is_pool_written and request.window is None:
-                assert core.engine is not None
-                request.window = Window(core.engine, core.regions, writable=True)
+                assert resources.engine is not None
+                request.window = Window(resources.engine, resources.regions, writable=True)
 
     def _ask(self, request: _Request, taking: Taking) -> None:
         wanted = request.wanted
@@ -128,8 +128,8 @@ class ReceiverSide:
                 request.machine.answered(taking.info.rank)
                 self._settle(request)
 
-        deadline_s = self._core.left_s(wanted.deadline_ns)
-        self._core.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
+        deadline_s = self._resources.left_s(wanted.deadline_ns)
+        self._resources.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
 
     def show(self, info: RankInfo, message: Show) -> None:
         """A sender says where to read. Raises ProtocolError, StaleHandle."""
@@ -145,7 +145,7 @@ class ReceiverSide:
         """A sender offers a part. Raises what the sender is told; a mistake of its ends the request."""
         request, taking = self._find(info, message.request_id)
         part = PartId(message.layer_start, message.layer_end, message.chunk)
-        slots = self._core.settings.staging_slots
+        slots = self._resources.settings.staging_slots
         try:
             request.machine.offered(info.rank, part, message.slot, slots=slots, size_bytes=message.size_bytes)
             movement = taking.movement(message)
@@ -179,7 +179,7 @@ class ReceiverSide:
             answer(request.machine.error)
 
         if isinstance(error, StaleHandle | Unreachable | Closed) and request.machine.error is None:
-            self._core.reactor.call_later(REASON_GRACE_S, fail)
+            self._resources.reactor.call_later(REASON_GRACE_S, fail)
         else:
             fail()
 
@@ -221,7 +221,7 @@ class ReceiverSide:
         for rank in request.asked:
             info = request.takings[rank].info
             if told_by is None or info.instance != told_by.instance:
-                self._core.stop(info, request.handle.request_id, error)
+                self._resources.stop(info, request.handle.request_id, error)
         self._settle(request)
 
     def _settle(self, request: _Request) -> None:
@@ -237,4 +237,4 @@ class ReceiverSide:
         for taking in request.takings.values():
             taking.release(is_fenced=is_fenced)
         handle.finish(request.machine.error, is_fenced=is_fenced)
-        self._core.over(handle, request.wanted.deadline_ns)
+        self._resources.over(handle, request.wanted.deadline_ns)

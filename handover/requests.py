@@ -11,7 +11,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.core import Core
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.executor import Executor
 from kvstore.handover.fetching import Fetches
@@ -19,8 +18,9 @@ from kvstore.handover.handles import Handover, Receiving, Sending
 from kvstore.handover.links import Answer, Links
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
 from kvstore.handover.receiver_side import ReceiverSide, Wanted
+from kvstore.handover.resources import RankResources
 from kvstore.handover.sender_side import SenderSide
-from kvstore.handover.staging import Staging
+from kvstore.handover.staging import StagingPool
 from kvstore.handover.streams import StreamListener
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
@@ -58,7 +58,7 @@ class Requests:
         streams = StreamListener(connection.listen(rail)) if connection is not None else None
         self.links = Links(reactor, settings, instance, self)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
-        self.core = Core(
+        self.resources = RankResources(
             layout=layout,
             rank=rank,
             regions=tuple(regions),
@@ -66,7 +66,7 @@ class Requests:
             settings=settings,
             reactor=reactor,
             worker=ThreadPoolExecutor(settings.copy_threads, thread_name_prefix="kvstore-handover"),
-            staging=Staging(settings.staging_bytes),
+            staging=StagingPool(settings.staging_bytes),
             links=self.links,
             streams=streams,
             connection=connection,
@@ -75,7 +75,7 @@ class Requests:
             over=self.executor.over,
         )
         self._store = store
-        self.sender, self.receiver = SenderSide(self.core), ReceiverSide(self.core)
+        self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
         self.fetches = Fetches(reactor, settings.fence_timeout_s)
         self.arriving: set[Handover] = set()
         """Handles whose request has not begun, put here by the thread that made them."""
@@ -129,7 +129,7 @@ class Requests:
             raise InvalidArgument(f"request {handle.request_id!r} is under way already: another attempt takes another id")
 
     def _fetch(self, handle: Receiving, wanted: Wanted, store: PrefixStore, token_ids: Any) -> None:
-        layout, rank, first_token = self.core.layout, self.core.rank, wanted.first_token
+        layout, rank, first_token = self.resources.layout, self.resources.rank, wanted.first_token
 
         def fetch(deadline_s: float) -> int:
             return fetch_prefix(store, layout, rank, token_ids, wanted.blocks, first_token=first_token, deadline_s=deadline_s)
@@ -169,7 +169,7 @@ class Requests:
 
     def sweep(self) -> None:
         """What nobody has decided in time, and what was abandoned."""
-        now_ns = self.core.reactor.now_ns()
+        now_ns = self.resources.reactor.now_ns()
         self.sender.sweep(now_ns)
         self.executor.sweep(now_ns)
         self.end_abandoned()
@@ -198,17 +198,17 @@ class Requests:
         """
         self.fetches.close()
         self.links.close()
-        if self.core.streams is not None:
-            self.core.streams.close()
-        self.core.worker.shutdown(wait=True)
-        self.core.staging.close()
-        self.core.close()
+        if self.resources.streams is not None:
+            self.resources.streams.close()
+        self.resources.worker.shutdown(wait=True)
+        self.resources.staging.close()
+        self.resources.close()
 
     # --- what comes from other ranks ---
 
     def received(self, peer: RankInfo, message: Message, header: Header, answer: Answer) -> None:
         """For Links."""
-        until_ns = self.core.reactor.now_ns() + header.deadline_ms * 1_000_000
+        until_ns = self.resources.reactor.now_ns() + header.deadline_ms * 1_000_000
         if isinstance(message, Part):
             self.receiver.part(peer, message, answer)
             return

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import REASON_GRACE_S, Core, plan_of, remapping_of
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.ending import Ending
 from kvstore.handover.giving import Giving
 from kvstore.handover.handles import Sending
+from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
 from kvstore.handover.sending import CacheSender, Offer, State
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
@@ -39,8 +39,8 @@ class _Request:
 class SenderSide:
     """See the module."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, resources: RankResources) -> None:
+        self._resources = resources
         self._requests: dict[bytes, _Request] = {}
         self._early: dict[bytes, dict[bytes, tuple[RankInfo, Ask, int]]] = {}
         """Asks for requests that are not here yet, by the asker's instance, with their deadlines."""
@@ -61,18 +61,18 @@ class SenderSide:
 
     def begin(self, handle: Sending, blocks: NDArray[np.int64], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
         """A request is given away from now on."""
-        core = self._core
-        machine = CacheSender(core.layout.rank_layers(core.rank), batch_bytes=core.settings.min_layer_batch_bytes)
-        ending = Ending(core.reactor, core.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
+        resources = self._resources
+        machine = CacheSender(resources.layout.rank_layers(resources.rank), batch_bytes=resources.settings.min_layer_batch_bytes)
+        ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
         request = _Request(handle, machine, blocks, tokens, deadline_ns, to, ending)
         self._requests[handle.request_id] = request
         ending.expire_at(deadline_ns, lambda: self._expire(request))
-        core.begun(handle.request_id, deadline_ns)
+        resources.begun(handle.request_id, deadline_ns)
         for info, ask, until_ns in self._early.pop(handle.request_id, {}).values():
             try:
                 self._join(request, info, ask, until_ns)
             except Exception as error:
-                core.stop(info, handle.request_id, typed(error))
+                resources.stop(info, handle.request_id, typed(error))
                 self._fail(request, typed(error), told_by=info)
         self._pump(request)
 
@@ -89,13 +89,13 @@ class SenderSide:
         except Exception as error:
             self._fail(request, typed(error), told_by=info)
             raise
-        self._core.reactor.call_soon(lambda: self._pump(request))  # after the answer: Parts must not overtake it
+        self._resources.reactor.call_soon(lambda: self._pump(request))  # after the answer: Parts must not overtake it
 
     def layer_ready(self, request_id: bytes, layer: int | None) -> None:
         """A layer, or every one, is in the blocks."""
         request = self._requests.get(request_id)
         if request is not None:
-            own = self._core.layout.rank_layers(self._core.rank)
+            own = self._resources.layout.rank_layers(self._resources.rank)
             for one in own if layer is None else range(layer, layer + 1):
                 if one in own:
                     request.machine.layer_ready(one)
@@ -137,18 +137,18 @@ class SenderSide:
 
     def _join(self, request: _Request, info: RankInfo, ask: Ask, until_ns: int) -> None:
         """A counterpart rank has asked. Raises what makes the request fail on both sides."""
-        core = self._core
+        resources = self._resources
         if request.machine.state is State.OVER:
             raise request.machine.error or StaleHandle("this request is over")
         self._check(request, info, ask)
-        remapping = remapping_of(core.layout, info.layout, source_dp=core.dp, destination_dp=info.dp)
-        receivers = remapping.receivers_of(core.rank)
+        remapping = remapping_of(resources.layout, info.layout, source_dp=resources.dp, destination_dp=info.dp)
+        receivers = remapping.receivers_of(resources.rank)
         request.machine.expect(receivers)
         if info.rank in receivers:
-            plan = plan_of(remapping, core.rank, info.rank, first_token=ask.first_token, tokens=ask.tokens, part_bytes=ask.part_bytes)
+            plan = plan_of(remapping, resources.rank, info.rank, first_token=ask.first_token, tokens=ask.tokens, part_bytes=ask.part_bytes)
             request.machine.asked(info.rank, plan, slots=ask.slots)
             deadline_ns = min(until_ns, request.deadline_ns)
-            giving = Giving(core, info, ask, remapping, plan, request.blocks, deadline_ns=deadline_ns)
+            giving = Giving(resources, info, ask, remapping, plan, request.blocks, deadline_ns=deadline_ns)
             request.givings[info.rank] = giving
             if plan.unit_count:
                 self._open(request, giving)
@@ -158,8 +158,8 @@ class SenderSide:
         """Raises InvalidArgument, StaleHandle."""
         if ask.tokens != request.tokens:
             raise InvalidArgument(f"the sender has {request.tokens} tokens of this request, the receiver asks for {ask.tokens}")
-        if ask.dp != self._core.dp:
-            raise InvalidArgument(f"the receiver asks attention-DP group {ask.dp}; this rank is of group {self._core.dp}")
+        if ask.dp != self._resources.dp:
+            raise InvalidArgument(f"the receiver asks attention-DP group {ask.dp}; this rank is of group {self._resources.dp}")
         if request.to is not None and info.instance not in {rank.instance for rank in request.to.ranks}:
             raise StaleHandle("another executor than the one named, or an earlier run of it, asks for this request")
         if any(asked.layout != info.layout or asked.dp != info.dp for asked in request.asked.values()):
@@ -177,7 +177,7 @@ class SenderSide:
             elif request.machine.error is None:
                 on_ok()
 
-        self._core.links.tell(giving.info, message, deadline_s=self._core.left_s(giving.deadline_ns), on_answer=on_answer)
+        self._resources.links.tell(giving.info, message, deadline_s=self._resources.left_s(giving.deadline_ns), on_answer=on_answer)
 
     # --- parts ---
 
@@ -207,7 +207,7 @@ class SenderSide:
 
     def _moved_not(self, request: _Request, error: KVStoreError) -> None:
         if isinstance(error, StaleHandle | Unreachable | Closed):
-            self._core.reactor.call_later(REASON_GRACE_S, lambda: self._fail(request, error))
+            self._resources.reactor.call_later(REASON_GRACE_S, lambda: self._fail(request, error))
         else:
             self._fail(request, error)
 
@@ -227,7 +227,7 @@ class SenderSide:
             return
         for info in request.asked.values():
             if told_by is None or info.instance != told_by.instance:
-                self._core.stop(info, request.handle.request_id, error)
+                self._resources.stop(info, request.handle.request_id, error)
         self._settle(request)
 
     def _settle(self, request: _Request) -> None:
@@ -243,4 +243,4 @@ class SenderSide:
         for giving in request.givings.values():
             giving.release(is_fenced=is_fenced)
         handle.finish(request.machine.error, is_fenced=is_fenced)
-        self._core.over(handle, request.deadline_ns)
+        self._resources.over(handle, request.deadline_ns)

@@ -14,7 +14,7 @@ SMALLEST_BYTES: Final = 64 << 10
 """Buffers are this size or twice, four times, ... as much, so that they fit the next request."""
 
 
-class Staging:
+class StagingPool:
     """See the module. Thread-safe. Owns the buffers."""
 
     def __init__(self, limit_bytes: int) -> None:

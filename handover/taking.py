@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.core import Core
 from kvstore.handover.description import RankInfo
 from kvstore.handover.operations import Movement, Operation, StreamOperation
 from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.resources import RankResources
 from kvstore.handover.streams import Stream
 from kvstore.handover.ways import Way
 from kvstore.handover.windows import Window
@@ -31,7 +31,7 @@ class Taking:
 
     def __init__(
         self,
-        core: Core,
+        resources: RankResources,
         info: RankInfo,
         way: Way | None,
         remapping: Remapping,
@@ -41,7 +41,7 @@ class Taking:
         deadline_ns: int,
     ) -> None:
         self.info, self.plan = info, plan
-        self._core, self._remapping, self._blocks, self._deadline_ns = core, remapping, blocks, deadline_ns
+        self._resources, self._remapping, self._blocks, self._deadline_ns = resources, remapping, blocks, deadline_ns
         self._way = way if plan.unit_count else None
         self._sources: Sequence[PeerRegion] = ()
         self._their_blocks: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -62,47 +62,47 @@ class Taking:
 
     def open(self) -> None:
         """Make ready what the way needs. Raises Full, or what the engine does."""
-        core, way = self._core, self._way
+        resources, way = self._resources, self._way
         if way is None:
             return
         if self.plan.is_staged:
-            self._staging = core.staging.take(self.plan.slot_bytes * core.settings.staging_slots)
+            self._staging = resources.staging.take(self.plan.slot_bytes * resources.settings.staging_slots)
         if way.way == STREAM:
-            assert core.streams is not None
+            assert resources.streams is not None
             self._ticket = secrets.token_bytes(TICKET_BYTES)
-            self._stream = core.streams.expect(self._ticket)
+            self._stream = resources.streams.expect(self._ticket)
         elif way.way == PUSH and self._staging is not None:
-            assert core.engine is not None
-            self.window = Window(core.engine, [self._staging], writable=True)
+            assert resources.engine is not None
+            self.window = Window(resources.engine, [self._staging], writable=True)
 
     def complete(self, ask: Ask, pool: Window | None) -> Ask:
         """The question with what this sender needs to know."""
         way = self._way
         if way is not None:
             window = self.window or (pool if self.is_pool_written else None)
-            ask.way, ask.part_bytes, ask.slots, ask.ticket = way.way, way.part_bytes, self._core.settings.staging_slots, self._ticket
+            ask.way, ask.part_bytes, ask.slots, ask.ticket = way.way, way.part_bytes, self._resources.settings.staging_slots, self._ticket
             ask.regions = window.descriptions if window is not None else []
             ask.blocks = self._blocks.astype(np.uint64).tolist() if self.is_pool_written else []
         return ask
 
     def shown(self, message: Show) -> None:
         """The sender says where to read. Raises ProtocolError."""
-        core, way = self._core, self._way
-        if way is None or way.way != PULL or way.peer is None or core.engine is None:
+        resources, way = self._resources, self._way
+        if way is None or way.way != PULL or way.peer is None or resources.engine is None:
             raise ProtocolError("regions are shown to who reads")
         self._their_blocks = np.array(message.blocks, np.int64)
-        self._sources = [core.engine.import_region(way.peer, region) for region in message.regions]
+        self._sources = [resources.engine.import_region(way.peer, region) for region in message.regions]
 
     def movement(self, message: Part) -> Movement | None:
         """What this side has to do to have a part in its blocks; None: nothing. Raises ProtocolError."""
-        core, way = self._core, self._way
+        resources, way = self._resources, self._way
         part = PartId(message.layer_start, message.layer_end, message.chunk)
         if way is None or self.is_pool_written:
             return None
-        deadline_s = core.left_s(self._deadline_ns)
+        deadline_s = resources.left_s(self._deadline_ns)
         if not self.plan.is_staged:
             self._check_shown()
-            return Operation(core.reactor, core.worker, core.engine, lambda: self._copies(part), deadline_s=deadline_s)
+            return Operation(resources.reactor, resources.worker, resources.engine, lambda: self._copies(part), deadline_s=deadline_s)
         staging, at, size_bytes = self._staging, message.slot * self.plan.slot_bytes, message.size_bytes
         assert staging is not None
         scatter = self._scatter(part, staging.part(at, size_bytes))
@@ -112,12 +112,12 @@ class Taking:
                 connection.recv_into([staging.part(at, size_bytes)], Deadline(deadline_s))
                 scatter()
 
-            return StreamOperation(core.reactor, self._stream, move)
+            return StreamOperation(resources.reactor, self._stream, move)
         batch: list[Copy] = []
         if way.way == PULL:
             self._check_shown()
             batch = [(Span(self._sources[0], at), Span(staging, at), size_bytes)]
-        return Operation(core.reactor, core.worker, core.engine, lambda: batch, scatter, deadline_s=deadline_s)
+        return Operation(resources.reactor, resources.worker, resources.engine, lambda: batch, scatter, deadline_s=deadline_s)
 
     def _check_shown(self) -> None:
         if not self._sources:
@@ -125,22 +125,22 @@ class Taking:
 
     def _scatter(self, part: PartId, staged: memoryview) -> Callable[[], None]:
         def scatter() -> None:
-            memory = [region.memory for region in self._core.regions]
+            memory = [region.memory for region in self._resources.regions]
             array = np.frombuffer(staged, np.uint8)
-            self._remapping.scatter(self.info.rank, self._core.rank, memory, self._blocks, array, **self.plan.extent(part))
+            self._remapping.scatter(self.info.rank, self._resources.rank, memory, self._blocks, array, **self.plan.extent(part))
 
         return scatter
 
     def _copies(self, part: PartId) -> list[Copy]:
         """Straight from the sender's pool into this one."""
-        found = self._remapping.copies(self.info.rank, self._core.rank, self._their_blocks, self._blocks, **self.plan.extent(part))
+        found = self._remapping.copies(self.info.rank, self._resources.rank, self._their_blocks, self._blocks, **self.plan.extent(part))
         columns = zip(*(column.tolist() for column in found), strict=True)
-        return [(Span(self._sources[a], b), Span(self._core.regions[c], d), size) for a, b, c, d, size in columns]
+        return [(Span(self._sources[a], b), Span(self._resources.regions[c], d), size) for a, b, c, d, size in columns]
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""
-        if self._stream is not None and self._core.streams is not None:
-            self._core.streams.forget(self._ticket)
+        if self._stream is not None and self._resources.streams is not None:
+            self._resources.streams.forget(self._ticket)
             self._stream.close()
         if self._staging is not None and is_fenced:
-            self._core.staging.give_back(self._staging)
+            self._resources.staging.give_back(self._staging)

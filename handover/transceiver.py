@@ -106,16 +106,16 @@ class CacheTransceiver:
     def describe(self) -> bytes:
         """How other ranks reach this one: opaque, to be carried by any means. Whoever has it may take the cache of a request whose id it
         knows: pass it on as you would a password."""
-        core = self._requests.core
+        resources = self._requests.resources
         info = RankInfo(
             instance=self._instance,
             rank=self.rank,
             control=parse_address(self._address),
             layout=self.layout,
-            engine=core.engine.describe() if core.engine is not None else b"",
-            listener=core.streams.metadata() if core.streams is not None else b"",
+            engine=resources.engine.describe() if resources.engine is not None else b"",
+            listener=resources.streams.metadata() if resources.streams is not None else b"",
             host=host_id(),
-            is_shared=all(region.fd >= 0 for region in core.regions),
+            is_shared=all(region.fd >= 0 for region in resources.regions),
         )
         return info.pack()
 
@@ -227,7 +227,7 @@ class CacheTransceiver:
     @property
     def staging_bytes(self) -> int:
         """Staging memory that requests use now."""
-        return self._requests.core.staging.taken_bytes
+        return self._requests.resources.staging.taken_bytes
 
     @property
     def early_count(self) -> int:

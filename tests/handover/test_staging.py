@@ -3,13 +3,13 @@
 import pytest
 
 from kvstore.handover import staging as module
-from kvstore.handover.staging import SMALLEST_BYTES, Staging
+from kvstore.handover.staging import SMALLEST_BYTES, StagingPool
 from kvstore.protocol.errors import Closed, Full
 from kvstore.transfer.testing.waiting import assert_nothing_is_left
 
 
 def test_a_buffer_is_at_least_as_large_as_asked_for_and_is_used_again() -> None:
-    staging = Staging(16 * SMALLEST_BYTES)
+    staging = StagingPool(16 * SMALLEST_BYTES)
     first = staging.take(1)
     second = staging.take(SMALLEST_BYTES + 1)
     assert (first.size_bytes, second.size_bytes) == (SMALLEST_BYTES, 2 * SMALLEST_BYTES)
@@ -24,7 +24,7 @@ def test_a_buffer_is_at_least_as_large_as_asked_for_and_is_used_again() -> None:
 
 
 def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:
-    staging = Staging(2 * SMALLEST_BYTES)
+    staging = StagingPool(2 * SMALLEST_BYTES)
     staging.take(SMALLEST_BYTES)
     with pytest.raises(Full, match="staging_bytes"):
         staging.take(2 * SMALLEST_BYTES)
@@ -33,7 +33,7 @@ def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:
 
 
 def test_kept_buffers_of_other_sizes_make_room() -> None:
-    staging = Staging(4 * SMALLEST_BYTES)
+    staging = StagingPool(4 * SMALLEST_BYTES)
     small = [staging.take(1) for _ in range(3)]
     for region in small:
         staging.give_back(region)
@@ -48,7 +48,7 @@ def test_memory_that_cannot_be_had_is_not_counted(monkeypatch: pytest.MonkeyPatc
         raise Full("no descriptor is left")
 
     monkeypatch.setattr(module, "allocate", fail)
-    staging = Staging(4 * SMALLEST_BYTES)
+    staging = StagingPool(4 * SMALLEST_BYTES)
     with pytest.raises(Full, match="descriptor"):
         staging.take(1)
     assert staging.taken_bytes == 0
@@ -56,7 +56,7 @@ def test_memory_that_cannot_be_had_is_not_counted(monkeypatch: pytest.MonkeyPatc
 
 def test_after_close_nothing_is_taken_and_nothing_is_left() -> None:
     def use() -> None:
-        staging = Staging(4 * SMALLEST_BYTES)
+        staging = StagingPool(4 * SMALLEST_BYTES)
         kept, taken = staging.take(1), staging.take(1)
         staging.give_back(kept)
         staging.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.core import Core
 from kvstore.handover.description import RankInfo
+from kvstore.handover.resources import RankResources
 from kvstore.handover.ways import choose_way
 from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
@@ -35,9 +35,9 @@ def make() -> Iterator[Make]:
         yield one
 
 
-def core_of(rank: Rank) -> Core:
-    core: Core = rank.transceiver._requests.core
-    return core
+def resources_of(rank: Rank) -> RankResources:
+    resources: RankResources = rank.transceiver._requests.resources
+    return resources
 
 
 def info_of(rank: Rank, **changes: Any) -> RankInfo:
@@ -47,7 +47,7 @@ def info_of(rank: Rank, **changes: Any) -> RankInfo:
 
 def chosen(receiver: Rank, info: RankInfo) -> tuple[int, bool]:
     """The way, and whether parts are gathered."""
-    way = choose_way(core_of(receiver), info, remap(info.layout, receiver.layout))
+    way = choose_way(resources_of(receiver), info, remap(info.layout, receiver.layout))
     assert (way.peer is None) == (way.way == STREAM)
     return way.way, bool(way.part_bytes)
 

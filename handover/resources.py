@@ -9,7 +9,7 @@ from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
 from kvstore.handover.links import Links
 from kvstore.handover.parts import Chunk, PartPlan, plan_parts, unit_tokens
-from kvstore.handover.staging import Staging
+from kvstore.handover.staging import StagingPool
 from kvstore.handover.streams import StreamListener
 from kvstore.handover.windows import Window
 from kvstore.kvcache.layouts.formatter import Remapping, remap
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)
-class Core:
+class RankResources:
     """See the module. Everything but the engine, the staging and the worker belongs to the reactor's thread."""
 
     layout: CacheLayout
@@ -39,7 +39,7 @@ class Core:
     settings: HandoverSettings
     reactor: Reactor
     worker: Executor
-    staging: Staging
+    staging: StagingPool
     links: Links
     streams: StreamListener | None
     connection: type[Connection] | None
