@@ -26,7 +26,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd typing  ## the whole suite
+test: $(BIN)/.dev etcd namespaces typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	$(BIN)/python tests/own_coverage.py
@@ -54,10 +54,8 @@ bench-transfer: $(BIN)/.dev  ## the transfer engine against memcpy, iperf3, Moon
 	$(BIN)/python -m benchmarks.transfer
 
 .PHONY: bench-rails
-bench-rails: $(BIN)/.dev  ## the transfer engine over three shaped rails that are cut and restored; writes benchmarks/out/rails.json; needs root
-	@command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null || { echo "installing iproute2 and nftables"; \
-		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
-		{ echo "make bench-rails needs ip, tc and nft: install iproute2 and nftables"; exit 1; }
+bench-rails: $(BIN)/.dev namespaces  ## the transfer engine over three shaped rails that are cut and restored; writes benchmarks/out/rails.json; needs root
+	@command -v nft >/dev/null || { echo "make bench-rails needs ip, tc and nft: install iproute2 and nftables"; exit 1; }
 	$(BIN)/python -m benchmarks.rails
 
 .PHONY: bench-policy
@@ -69,10 +67,7 @@ bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster 
 	$(BIN)/python -m benchmarks.scheduler
 
 .PHONY: bench-kvcache
-bench-kvcache: $(BIN)/.dev  ## codecs against memcpy, re-mapping plans, hand-over layer by layer over shaped rails; writes benchmarks/out/kvcache.json
-	@command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null || { echo "installing iproute2 and nftables"; \
-		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
-		echo "could not install iproute2 and nftables: the table lacks the hand-over"
+bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plans, hand-over layer by layer over shaped rails; writes benchmarks/out/kvcache.json
 	$(BIN)/python -m benchmarks.kvcache
 
 .PHONY: docs
@@ -87,10 +82,17 @@ typing:
 	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvstore
 
 .PHONY: etcd
-etcd:
+etcd: | $(BIN)/python
 	@command -v etcd >/dev/null && command -v openssl >/dev/null || { echo "installing etcd-server and openssl"; \
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q etcd-server openssl >/dev/null; } || \
 		{ echo "make test needs etcd and openssl: install Debian's etcd-server and openssl, or put an etcd >= 3.4 on the PATH"; exit 1; }
+
+# After etcd, for one apt-get at a time.
+.PHONY: namespaces
+namespaces: | etcd
+	@command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null || { echo "installing iproute2 and nftables"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
+		echo "could not install iproute2 and nftables: what needs hosts of its own is left out"
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }
