@@ -1,4 +1,4 @@
-"""The asyncio client: drives the core's operations over a pool of asynchronous channels."""
+"""The asyncio client: drives its operations over a pool of asynchronous channels."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.core import CLEANUP_S, TIDY_S
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
+from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
 from kvstore.rpc.async_channel import AsyncChannel
@@ -156,7 +156,7 @@ class AsyncClient:
         if self._tidying is not None and not self._tidying.done():
             await asyncio.wait([self._tidying], timeout=CLEANUP_S)
         self._pool.close()
-        self._operations.core.close()
+        self._operations.resources.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -182,14 +182,14 @@ class AsyncClient:
             try:
                 operation.close()
             finally:
-                if self._operations.core.unused:
+                if self._operations.resources.reservations.unused:
                     self._tidy()
 
     def _tidy(self) -> None:
         """Give back what a cancelled put had reserved, in a task of its own: whoever cancelled it does not wait for daemons."""
         with contextlib.suppress(RuntimeError):  # the loop is gone: so are its connections
             if asyncio.get_running_loop() and (self._tidying is None or self._tidying.done()):
-                self._tidying = asyncio.create_task(self._run(self._operations.core.give_up_unused(TIDY_S)))
+                self._tidying = asyncio.create_task(self._run(self._operations.resources.reservations.give_up_unused(TIDY_S)))
 
     async def _do(self, effect: Effect) -> Any:
         match effect:

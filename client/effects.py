@@ -1,7 +1,7 @@
-"""What an operation of the core wants done: the client's own vocabulary of I/O, as plain values.
+"""What an operation wants done: the client's own vocabulary of I/O, as plain values.
 
 An operation is a generator. It yields effects; whoever drives it (sync.py, aio.py) carries each one out and sends the result back,
-or throws the typed error in. The core so knows neither sockets nor threads nor an event loop.
+or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AnyChannel(Protocol):
-    """What the core sees of a channel, blocking or not; its I/O goes through effects."""
+    """What operations see of a channel, blocking or not; its I/O goes through effects."""
 
     address: Address
     is_open: bool

@@ -6,16 +6,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from kvstore.client.arguments import check_count, check_deadline, check_keys, check_parents, namespace_text
 from kvstore.client.buffers import as_destination, as_source
 from kvstore.client.config import ClientSettings
-from kvstore.client.core import Core, check_keys
 from kvstore.client.effects import Operation
 from kvstore.client.locations import Location
+from kvstore.client.questions import Questions
 from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
+from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView, Viewing, close_view
-from kvstore.client.writing import Writing, check_parents, namespace_text
-from kvstore.protocol.errors import Forked, InvalidArgument
+from kvstore.client.writing import Writing
+from kvstore.protocol.errors import Forked
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
@@ -23,8 +25,8 @@ from kvstore.transfer.config import TransferSettings
 
 
 class Operations:
-    """Checks arguments, starts the deadline, and hands on to the core. Nothing is sent for arguments that are refused, nor by a process
-    that was forked from the client's: its calls raise Forked."""
+    """Checks arguments, starts the deadline, and hands on to what does the work. Nothing is sent for arguments that are refused, nor by a
+    process that was forked from the client's: its calls raise Forked."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class Operations:
         check_deadline(deadline_s)
         self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
-        self.core = Core(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.resources = ClientResources(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self._questions = Questions(self.resources)
         self._clock_ns = time.monotonic_ns
         self._pid = os.getpid()
 
@@ -54,50 +57,50 @@ class Operations:
     ) -> Operation[list[bool]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
-        _check_count(keys, values, "values")
+        check_count(keys, values, "values")
         check_parents(parents, len(keys))
         sources = [as_source(value) for value in values]
         text = namespace_text(namespace)
-        return (yield from Writing(self.core, keys, sources, namespace=text, parents=parents, deadline=deadline).run())
+        return (yield from Writing(self.resources, keys, sources, namespace=text, parents=parents, deadline=deadline).run())
 
     def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
-        return (yield from Reading(self.core, keys, FreshBytes(len(keys)), deadline, self._clock_ns).run())
+        return (yield from Reading(self.resources, keys, FreshBytes(len(keys)), deadline, self._clock_ns).run())
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None) -> Operation[list[int | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
-        _check_count(keys, buffers, "buffers")
+        check_count(keys, buffers, "buffers")
         sink = IntoBuffers([as_destination(buffer) for buffer in buffers])
-        return (yield from Reading(self.core, keys, sink, deadline, self._clock_ns).run())
+        return (yield from Reading(self.resources, keys, sink, deadline, self._clock_ns).run())
 
     def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
         deadline = self._deadline(deadline_s)
         check_keys([key])
-        return (yield from Viewing(self.core, key, deadline, self._clock_ns).open())
+        return (yield from Viewing(self.resources, key, deadline, self._clock_ns).open())
 
     def close_view(self, view: OpenView) -> Operation[None]:
         self._check_process()
         return close_view(view, self._clock_ns)
 
     def exists(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bool]]:
-        return self.core.exists(keys, self._deadline(deadline_s))
+        return self._questions.exists(keys, self._deadline(deadline_s))
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
-        return self.core.match_prefix(keys, self._deadline(deadline_s))
+        return self._questions.match_prefix(keys, self._deadline(deadline_s))
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
-        return self.core.locate(keys, self._deadline(deadline_s))
+        return self._questions.locate(keys, self._deadline(deadline_s))
 
     def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
-        return self.core.remove(keys, self._deadline(deadline_s), force=force)
+        return self._questions.remove(keys, self._deadline(deadline_s), force=force)
 
     def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None) -> Operation[list[bool]]:
-        return self.core.pin(keys, self._deadline(deadline_s), pinned=pinned)
+        return self._questions.pin(keys, self._deadline(deadline_s), pinned=pinned)
 
     def stats(self) -> ClientStats:
-        return self.core.counters.snapshot()
+        return self.resources.counters.snapshot()
 
     @property
     def is_forked(self) -> bool:
@@ -115,14 +118,3 @@ class Operations:
             return Deadline(self.settings.deadline_s)
         check_deadline(deadline_s)
         return Deadline(deadline_s)
-
-
-def check_deadline(deadline_s: float) -> None:
-    """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
-    if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:
-        raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
-
-
-def _check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
-    if len(keys) != len(others):
-        raise InvalidArgument(f"{len(others)} {name} for {len(keys)} keys")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from kvstore.client.buffers import Destination, checksum, fresh_bytes
-from kvstore.client.core import Core
 from kvstore.client.effects import AnyChannel, AnyLoan, Fill, Operation, Post, work
 from kvstore.client.locations import Hint
+from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import (
     ChecksumMismatch,
@@ -96,16 +96,18 @@ class IntoBuffers:
 class Reading(Generic[R]):
     """One get of a batch. Use once: `yield from Reading(...).run()`."""
 
-    def __init__(self, core: Core, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline, clock_ns: Callable[[], int]) -> None:
-        self._core = core
+    def __init__(
+        self, resources: ClientResources, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline, clock_ns: Callable[[], int]
+    ) -> None:
+        self._resources = resources
         self._keys = keys
         self._sink = sink
         self._deadline = self._attempt = deadline
         """Of all, and of the request under way: it leaves time for another replica where there is one."""
         self._clock_ns = clock_ns
         self._begun_ns = deadline.at_ns - int(deadline.timeout_s * 1e9)
-        self._inline_bytes = int(core.settings.get_inline_bytes)
-        self._lease_ms = int(core.settings.read_lease_s * 1000)
+        self._inline_bytes = int(resources.settings.get_inline_bytes)
+        self._lease_ms = int(resources.settings.read_lease_s * 1000)
         self._again: dict[int, list[int]] = defaultdict(list)
         """Keys to be looked up anew, by the node to avoid (0: none)."""
         self._failures: dict[int, KVStoreError] = {}
@@ -119,7 +121,7 @@ class Reading(Generic[R]):
 
         After an error the destinations' content is undefined.
         """
-        hint = self._core.hints.find_one(self._keys[0]) if len(self._keys) == 1 else None
+        hint = self._resources.hints.find_one(self._keys[0]) if len(self._keys) == 1 else None
         if hint is not None:
             found = {hint.node_id: [(0, hint)]}
         else:
@@ -132,9 +134,9 @@ class Reading(Generic[R]):
             again, self._again = self._again, defaultdict(list)
             if not again or attempt == ATTEMPTS:
                 break
-            self._core.counters.add(retries=1)
+            self._resources.counters.add(retries=1)
             found = yield from self._find(again, self._deadline, from_hints=False)
-        self._core.counters.read(self._tiers, self._bytes_in, misses=len(self._keys) - len(self._found))
+        self._resources.counters.read(self._tiers, self._bytes_in, misses=len(self._keys) - len(self._found))
         if self._refusal is not None:
             raise self._refusal
         for index, failure in self._failures.items():
@@ -150,27 +152,27 @@ class Reading(Generic[R]):
         for avoid, indices in wanted.items():
             unknown = indices
             if from_hints:
-                hints = self._core.hints.find([self._keys[i] for i in indices])
+                hints = self._resources.hints.find([self._keys[i] for i in indices])
                 for i, hint in zip(indices, hints, strict=True):
                     if hint is not None:
                         found.setdefault(hint.node_id, []).append((i, hint))
                 unknown = [i for i, hint in zip(indices, hints, strict=True) if hint is None]
             for start in range(0, len(unknown), MAX_BATCH):
                 part = unknown[start : start + MAX_BATCH]
-                reply = yield from self._core.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, deadline)
-                if any(reply.replicas) and not self._core.nodes.is_known:
-                    yield from self._core.refresh_nodes(deadline)  # which of them are on this host
+                reply = yield from self._resources.daemons.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, deadline)
+                if any(reply.replicas) and not self._resources.daemons.nodes.is_known:
+                    yield from self._resources.daemons.refresh_nodes(deadline)  # which of them are on this host
                 learned = []
                 for i, hint in zip(part, self._best(reply, avoid), strict=True):
                     if hint is not None:
                         found.setdefault(hint.node_id, []).append((i, hint))
                         learned.append((self._keys[i], hint))
-                self._core.hints.learn(learned)
+                self._resources.hints.learn(learned)
         return found
 
     def _old(self, found: dict[int, list[Wanted]]) -> dict[int, Hint]:
         """What was on another host some time ago: a copy of it may be on this one by now."""
-        nodes, until_ns = self._core.nodes, self._begun_ns - FAR_HINT_NS
+        nodes, until_ns = self._resources.daemons.nodes, self._begun_ns - FAR_HINT_NS
         if not nodes.local_id:
             return {}
         far = (wanted for node_id, wanted in found.items() if not nodes.is_local(node_id))
@@ -181,7 +183,7 @@ class Reading(Generic[R]):
         try:
             renewed = yield from self._find({0: list(old)}, Deadline(min(RENEW_TIMEOUT_S, self._deadline.left_s())), from_hints=False)
         except (Unavailable, DeadlineExceeded):
-            self._core.hints.learn((self._keys[i], hint._replace(asked_ns=self._begun_ns)) for i, hint in old.items())
+            self._resources.hints.learn((self._keys[i], hint._replace(asked_ns=self._begun_ns)) for i, hint in old.items())
             return found
         for node_id, wanted in found.items():
             renewed.setdefault(node_id, []).extend(item for item in wanted if item[0] not in old)
@@ -190,7 +192,7 @@ class Reading(Generic[R]):
     def _best(self, reply: Locations, avoid: int) -> Iterator[Hint | None]:
         """For each key the replica to read: on this host if possible, then in the fastest tier, then at the node that this client writes to
         (its slabs are mapped already)."""
-        nodes, replica = self._core.nodes, 0
+        nodes, replica = self._resources.daemons.nodes, 0
         for count, size, generation in zip(reply.replicas, reply.sizes, reply.generations, strict=True):
             best = None
             for at in range(replica, replica + count):
@@ -207,7 +209,7 @@ class Reading(Generic[R]):
     # --- reading ---
 
     def _read_from(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
-        node = self._core.nodes.get(node_id) or (yield from self._core.find_node(node_id, self._deadline))
+        node = self._resources.daemons.nodes.get(node_id) or (yield from self._resources.daemons.find_node(node_id, self._deadline))
         if node is None:
             self._retry(node_id, wanted)
             return
@@ -226,23 +228,23 @@ class Reading(Generic[R]):
             except StaleHandle:
                 self._retry(node_id, part)
             except Unavailable:
-                self._retry((yield from self._core.node_to_avoid(node_id, self._deadline)), part)
+                self._retry((yield from self._resources.daemons.node_to_avoid(node_id, self._deadline)), part)
 
     def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
         """Cut where a message's values or keys become too many."""
         part: list[Wanted] = []
-        left = int(self._core.settings.frame_bytes)
+        left = int(self._resources.settings.frame_bytes)
         for item in wanted:
             if part and (item[1].size_bytes > left or len(part) == MAX_BATCH):
                 yield part
-                part, left = [], int(self._core.settings.frame_bytes)
+                part, left = [], int(self._resources.settings.frame_bytes)
             part.append(item)
             left -= item[1].size_bytes
         yield part
 
     def _retry(self, avoid: int, wanted: Sequence[Wanted], failure: KVStoreError | None = None) -> None:
         """Look these up anew, elsewhere if possible."""
-        self._core.hints.forget(self._keys[i] for i, _ in wanted)
+        self._resources.hints.forget(self._keys[i] for i, _ in wanted)
         self._again[avoid] += [i for i, _ in wanted]
         if failure is not None:
             self._failures.update((i, failure) for i, _ in wanted)
@@ -250,13 +252,13 @@ class Reading(Generic[R]):
     def _read(self, node: KnownNode, wanted: list[Wanted]) -> Operation[list[Wanted]]:
         """One Read and what it gives; what the node had no room for in its answer and is to be asked again. Raises Unavailable,
         StaleHandle: nothing of it counts."""
-        core, node_id = self._core, node.node_id
+        resources, node_id = self._resources, node.node_id
         by_engine = self._goes_by_engine(node, wanted)
         asked_ns = self._clock_ns() if by_engine else 0
         message = Read(
             [self._keys[i] for i, _ in wanted], [hint.generation for _, hint in wanted], self._inline_bytes, self._lease_ms, int(by_engine)
         )
-        loan, blocks = yield from core.begin(node.route, message, Blocks, self._attempt)
+        loan, blocks = yield from resources.daemons.begin(node.route, message, Blocks, self._attempt)
         keep = False
         try:
             if len(blocks.statuses) != len(wanted):
@@ -274,7 +276,7 @@ class Reading(Generic[R]):
             loan.give_back()
         if MISS in blocks.statuses:
             missed = [item for item, status in zip(wanted, blocks.statuses, strict=True) if status == MISS]
-            core.counters.add(stale_hints=len(missed))
+            resources.counters.add(stale_hints=len(missed))
             self._retry(0, missed)
         if LATER not in blocks.statuses:
             return []
@@ -282,9 +284,9 @@ class Reading(Generic[R]):
 
     def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
         """Large batches from other hosts do, unless the node's engine cannot be had."""
-        if node.route.is_local or not self._core.remote.is_usable(node):
+        if node.route.is_local or not self._resources.engine_copies.remote.is_usable(node):
             return False
-        return sum(hint.size_bytes for _, hint in wanted) >= self._core.settings.engine_min_bytes
+        return sum(hint.size_bytes for _, hint in wanted) >= self._resources.settings.engine_min_bytes
 
     def _take_inline(self, channel: AnyChannel, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[None]:
         places = [place for place, status in enumerate(blocks.statuses) if status == INLINE]
@@ -304,7 +306,7 @@ class Reading(Generic[R]):
                 (good if found == blocks.checksums[place] else damaged).append(place)
         self._arrived(wanted, blocks, good)
         if damaged:
-            self._core.counters.add(checksum_failures=len(damaged))
+            self._resources.counters.add(checksum_failures=len(damaged))
             error = ChecksumMismatch(f"node {node_id} sent a value whose xxh3_64 is not the one recorded")
             self._retry(node_id, [wanted[place] for place in damaged], error)
 
@@ -314,7 +316,7 @@ class Reading(Generic[R]):
         parts = yield from self._parts_of_slabs(loan.channel, node_id, places, blocks)
         rooms = [self._room(wanted[place][0], len(part)) for place, part in zip(places, parts, strict=True)]
         copies = [(room, part) for room, part in zip(rooms, parts, strict=True) if room is not None]
-        yield from work(lambda: self._core.copier.copy(copies), sum(len(part) for _, part in copies))
+        yield from work(lambda: self._resources.copier.copy(copies), sum(len(part) for _, part in copies))
         in_time = self._clock_ns() < blocks.lease_until_ns
         yield Post(loan.channel, Release([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
@@ -327,23 +329,23 @@ class Reading(Generic[R]):
 
     def _fetch(self, channel: AnyChannel, node: KnownNode, wanted: list[Wanted], blocks: Blocks, until_ns: int) -> Operation[None]:
         """Have the transfer engine read mapped blocks from another host, verify them, and release the lease."""
-        core = self._core
+        resources = self._resources
         places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
         try:
-            regions = yield from core.show_slabs(channel, node, [blocks.slabs[place] for place in places], self._attempt)
+            regions = yield from resources.engine_copies.show_slabs(channel, node, [blocks.slabs[place] for place in places], self._attempt)
             rooms = [self._room(wanted[place][0], blocks.sizes[place]) for place in places]
             copies: list[Copy] = [
                 (Span(region, blocks.offsets[place]), room, len(room))
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
-            yield from core.move(node, copies, self._attempt)
+            yield from resources.engine_copies.move(node, copies, self._attempt)
         except (StaleHandle, Unreachable) as error:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
             # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
             yield Post(channel, Release([blocks.lease]))
-            yield from core.engine_failed(node, error, self._deadline)
+            yield from resources.engine_copies.failed(node, error, self._deadline)
             self._retry(0, [wanted[place] for place in places], error)
             return
         moved = [(place, room) for place, room in zip(places, rooms, strict=True) if room is not None]
@@ -360,12 +362,14 @@ class Reading(Generic[R]):
         if is_late:
             self._retry(0, items, LeaseExpired(f"reading took longer than the lease of {self._lease_ms} ms"))
             return
-        self._core.counters.add(checksum_failures=len(items))
+        self._resources.counters.add(checksum_failures=len(items))
         self._retry(node.node_id, items, ChecksumMismatch(f"node {node.node_id} holds a value whose xxh3_64 is not the one recorded"))
 
     def _parts_of_slabs(self, channel: AnyChannel, node_id: int, places: Sequence[int], blocks: Blocks) -> Operation[list[memoryview]]:
         """The memory of mapped blocks, in order."""
-        slabs = yield from self._core.map_slabs(channel, node_id, [blocks.slabs[place] for place in places], self._attempt, writable=False)
+        slabs = yield from self._resources.mapping.map_slabs(
+            channel, node_id, [blocks.slabs[place] for place in places], self._attempt, writable=False
+        )
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
 
     def _room(self, index: int, size_bytes: int) -> memoryview | None:

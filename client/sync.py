@@ -1,4 +1,4 @@
-"""The blocking client: drives the core's operations over a pool of blocking channels."""
+"""The blocking client: drives its operations over a pool of blocking channels."""
 
 import threading
 import time
@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.core import CLEANUP_S, TIDY_S
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
+from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.viewing import OpenView
 from kvstore.rpc.channel import Channel
@@ -149,7 +149,7 @@ class Client:
         if self._tidying is not None and self._tidying.is_alive():
             self._tidying.join(CLEANUP_S)
         self._pool.close()
-        self._operations.core.close()
+        self._operations.resources.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -175,12 +175,13 @@ class Client:
             try:
                 operation.close()  # interrupted here it would otherwise hold its connection for as long as the traceback lives
             finally:
-                if self._operations.core.unused:
+                if self._operations.resources.reservations.unused:
                     self._tidy()
 
     def _tidy(self) -> None:
         """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
-        self._tidying = threading.Thread(target=self._run, args=(self._operations.core.give_up_unused(TIDY_S),), name="kvstore-tidy")
+        giving_up = self._operations.resources.reservations.give_up_unused(TIDY_S)
+        self._tidying = threading.Thread(target=self._run, args=(giving_up,), name="kvstore-tidy")
         self._tidying.start()
 
     def _do(self, effect: Effect) -> Any:

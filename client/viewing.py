@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.client.core import Core
 from kvstore.client.effects import AnyLoan, Operation, Post
 from kvstore.client.reading import FreshBytes, Reading, Wanted
+from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Blocks, Release
 from kvstore.rpc.deadline import Deadline
@@ -24,10 +24,10 @@ class OpenView:
 class Viewing(Reading[bytes]):
     """One view. Use once: `yield from Viewing(...).open()`."""
 
-    def __init__(self, core: Core, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> None:
-        super().__init__(core, [key], FreshBytes(1), deadline, clock_ns)
+    def __init__(self, resources: ClientResources, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> None:
+        super().__init__(resources, [key], FreshBytes(1), deadline, clock_ns)
         self._inline_bytes = 0
-        self._lease_ms = int(core.settings.view_lease_s * 1000)
+        self._lease_ms = int(resources.settings.view_lease_s * 1000)
         self._view: OpenView | None = None
 
     def open(self) -> Operation[OpenView | None]:

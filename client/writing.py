@@ -3,15 +3,15 @@ is gone. Sans-I/O: see effects.py."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kvstore.client.buffers import checksum
-from kvstore.client.core import Core
 from kvstore.client.effects import AnyLoan, Ask, Operation, Sleep, work
 from kvstore.client.locations import Hint
+from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
-from kvstore.protocol.frames import MAX_BATCH, check_key
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, Unreachable
+from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Commit, Open, Opened, Put
@@ -32,7 +32,7 @@ class Writing:
 
     def __init__(
         self,
-        core: Core,
+        resources: ClientResources,
         keys: Sequence[bytes],
         sources: Sequence[memoryview],
         *,
@@ -40,7 +40,7 @@ class Writing:
         parents: Sequence[bytes | None] | None,
         deadline: Deadline,
     ) -> None:
-        self._core = core
+        self._resources = resources
         self._keys = keys
         self._sources = sources
         self._namespace = namespace
@@ -60,7 +60,7 @@ class Writing:
         Raises Full, Unavailable, DeadlineExceeded (another writer held a key, or a daemon was slow), CatalogUnavailable. Keys written
         before the error stay; reservations of the others are given back.
         """
-        core = self._core
+        resources = self._resources
         first: dict[bytes, int] = {}
         for index, key in enumerate(self._keys):
             first.setdefault(key, index)
@@ -69,14 +69,14 @@ class Writing:
             for start in range(0, len(pending), MAX_BATCH):
                 yield from self._store(pending[start : start + MAX_BATCH])
         except BaseException as error:
-            core.unused.append(self)  # first: an interrupt may follow an interrupt
+            resources.reservations.unused.append(self)  # first: an interrupt may follow an interrupt
             if isinstance(error, KVStoreError):
-                yield from core.give_up_unused()
+                yield from resources.reservations.give_up_unused()
             raise
         finally:
             stored = self._stored.count(True)
             out = sum(len(source) for source, done in zip(self._sources, self._stored, strict=True) if done)
-            core.counters.add(requests=1, puts=stored, already_present=len(self._keys) - stored, bytes_out=out)
+            resources.counters.add(requests=1, puts=stored, already_present=len(self._keys) - stored, bytes_out=out)
         return self._stored
 
     def _store(self, pending: list[int]) -> Operation[None]:
@@ -86,7 +86,7 @@ class Writing:
             lost: list[int] = []
             unreserved, others = yield from self._split(pending)
             if unreserved:
-                lost += yield from self._write_to(self._core.nodes.local_id, unreserved, busy)
+                lost += yield from self._write_to(self._resources.daemons.nodes.local_id, unreserved, busy)
             if others:
                 for node_id, indices in (yield from self._reserve(others, busy)).items():
                     lost += yield from self._write_to(node_id, indices, busy)
@@ -94,7 +94,7 @@ class Writing:
             pending = busy + lost
             if not pending:
                 return
-            self._core.counters.add(retries=1)
+            self._resources.counters.add(retries=1)
             if progress:
                 pause_s = FIRST_PAUSE_S
             if not lost:
@@ -103,12 +103,12 @@ class Writing:
 
     def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
         """Small values for the node on this host need no reservation: that node claims them, which saves a round trip. And the rest."""
-        core = self._core
-        if not core.nodes.is_known:
-            yield from core.refresh_nodes(self._deadline)
-        if not core.nodes.local_id or core.nodes.local_id == self._avoid:
+        resources = self._resources
+        if not resources.daemons.nodes.is_known:
+            yield from resources.daemons.refresh_nodes(self._deadline)
+        if not resources.daemons.nodes.local_id or resources.daemons.nodes.local_id == self._avoid:
             return [], pending
-        inline_bytes = self._core.settings.put_inline_bytes
+        inline_bytes = self._resources.settings.put_inline_bytes
         unreserved = [i for i in pending if len(self._sources[i]) <= inline_bytes]
         self._granted.update(dict.fromkeys(unreserved, UNRESERVED))
         if len(unreserved) == len(pending):
@@ -117,12 +117,12 @@ class Writing:
 
     def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
         """Ask the master; the granted keys by node."""
-        core = self._core
+        resources = self._resources
         keys = [self._keys[i] for i in pending]
         sizes = [len(self._sources[i]) for i in pending]
         self._asked = pending
-        reserve = Reserve(keys, sizes, core.nodes.local_id, self._avoid)
-        reply = yield from core.ask_master(reserve, Grants, self._deadline, note=self._told.append)
+        reserve = Reserve(keys, sizes, resources.daemons.nodes.local_id, self._avoid)
+        reply = yield from resources.daemons.ask_master(reserve, Grants, self._deadline, note=self._told.append)
         self._note_grants()
         by_node: dict[int, list[int]] = {}
         for i, status, node_id in zip(pending, reply.statuses, reply.nodes, strict=True):
@@ -140,7 +140,7 @@ class Writing:
 
     def _cancel(self, indices: Sequence[int]) -> Operation[None]:
         """Give reservations back, as far as the master can be told."""
-        yield from self._core.cancel(self._cancellation(indices))
+        yield from self._resources.reservations.cancel(self._cancellation(indices))
         for i in indices:
             self._granted.pop(i, None)
 
@@ -158,7 +158,7 @@ class Writing:
     def _write_to(self, node_id: int, indices: list[int], busy: list[int]) -> Operation[list[int]]:
         """Write these keys; those that are to be reserved elsewhere, because this node is gone or has moved. A second gone is an error."""
         try:
-            node = yield from self._core.find_node(node_id, self._deadline)
+            node = yield from self._resources.daemons.find_node(node_id, self._deadline)
             if node is None:
                 raise Unavailable(f"node {node_id} is not among the live nodes")
             for part in self._parts(indices):
@@ -166,7 +166,7 @@ class Writing:
         except Unavailable:
             if self._avoid:
                 raise
-            self._avoid = yield from self._core.node_to_avoid(node_id, self._deadline)
+            self._avoid = yield from self._resources.daemons.node_to_avoid(node_id, self._deadline)
             lost = [i for i in indices if i in self._granted]
             yield from self._cancel(lost)
             return lost
@@ -175,7 +175,7 @@ class Writing:
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
         """Cut where one message's values become too many."""
         part: list[int] = []
-        frame_bytes = left = int(self._core.settings.frame_bytes)
+        frame_bytes = left = int(self._resources.settings.frame_bytes)
         for i in indices:
             if part and len(self._sources[i]) > left:
                 yield part
@@ -185,7 +185,7 @@ class Writing:
         yield part
 
     def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
-        inline_bytes = self._core.settings.put_inline_bytes
+        inline_bytes = self._resources.settings.put_inline_bytes
         large = [i for i in indices if len(self._sources[i]) > inline_bytes]
         if large and (node.route.is_local or self._goes_by_engine(node, large)):
             way = self._write_shared if node.route.is_local else self._write_by_engine
@@ -196,9 +196,9 @@ class Writing:
 
     def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
-        if not self._core.remote.is_usable(node):
+        if not self._resources.engine_copies.remote.is_usable(node):
             return False
-        return sum(len(self._sources[i]) for i in indices) >= self._core.settings.engine_min_bytes
+        return sum(len(self._sources[i]) for i in indices) >= self._resources.settings.engine_min_bytes
 
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
@@ -206,14 +206,14 @@ class Writing:
         sizes = list(map(len, sources))
         sums = yield from work(lambda: [checksum(source) for source in sources], sum(sizes))
         message = Put(self._namespace, *self._columns(indices), sums, self._parents_of(indices))
-        loan, reply = yield from self._core.begin(node.route, message, Flags, self._deadline, sources)
+        loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, sources)
         loan.give_back()
         yield from self._ask_again(self._written(node, indices, reply), busy)
 
     def _write_shared(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
         """Values are copied into the node's slabs; False if they cannot be reached from here."""
         message = Open(self._namespace, *self._columns(indices), self._parents_of(indices))
-        begun = yield from self._core.begin_shared(node.route, message, Opened, self._deadline)
+        begun = yield from self._resources.daemons.begin_shared(node.route, message, Opened, self._deadline)
         if begun is None:
             return False
         loan, opened = begun
@@ -232,14 +232,14 @@ class Writing:
 
     def _write_by_engine(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
         """The transfer engine writes the values into slots of a node on another host; False if it cannot."""
-        core = self._core
+        resources = self._resources
         message = Open(self._namespace, *self._columns(indices), self._parents_of(indices), 1)
         try:
-            peer = yield from core.peer_of(node)
+            peer = yield from resources.engine_copies.peer_of(node)
         except Unreachable as error:
-            yield from core.engine_failed(node, error, self._deadline)
+            yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
-        loan, opened = yield from core.begin(node.route, message, Opened, self._deadline)
+        loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
@@ -249,7 +249,7 @@ class Writing:
             loan.discard()  # the node forgets the puts of a connection that ends
             if is_gone or not isinstance(error, Unreachable):
                 raise
-            yield from core.engine_failed(node, error, self._deadline)
+            yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
         loan.give_back()
         yield from self._cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
@@ -259,15 +259,16 @@ class Writing:
 
     def _fill_regions(self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Write into the slots' regions and commit; what has to be written again."""
-        core = self._core
+        resources = self._resources
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
         if not places:
             return []
         sources = [self._sources[indices[place]] for place in places]
         copies: list[Copy] = [
-            (source, core.remote.region(peer, opened.regions[place]), len(source)) for place, source in zip(places, sources, strict=True)
+            (source, resources.engine_copies.remote.region(peer, opened.regions[place]), len(source))
+            for place, source in zip(places, sources, strict=True)
         ]
-        yield from core.move(node, copies, self._deadline)
+        yield from resources.engine_copies.move(node, copies, self._deadline)
         sums = yield from work(lambda: [checksum(source) for source in sources], sum(map(len, sources)))
         commit = Commit([opened.put_ids[place] for place in places], sums)
         reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
@@ -275,18 +276,18 @@ class Writing:
 
     def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
-        core, channel = self._core, loan.channel
+        resources, channel = self._resources, loan.channel
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
         again: list[int] = []
         if opened.ahead:  # first, so that it goes on beside the copies
-            yield from core.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
+            yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         if places:
             wanted = [opened.slabs[place] for place in places]
-            slabs = yield from core.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+            slabs = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
             sources = [self._sources[indices[place]] for place in places]
             offsets = [opened.offsets[place] for place in places]
             pairs = [(slab.part(offset, len(source)), source) for slab, offset, source in zip(slabs, offsets, sources, strict=True)]
-            sums = yield from work(partial(core.copier.copy_and_sum, pairs), sum(map(len, sources)))
+            sums = yield from work(partial(resources.copier.copy_and_sum, pairs), sum(map(len, sources)))
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
             again = self._written(node, [indices[place] for place in places], reply)
@@ -315,26 +316,5 @@ class Writing:
             if flag == STORED:
                 self._stored[i] = True
                 hints.append((self._keys[i], Hint(node.node_id, generation, len(self._sources[i]))))
-        self._core.hints.learn(hints)
+        self._resources.hints.learn(hints)
         return again
-
-
-def namespace_text(namespace: Any) -> str:
-    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else."""
-    if isinstance(namespace, str):
-        return namespace
-    identity = getattr(namespace, "id", None)
-    if isinstance(identity, bytes):
-        return identity.hex()
-    raise InvalidArgument(f"a namespace is a str or has an id of bytes; {type(namespace).__name__} is neither")
-
-
-def check_parents(parents: Sequence[bytes | None] | None, count: int) -> None:
-    """Raises InvalidArgument unless there is a key or None for each of `count` keys."""
-    if parents is None:
-        return
-    if len(parents) != count:
-        raise InvalidArgument(f"{len(parents)} parents for {count} keys")
-    for parent in parents:
-        if parent is not None:
-            check_key(parent)

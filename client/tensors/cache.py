@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.client.operations import check_deadline
+from kvstore.client.arguments import check_deadline
 from kvstore.client.sync import Client
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
 from kvstore.client.tensors.staging import Rows, Staging, are_values, as_index, is_tensor, put_back, read_values, write_values

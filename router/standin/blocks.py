@@ -26,7 +26,7 @@ class TiedClient(AsyncClient):
 
     def __init__(self, master: str, node: str, *, tenant: str, token: str) -> None:
         super().__init__(master, tenant=tenant, token=token)
-        self._operations.core.nodes = _TiedNodes(node)
+        self._operations.resources.daemons.nodes = _TiedNodes(node)
 
 
 class _TiedNodes(KnownNodes):

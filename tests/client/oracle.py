@@ -10,8 +10,8 @@ import xxhash
 
 from kvstore.client import effects
 from kvstore.client.config import ClientSettings
-from kvstore.client.core import Core
 from kvstore.client.effects import Operation
+from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
@@ -129,7 +129,7 @@ class Oracle:
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.Move] = []
-        self.core = Core(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
+        self.resources = ClientResources(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)
@@ -184,7 +184,7 @@ class Oracle:
 
     def _move(self, move: effects.Move) -> None:
         """Scripted are errors, and functions of the move that are called once its bytes have arrived."""
-        assert move.engine is self.core.remote.engine
+        assert move.engine is self.resources.engine_copies.remote.engine
         self.moves.append(move)
         scripted: Any = self.script[effects.Move].popleft() if self.script[effects.Move] else None
         if isinstance(scripted, BaseException):

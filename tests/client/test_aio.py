@@ -91,7 +91,7 @@ def test_a_call_cancelled_at_any_step_leaves_the_client_usable(running: Cluster,
             put.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await put
-            with contextlib.suppress(DeadlineExceeded):  # the cancelled put's reservation runs out later
+            with contextlib.suppress(DeadlineExceeded):  # what the cancelled put had reserved is given back beside this one
                 await client.put(key, b"y" * 1_000_000, deadline_s=0.05)
             assert await client.get(key) in (None, b"x" * 1_000_000, b"y" * 1_000_000)
             assert await client.put(fresh_keys(1)[0], b"z" * 100_000)

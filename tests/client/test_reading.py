@@ -1,4 +1,4 @@
-"""Reads of the core against a scripted cluster."""
+"""Reads against a scripted cluster."""
 
 from collections.abc import Iterator
 
@@ -34,14 +34,14 @@ Pair = tuple[OracleNode, OracleNode]
 
 
 def get(oracle: Oracle, *keys: bytes) -> list[bytes | None]:
-    reading = Reading(oracle.core, keys, FreshBytes(len(keys)), oracle.deadline(), lambda: 1000)
+    reading = Reading(oracle.resources, keys, FreshBytes(len(keys)), oracle.deadline(), lambda: 1000)
     result: list[bytes | None] = oracle.run(reading.run())
     assert oracle.all_given_back()
     return result
 
 
 def get_into(oracle: Oracle, keys: list[bytes], buffers: list[bytearray]) -> list[int | None]:
-    reading = Reading(oracle.core, keys, IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000)
+    reading = Reading(oracle.resources, keys, IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000)
     result: list[int | None] = oracle.run(reading.run())
     return result
 
@@ -63,7 +63,7 @@ def test_values_come_inline_from_elsewhere_and_mapped_on_this_host(nodes: Pair) 
     oracle.store(b"far", BIG, 2)
     assert get(oracle, b"small", b"big", b"far", b"nowhere", b"big") == [b"abc", BIG, BIG, None, BIG]
     assert oracle.releases() == [1]
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.hits, stats.misses, stats.bytes_in, dict(stats.hits_by_tier)) == (4, 1, 300_003, {"hbm": 0, "dram": 4, "nvme": 0})
 
 
@@ -85,10 +85,10 @@ def test_a_known_block_is_read_without_asking_the_master(nodes: Pair) -> None:
 def test_a_stale_hint_is_dropped_and_the_master_asked_once_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2)
-    oracle.core.hints.learn([(b"k", Hint(1, 99, 1))])
+    oracle.resources.hints.learn([(b"k", Hint(1, 99, 1))])
     assert get(oracle, b"k") == [b"v"]
-    assert oracle.core.counters.snapshot().stale_hints == 1
-    [hint] = oracle.core.hints.find([b"k"])
+    assert oracle.resources.counters.snapshot().stale_hints == 1
+    [hint] = oracle.resources.hints.find([b"k"])
     assert hint is not None
     assert hint[:3] == (2, 1, 1)
 
@@ -121,8 +121,8 @@ def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_
     oracle = Oracle(*nodes, spread=own - 1 if all(local) else 0)
     oracle.store(b"k", b"v", 1, 2)
     get(oracle, b"k")
-    assert oracle.core.nodes.local_id == own
-    assert [hint and hint.node_id for hint in oracle.core.hints.find([b"k"])] == [chosen], "from the first question on"
+    assert oracle.resources.daemons.nodes.local_id == own
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [chosen], "from the first question on"
 
 
 def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
     monkeypatch.setattr("kvstore.client.reading.FAR_HINT_NS", 0)
     assert get(oracle, b"near", b"k", b"other") == [b"v"] * 3
     assert [message.keys for message in oracle.sent(Lookup)[before:]] == [[b"k", b"other"]], "what is near is not asked for"
-    assert [hint and hint.node_id for hint in oracle.core.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
     assert get(oracle, b"k") == [b"v"]
     assert len(oracle.sent(Lookup)) == before + 1
 
@@ -176,7 +176,7 @@ def test_a_client_on_no_nodes_host_does_not_ask_anew(nodes: Pair, monkeypatch: p
 def test_an_unreachable_node_is_avoided(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2, 1)
-    oracle.core.hints.learn([(b"k", Hint(2, 1, 1))])
+    oracle.resources.hints.learn([(b"k", Hint(2, 1, 1))])
     oracle.unreachable.add("node2:1")
     assert get(oracle, b"k") == [b"v"]
     assert [message.avoid for message in oracle.sent(Lookup)] == [2]
@@ -230,7 +230,7 @@ def test_damaged_bytes_are_never_returned_and_another_replica_is_read(nodes: Pai
     oracle.store(b"k", b"value", 1, 2)
     oracle.script[Read].append(damaged(oracle))  # type: ignore[arg-type]
     assert get(oracle, b"k") == [b"value"]
-    assert oracle.core.counters.snapshot().checksum_failures == 1
+    assert oracle.resources.counters.snapshot().checksum_failures == 1
 
 
 def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another_replica(nodes: Pair) -> None:
@@ -290,7 +290,7 @@ def test_what_was_copied_after_the_lease_ran_out_is_thrown_away_and_read_again(n
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)
     lapsed = iter([2_000, 0, 0])
-    reading = Reading(oracle.core, [b"k"], FreshBytes(1), oracle.deadline(), lambda: next(lapsed))
+    reading = Reading(oracle.resources, [b"k"], FreshBytes(1), oracle.deadline(), lambda: next(lapsed))
     oracle.lease_until_ns = 1_000
     assert oracle.run(reading.run()) == [BIG]
     assert oracle.releases() == [1, 2]
@@ -386,4 +386,4 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(node
     assert get(oracle, *keys) == [key * 1000 for key in keys]
     assert [len(read.keys) for read in oracle.sent(Read)] == [3, 2, 1]
     assert len(oracle.sent(Lookup)) == 1
-    assert oracle.core.counters.snapshot().stale_hints == 0
+    assert oracle.resources.counters.snapshot().stale_hints == 0

@@ -1,4 +1,4 @@
-"""Reads of the core by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
+"""Reads by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +36,7 @@ MakeOracle = Callable[..., Oracle]
 
 @pytest.fixture
 def make_oracle() -> Iterator[MakeOracle]:
-    """The core's engine and the nodes are closed at the end."""
+    """The client's engine and the nodes are closed at the end."""
     made: list[Oracle] = []
 
     def make(*nodes: OracleNode, engine_min_bytes: int = 50_000) -> Oracle:
@@ -45,7 +45,7 @@ def make_oracle() -> Iterator[MakeOracle]:
 
     yield make
     for oracle in made:
-        oracle.core.close()
+        oracle.resources.close()
         for node in oracle.nodes.values():
             node.close()
 
@@ -64,7 +64,7 @@ def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
 
 
 def get(oracle: Oracle, *keys: bytes, now_ns: Callable[[], int] = lambda: 1000) -> list[bytes | None]:
-    reading = Reading(oracle.core, keys, FreshBytes(len(keys)), oracle.deadline(), now_ns)
+    reading = Reading(oracle.resources, keys, FreshBytes(len(keys)), oracle.deadline(), now_ns)
     try:
         result: list[bytes | None] = oracle.run(reading.run())
         return result
@@ -89,7 +89,7 @@ def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_
     [move] = oracle.moves
     assert [length for _, _, length in move.copies] == [len(BIG), len(OTHER)]
     assert oracle.releases() == [1]
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.engine_bytes, stats.bytes_in, stats.hits, stats.misses, stats.retries) == (200_000, 200_003, 3, 1, 0)
 
 
@@ -110,7 +110,7 @@ def test_a_node_without_an_engine_and_one_of_this_host_are_read_without_it(make_
     oracle.store(b"there", BIG, 2)
     assert get(oracle, b"here", b"there") == [BIG, BIG]
     assert ways(oracle) == [0, 0]
-    assert not oracle.core.remote.is_started, "nobody needed it"
+    assert not oracle.resources.engine_copies.remote.is_started, "nobody needed it"
 
 
 def test_a_slab_is_shown_once(oracle: Oracle) -> None:
@@ -122,17 +122,19 @@ def test_a_slab_is_shown_once(oracle: Oracle) -> None:
 def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Oracle) -> None:
     oracle.store(b"other", OTHER, 2)
     buffers = [bytearray(10), bytearray(200_000)]
-    reading = Reading(oracle.core, [b"k", b"other"], IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000)
+    reading = Reading(
+        oracle.resources, [b"k", b"other"], IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000
+    )
     with pytest.raises(InvalidArgument, match="the buffer of key 0 has 10 bytes"):
         oracle.run(reading.run())
     assert buffers[1][:100_001] == OTHER + b"\0"
     assert buffers[0] == bytearray(10)
     assert oracle.releases() == [1]
-    assert oracle.core.counters.snapshot().engine_bytes == len(OTHER)
+    assert oracle.resources.counters.snapshot().engine_bytes == len(OTHER)
 
 
 def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
-    view: OpenView | None = oracle.run(Viewing(oracle.core, b"k", oracle.deadline(), lambda: 1000).open())
+    view: OpenView | None = oracle.run(Viewing(oracle.resources, b"k", oracle.deadline(), lambda: 1000).open())
     assert view is not None
     assert bytes(view.memory) == BIG
     assert view.loan is None
@@ -158,12 +160,12 @@ def test_what_the_engine_cannot_fetch_comes_by_message(oracle: Oracle, error: KV
     assert oracle.releases() == [1]
     assert get(oracle, b"k") == [BIG]
     assert ways(oracle) == [1, 0, 0], "it is left alone for a while"
-    assert oracle.core.counters.snapshot().engine_bytes == 0
+    assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
 def test_an_engine_that_failed_is_tried_again_after_its_rest(oracle: Oracle) -> None:
     now_ns = [0]
-    oracle.core.remote._clock_ns = lambda: now_ns[0]
+    oracle.resources.engine_copies.remote._clock_ns = lambda: now_ns[0]
     oracle.script[Move].append(Unreachable("no path"))
     get(oracle, b"k")
     now_ns[0] = int(REST_S * 1e9)
@@ -195,9 +197,9 @@ def test_the_slabs_of_a_node_that_restarted_are_asked_for_anew(oracle: Oracle, f
     get(oracle, b"k")
     far.epoch, far.revision = 2, 1
     assert get(oracle, b"k") == [BIG]
-    remembered = oracle.core.remote._slabs
+    remembered = oracle.resources.engine_copies.remote._slabs
     assert {slab.epoch for slab in remembered} == {2}
-    assert len(oracle.core.remote.engine.peers()) == 1, "the earlier process is no peer any more"
+    assert len(oracle.resources.engine_copies.remote.engine.peers()) == 1, "the earlier process is no peer any more"
 
 
 def test_a_node_whose_engine_is_malformed_is_read_by_message(oracle: Oracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +236,7 @@ def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_rea
     oracle.store(b"k", BIG, 2, 3)
     oracle.script[Move].append(scribble)
     assert get(oracle, b"k") == [BIG]
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.checksum_failures, stats.retries, stats.hits) == (1, 1, 1)
     assert oracle.releases() == [1, 2]
 
@@ -260,7 +262,7 @@ def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(o
     times = iter([0, 10_000 * 1_000_000, 0, 0])  # asked at 0; verified when the lease of 10 s is over
     oracle.script[Move].append(scribble)
     assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.checksum_failures, stats.retries) == (0, 1)
     assert ways(oracle) == [1, 1]
 
@@ -339,10 +341,10 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
             except told:
                 assert len(oracle.script[Move]) < len(faults), "only for a fault"
         oracle.script[Move].clear()
-        oracle.core.remote._clock_ns = lambda: 1 << 62  # all have rested
+        oracle.resources.engine_copies.remote._clock_ns = lambda: 1 << 62  # all have rested
         assert get(oracle, b"a", b"b") == values, "nothing of it lasts"
     finally:
-        oracle.core.close()
+        oracle.resources.close()
         for node in nodes:
             node.close()
 
@@ -365,7 +367,7 @@ def test_a_slab_forgotten_while_it_was_being_asked_for_leaves_its_block_to_a_mes
         return blocks
 
     def regions(channel: OracleChannel, message: Regions) -> RegionList:
-        oracle.core.remote.forget(2)  # as another thread does whose transfer failed
+        oracle.resources.engine_copies.remote.forget(2)  # as another thread does whose transfer failed
         shown = oracle.answer(channel, message)
         assert isinstance(shown, RegionList)
         return shown

@@ -1,4 +1,4 @@
-"""Views of the core against a scripted cluster."""
+"""Views against a scripted cluster."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def node() -> Iterator[OracleNode]:
 
 
 def open_view(oracle: Oracle, key: bytes) -> OpenView | None:
-    view: OpenView | None = oracle.run(Viewing(oracle.core, key, oracle.deadline(), lambda: 0).open())
+    view: OpenView | None = oracle.run(Viewing(oracle.resources, key, oracle.deadline(), lambda: 0).open())
     return view
 
 
@@ -37,7 +37,7 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     assert oracle.releases() == [1]
     with pytest.raises(ValueError, match="released"):
         bytes(view.memory)
-    assert (oracle.core.counters.snapshot().hits, oracle.core.counters.snapshot().misses) == (1, 0)
+    assert (oracle.resources.counters.snapshot().hits, oracle.resources.counters.snapshot().misses) == (1, 0)
 
 
 def test_a_view_of_a_block_elsewhere_is_a_private_copy() -> None:
@@ -56,7 +56,7 @@ def test_a_view_of_a_block_elsewhere_is_a_private_copy() -> None:
 def test_a_miss_has_no_view(node: OracleNode) -> None:
     oracle = Oracle(node)
     assert open_view(oracle, b"k") is None
-    assert oracle.core.counters.snapshot().misses == 1
+    assert oracle.resources.counters.snapshot().misses == 1
 
 
 def test_a_view_open_for_longer_than_its_lease_ends_with_an_error(node: OracleNode) -> None:

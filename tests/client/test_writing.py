@@ -1,12 +1,11 @@
-"""Writes of the core against a scripted cluster."""
+"""Writes against a scripted cluster."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pytest
 
-from kvstore.client.writing import Writing, check_parents, namespace_text
-from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, ProtocolError, Unavailable
+from kvstore.client.writing import Writing
+from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
@@ -33,7 +32,7 @@ def remote() -> Iterator[OracleNode]:
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
     sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.core, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result
@@ -54,7 +53,7 @@ def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(local: Or
     assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "Open", "Slabs", "Commit"]
     assert {key: value for key, (value, _) in local.blocks.items()} == {b"a": b"small", b"b": BIG}
     assert oracle.sent(Reserve)[0].local_node == 1
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.puts, stats.bytes_out, stats.requests) == (2, 100_005, 1)
 
 
@@ -77,11 +76,11 @@ def test_slabs_named_ahead_are_mapped_in_the_background(local: OracleNode) -> No
     local.ahead = [2, 9]
     oracle = Oracle(local)
     put(oracle, [b"a"], [BIG])
-    in_use = len(oracle.core.slabs)
+    in_use = len(oracle.resources.mapping.slabs)
     put(oracle, [b"b"], [BIG])  # what is already on its way is not asked for again
     [map_ahead] = oracle.later
     map_ahead()
-    assert len(oracle.core.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
+    assert len(oracle.resources.mapping.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
 
 
 def test_a_key_repeated_in_a_batch_is_stored_once(remote: OracleNode) -> None:
@@ -95,7 +94,7 @@ def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
     oracle.store(b"a", b"old", 2)
     assert put(oracle, [b"a"], [b"new"]) == [False]
     assert oracle.sent(Put) == []
-    assert oracle.core.counters.snapshot().already_present == 1
+    assert oracle.resources.counters.snapshot().already_present == 1
 
 
 def test_no_keys_ask_nothing(remote: OracleNode) -> None:
@@ -255,7 +254,7 @@ def test_batches_larger_than_a_frame_are_cut(remote: OracleNode) -> None:
 def test_a_stored_block_is_read_without_asking_the_master(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     put(oracle, [b"a"], [b"v"])
-    [hint] = oracle.core.hints.find([b"a"])
+    [hint] = oracle.resources.hints.find([b"a"])
     assert hint is not None
     assert (hint.node_id, hint.size_bytes) == (2, 1)
 
@@ -263,31 +262,6 @@ def test_a_stored_block_is_read_without_asking_the_master(remote: OracleNode) ->
 def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     sources = [memoryview(b"1"), memoryview(b"2")]
-    oracle.run(Writing(oracle.core, [b"a", b"b"], sources, namespace="ns", parents=[None, b"a"], deadline=oracle.deadline()).run())
+    oracle.run(Writing(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=[None, b"a"], deadline=oracle.deadline()).run())
     [message] = oracle.sent(Put)
     assert (message.namespace, message.parents) == ("ns", [b"", b"a"])
-
-
-class Named:
-    id = b"\xab\xcd"
-
-
-@dataclass
-class BadlyNamed:
-    id: str = "x"
-
-
-def test_a_namespace_is_a_text_or_has_an_id() -> None:
-    assert namespace_text("plain") == "plain"
-    assert namespace_text(Named()) == "abcd"
-    with pytest.raises(InvalidArgument):
-        namespace_text(BadlyNamed())
-
-
-def test_parents_are_as_many_as_keys_and_keys_themselves() -> None:
-    check_parents(None, 3)
-    check_parents([None, b"k"], 2)
-    with pytest.raises(InvalidArgument, match="1 parents for 2 keys"):
-        check_parents([b"k"], 2)
-    with pytest.raises(InvalidArgument):
-        check_parents([b""], 1)

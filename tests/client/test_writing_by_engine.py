@@ -1,4 +1,4 @@
-"""Writes of the core by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
+"""Writes by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -34,7 +34,7 @@ MakeOracle = Callable[..., Oracle]
 
 @pytest.fixture
 def make_oracle() -> Iterator[MakeOracle]:
-    """The core's engine and the nodes are closed at the end."""
+    """The client's engine and the nodes are closed at the end."""
     made: list[Oracle] = []
 
     def make(*nodes: OracleNode, engine_min_bytes: int = 50_000) -> Oracle:
@@ -43,7 +43,7 @@ def make_oracle() -> Iterator[MakeOracle]:
 
     yield make
     for oracle in made:
-        oracle.core.close()
+        oracle.resources.close()
         for node in oracle.nodes.values():
             node.close()
 
@@ -60,7 +60,7 @@ def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
     sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.core, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result
@@ -94,7 +94,7 @@ def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_
     assert names(oracle) == ["Nodes", "Reserve", "Open", "Commit", "Put"]
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
     assert [length for _, _, length in oracle.moves[0].copies] == [len(BIG), len(OTHER)]
-    stats = oracle.core.counters.snapshot()
+    stats = oracle.resources.counters.snapshot()
     assert (stats.puts, stats.bytes_out, stats.engine_bytes, stats.retries) == (3, 200_003, 200_000, 0)
 
 
@@ -110,7 +110,7 @@ def test_a_node_without_an_engine_is_sent_its_values(make_oracle: MakeOracle) ->
     oracle = make_oracle(OracleNode(2, local=False))
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert oracle.sent(Open) == []
-    assert not oracle.core.remote.is_started
+    assert not oracle.resources.engine_copies.remote.is_started
 
 
 def test_a_node_of_this_host_is_written_through_shared_memory(make_oracle: MakeOracle) -> None:
@@ -161,12 +161,12 @@ def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, e
     assert put(oracle, [b"b"], [OTHER]) == [True]
     assert len(oracle.sent(Open)) == 1, "the engine is left alone for a while"
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
-    assert oracle.core.counters.snapshot().engine_bytes == 0
+    assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
 def test_an_engine_that_failed_is_tried_again_after_its_rest(oracle: Oracle) -> None:
     now_ns = [0]
-    oracle.core.remote._clock_ns = lambda: now_ns[0]
+    oracle.resources.engine_copies.remote._clock_ns = lambda: now_ns[0]
     oracle.script[Move].append(Unreachable("no path"))
     put(oracle, [b"a"], [BIG])
     now_ns[0] = int(REST_S * 1e9)
@@ -253,7 +253,7 @@ def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_giv
 
 
 def test_transfer_settings_that_cannot_be_met_are_told_to_whom_they_concern(oracle: Oracle) -> None:
-    oracle.core.remote._settings = TransferSettings(transports="tcp", rails="mlx5_9")
+    oracle.resources.engine_copies.remote._settings = TransferSettings(transports="tcp", rails="mlx5_9")
     with pytest.raises(ConfigError, match="mlx5_9"):
         put(oracle, [b"a"], [BIG])
     assert oracle.reserved == set()

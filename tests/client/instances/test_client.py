@@ -45,7 +45,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.core.nodes = KnownNodes(is_here, spread=node_id - 1)
+    client._operations.resources.daemons.nodes = KnownNodes(is_here, spread=node_id - 1)
     return client
 
 

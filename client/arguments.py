@@ -1,0 +1,48 @@
+"""What a caller's arguments must be. Nothing is sent for those that are refused."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import check_key
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
+    if isinstance(keys, (bytes, str)):
+        raise InvalidArgument("keys is a sequence of keys, not one key")
+    for key in keys:
+        check_key(key)
+
+
+def namespace_text(namespace: Any) -> str:
+    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else."""
+    if isinstance(namespace, str):
+        return namespace
+    identity = getattr(namespace, "id", None)
+    if isinstance(identity, bytes):
+        return identity.hex()
+    raise InvalidArgument(f"a namespace is a str or has an id of bytes; {type(namespace).__name__} is neither")
+
+
+def check_parents(parents: Sequence[bytes | None] | None, count: int) -> None:
+    """Raises InvalidArgument unless there is a key or None for each of `count` keys."""
+    if parents is None:
+        return
+    if len(parents) != count:
+        raise InvalidArgument(f"{len(parents)} parents for {count} keys")
+    for parent in parents:
+        if parent is not None:
+            check_key(parent)
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
+    if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:
+        raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
+
+
+def check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
+    """Raises InvalidArgument unless there is one for each key."""
+    if len(keys) != len(others):
+        raise InvalidArgument(f"{len(others)} {name} for {len(keys)} keys")

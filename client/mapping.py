@@ -1,0 +1,62 @@
+"""How a client has slabs of nodes on its host mapped: the node is asked for those that are missing, each once. Sans-I/O: see effects.py."""
+
+from collections.abc import Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import Final
+
+from kvstore.client.effects import AnyChannel, AskForFds, Later, Operation, Work
+from kvstore.client.slabs import SlabCache, SlabKey
+from kvstore.protocol.errors import StaleHandle
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.node_messages import Slabs
+from kvstore.rpc.channel import MAX_FDS
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.mapping import Slab
+
+MAPPING_WORK_BYTES: Final = 1 << 30
+"""Mapping a slab faults all of its pages in: never on an event loop."""
+
+
+class SlabMapping:
+    """The slabs that a client has mapped, and how it comes to more. Its threads and tasks share it."""
+
+    def __init__(self) -> None:
+        self.slabs = SlabCache()
+
+    def map_slabs(
+        self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool
+    ) -> Operation[list[Slab]]:
+        """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped."""
+        keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
+        missing = self.slabs.missing(keys)
+        if not missing:
+            return self.slabs.get(keys)
+        if coming := self.slabs.coming(missing):
+            yield Work(partial(wait, coming, deadline.left_s()), MAPPING_WORK_BYTES)
+            missing = self.slabs.missing(missing)
+        for start in range(0, len(missing), MAX_FDS):
+            wanted = missing[start : start + MAX_FDS]
+            found = yield from self._ask_for_slabs(channel, wanted, deadline)
+            yield Work(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
+            if len(found) < len(wanted):
+                raise StaleHandle(f"node {node_id} named a slab that it does not have")
+        return self.slabs.get(keys)
+
+    def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
+        """Have slabs that later puts will use mapped in the background."""
+        keys = self.slabs.missing([SlabKey(node_id, channel.welcome.epoch, slab, True) for slab in slabs])[:MAX_FDS]
+        if keys and not self.slabs.coming(keys):
+            found = yield from self._ask_for_slabs(channel, keys, deadline)
+            self.slabs.announce([key for key, _, _ in found])
+            yield Later(partial(self.slabs.map_announced, found))
+
+    def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[tuple[SlabKey, int, int]]]:
+        """(key, descriptor, size) of those the node still has. Mappings of slabs that it has given up since end here, so that their memory
+        does: whoever maps nothing new holds at most what the node had at one time."""
+        node_id, epoch = keys[0].node_id, keys[0].epoch
+        held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
+        answer, fds = yield AskForFds(channel, Slabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
+        self.slabs.drop(node_id, epoch, answer.gone)
+        there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
+        return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]

@@ -1,0 +1,45 @@
+"""What all calls of one client share: what it knows of the cluster, its mappings, threads and counters. What calls do with it stands in
+questions.py, reading.py, viewing.py and writing.py."""
+
+from collections.abc import Sequence
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.daemons import Daemons
+from kvstore.client.engine_copies import EngineCopies
+from kvstore.client.locations import Hints
+from kvstore.client.mapping import SlabMapping
+from kvstore.client.remote import RemoteMemory
+from kvstore.client.reservations import Reservations
+from kvstore.client.routes import IsHere, nowhere
+from kvstore.client.stats import Counters
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.memcpy import MemcpyPool
+from kvstore.transfer.paths.transports import AUTO
+
+
+class ClientResources:
+    """Threads and tasks of a client share them: each part is thread-safe."""
+
+    def __init__(
+        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int
+    ) -> None:
+        """Raises InvalidArgument for a malformed address."""
+        self.settings = settings
+        self.daemons = Daemons(masters, is_here=is_here if maps_memory(transfer) else nowhere, spread=spread)
+        self.hints = Hints(settings.max_hints)
+        self.counters = Counters()
+        self.copier = MemcpyPool(settings.copy_threads)
+        self.mapping = SlabMapping()
+        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), self.counters)
+        self.reservations = Reservations(self.daemons)
+
+    def close(self) -> None:
+        """Let go of threads and mappings; views keep theirs."""
+        self.copier.close()
+        self.engine_copies.remote.close()
+        self.mapping.slabs.clear()
+
+
+def maps_memory(transfer: TransferSettings) -> bool:
+    """Whether nodes of this host are reached by shared memory: so unless the transports chosen leave it out."""
+    return transfer.transports == AUTO or "shm" in [name.strip() for name in transfer.transports.split(",")]

@@ -1,0 +1,61 @@
+"""Slabs of nodes on the same host, mapped from a scripted cluster."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import Broken, StaleHandle
+from tests.client.oracle import Oracle, OracleChannel, OracleNode
+
+
+@pytest.fixture
+def node() -> Iterator[OracleNode]:
+    node = OracleNode(1, local=True)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def oracle(node: OracleNode) -> Oracle:
+    return Oracle(node)
+
+
+def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:
+    from kvstore.rpc.address import Address
+
+    return OracleChannel(Address(unix=node.unix), oracle._welcome(Address(unix=node.unix)))
+
+
+def test_slabs_are_mapped_once_for_reading_and_once_for_writing(oracle: Oracle, node: OracleNode) -> None:
+    channel = channel_to(oracle, node)
+    for writable in (False, True, True):
+        [one, two, again] = oracle.run(oracle.resources.mapping.map_slabs(channel, 1, [1, 2, 1], oracle.deadline(), writable=writable))
+        assert one is again
+        assert one is not two
+        assert one.memory.readonly is not writable
+    assert len(oracle.log) == 2
+
+
+def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle: Oracle, node: OracleNode) -> None:
+    with pytest.raises(StaleHandle):
+        oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [9, 1], oracle.deadline(), writable=False))
+    assert len(oracle.resources.mapping.slabs) == 1
+
+
+def test_a_slab_on_its_way_is_waited_for_and_not_asked_for_again(oracle: Oracle, node: OracleNode) -> None:
+    channel = channel_to(oracle, node)
+    oracle.run(oracle.resources.mapping.map_ahead(channel, 1, [1], oracle.deadline()))
+    [map_announced] = oracle.later
+    mapping = oracle.resources.mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True)
+    next(mapping)  # the wait
+    map_announced()
+    with pytest.raises(StopIteration) as end:
+        mapping.send(None)
+    assert len(end.value.value) == 1
+    assert len(oracle.log) == 1
+
+
+def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:
+    [slab] = oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=False))
+    with pytest.raises(Broken):
+        slab.part((1 << 20) - 1, 2)

@@ -1,0 +1,56 @@
+"""What is not used goes back to the master of a scripted cluster."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.master_messages import Cancel
+from tests.client.oracle import Oracle, OracleNode
+
+
+@dataclass
+class OverPut:
+    key: bytes
+
+    def unused(self) -> Cancel:
+        return Cancel([self.key], [1])
+
+
+@pytest.fixture
+def oracle() -> Iterator[Oracle]:
+    node = OracleNode(1, local=True)
+    yield Oracle(node)
+    node.close()
+
+
+def test_nothing_is_sent_where_nothing_is_reserved(oracle: Oracle) -> None:
+    oracle.run(oracle.resources.reservations.cancel(Cancel([], [])))
+    assert oracle.log == []
+
+
+def test_what_puts_that_are_over_did_not_use_is_given_back(oracle: Oracle) -> None:
+    reservations = oracle.resources.reservations
+    reservations.unused += [OverPut(b"a"), OverPut(b"b")]
+    oracle.run(reservations.give_up_unused())
+    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"], [b"b"]]
+    assert not reservations.unused
+
+
+def test_reservations_that_the_master_cannot_be_told_of_are_left_to_expire(oracle: Oracle) -> None:
+    reservations = oracle.resources.reservations
+    reservations.unused.append(OverPut(b"a"))
+    oracle.script[Cancel].append(Unavailable("gone"))
+    oracle.run(reservations.give_up_unused())
+    assert not reservations.unused
+
+
+def test_two_may_give_back_the_same(oracle: Oracle) -> None:
+    reservations = oracle.resources.reservations
+    reservations.unused.append(OverPut(b"a"))
+    one = reservations.give_up_unused()
+    next(one)
+    oracle.run(reservations.give_up_unused())
+    one.close()
+    assert not reservations.unused
