@@ -1,4 +1,4 @@
-"""A copy of a block between two tiers of one node, as the block table plans it (table.py) and the mover makes it (store/moves/mover.py)."""
+"""A copy of a block between two tiers of one node, as it is planned (room.py) and the mover makes it (store/moves/mover.py)."""
 
 from dataclasses import dataclass
 

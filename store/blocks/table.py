@@ -1,8 +1,8 @@
-"""The block table: what a node holds, where, and what must leave for something new. Pure bookkeeping over the tiers.
+"""The block table: what a node holds and where. Pure bookkeeping over the tiers.
 
-It owns every slot of every tier and all Block objects. It copies nothing and waits for nothing: a copy between tiers is planned
-here (`take_moves`), made by the mover in a worker thread, and recorded here when it is done (`finish_move`). `now_ns` is passed in.
-The node's loop is the only caller.
+It owns every slot of every tier and all Block objects. It copies nothing and waits for nothing: `room` chooses who leaves for something
+new and plans the copies between tiers (room.py), the mover makes them in a worker thread, and they are recorded here when they are done
+(`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
 
 A block is visible from `commit` until it is dropped. At most one block a key is visible, and at most one writer a key is at work.
 """
@@ -12,22 +12,19 @@ from dataclasses import replace
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.tiers.policies.interface import EvictionPolicy
-from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
 
 TABLE_BYTES = 1000
 """Memory of this process that a block takes beside its bytes, estimated: Block, Slot, keys, tables and the default policy (1,034 bytes
 measured in a node with values of 64 bytes that have no parents, 814 with LRU)."""
-
-PROMOTE_AT_HITS = 2
-"""A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
 
 Emit = Callable[[int, Block], None]
 """Called with (EVENT_..., block) for everything the master must hear, in order."""
@@ -61,14 +58,13 @@ class BlockTable:
         }
         self._landing = self._levels[DRAM]
         self._emit = emit
-        self._encoding_of = encoding_of
+        self.room = Room(self._levels, self.drop, self.drop_copy, encoding_of)
         self.events = events
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self._max_blocks = max(1, max_table_bytes // TABLE_BYTES) if max_table_bytes is not None else None
         self._visible = 0
         self._clock = 0
-        self._moves: list[TierMove] = []
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -86,13 +82,13 @@ class BlockTable:
     def open(self, block: Block, owner: object, *, now_ns: int) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
-        None when there is no room now: room is being made if it can be (see `take_moves`), ask again when a move has finished.
+        None when there is no room now: room is being made if it can be (see `Room.make`), ask again when a move has finished.
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None
         if not self._may_know_one_more():
             return None
-        slot = self._make_room(self._landing, block.size_bytes, block.tenant)
+        slot = self.room.make(self._landing, block.size_bytes, block.tenant)
         if slot is None:
             return None
         block.slots[DRAM] = slot
@@ -171,7 +167,7 @@ class BlockTable:
     def begin_promotion(self, block: Block) -> Slot | None:
         """A DRAM slot to read the block into, or None if there is none to be had at once. `finish_move` ends it."""
         try:
-            slot = self._make_room(self._landing, block.size_bytes, block.tenant, may_wait=False)
+            slot = self.room.make(self._landing, block.size_bytes, block.tenant, may_wait=False)
         except KVStoreError:  # larger than a DRAM that was larger before the restart, or the system refuses memory
             return None
         block.moving = slot is not None
@@ -246,98 +242,7 @@ class BlockTable:
             self.drop(block)
         return True
 
-    def _make_room(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
-        """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
-        while True:
-            try:
-                return level.tier.allocate(size_bytes, tenant=tenant)
-            except TierFull:
-                victims = level.victims(level.tier.group(size_bytes, tenant=tenant))
-                if not victims:
-                    return None
-                # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
-                is_patient = not may_wait or level.leaving_bytes >= size_bytes
-                if is_patient and not all(self._can_leave_now(block, level) for block in victims):
-                    return None
-                still_here = [block for block in victims if not self._evict(block, level)]
-                if still_here:
-                    return None
-
-    def _lower(self, index: int) -> Level | None:
-        """The next lower tier that takes values."""
-        levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
-        return next((level for level in levels if level.takes_values), None)
-
-    def suspend(self, index: int, *, is_suspended: bool) -> None:
-        """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
-        self._levels[index].is_suspended = is_suspended
-
-    def _can_leave_now(self, block: Block, level: Level) -> bool:
-        return block.is_also_outside(level.index) or self._lower(level.index) is None
-
-    def _evict(self, block: Block, level: Level) -> bool:
-        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
-        if block.is_also_outside(level.index):
-            self.drop_copy(block, level.index)
-            return True
-        lower = self._lower(level.index)
-        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
-            return False
-        level.counts.evictions += 1
-        self.drop(block)
-        return True
-
-    def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
-        is_demotion = target.index > source.index
-        encoding = None
-        if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:
-            encoding = self._encoding_of(block)
-        size_bytes = block.size_bytes if encoding is None else encoding.size_bytes
-        try:
-            slot = self._make_room(target, size_bytes, block.tenant, may_wait=is_demotion)
-        except KVStoreError:  # larger than that tier, or it just failed
-            return False
-        if slot is None:
-            return False
-        block.moving = True
-        if is_demotion:
-            block.leaving = source.index
-            source.leaving_bytes += block.size_bytes
-        self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
-        return True
-
-    def relieve(self) -> None:
-        """Plan demotions from each tier above its high watermark down to the low one, counting those under way.
-
-        Blocks leave the node for it from the lowest tier only."""
-        for level in self._levels.values():
-            if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
-                self._relieve(level)
-
-    def _relieve(self, level: Level) -> None:
-        while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
-            block = level.order.coldest(is_evictable)
-            if block is None:
-                return
-            if block.is_also_outside(level.index):
-                self.drop_copy(block, level.index)
-                continue
-            lower = self._lower(level.index)
-            if lower is None or not self._plan_move(block, level, lower):
-                return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
-
-    def warm(self, block: Block) -> None:
-        """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
-        hbm = self._levels.get(HBM)
-        if hbm is None or block.hits < PROMOTE_AT_HITS or block.slots[HBM] is not None or block.moving:
-            return
-        if hbm.takes_values:
-            self._plan_move(block, self._landing, hbm)
-
-    def take_moves(self) -> list[TierMove]:
-        """The copies planned since the last call, for the mover."""
-        moves, self._moves = self._moves, []
-        return moves
+    # --- moves that have ended ---
 
     def finish_move(self, block: Block, source: int, target: int, slot: Slot, *, is_done: bool, loss: Loss | None = None) -> None:
         """A copy has been made, or could not be. A demoted block leaves its source unless it is being read again meanwhile.

@@ -71,8 +71,8 @@ class TierMover:
     def kick(self) -> None:
         """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own
         affair: it may be one tenant's block, and the mover makes room for all."""
-        self._reactor.guarded(self._table.relieve)
-        moves = self._table.take_moves()
+        self._reactor.guarded(self._table.room.relieve)
+        moves = self._table.room.take_moves()
         if not moves:
             return
         for pair in sorted({(move.source, move.target) for move in moves}):
@@ -135,8 +135,8 @@ class TierMover:
 
     def _rest(self, tier: int) -> None:
         """The tier refused: go on without it for a while."""
-        self._table.suspend(tier, is_suspended=True)
-        self._reactor.call_later(self._tier_retry_s, lambda: self._table.suspend(tier, is_suspended=False))
+        self._table.room.suspend(tier, is_suspended=True)
+        self._reactor.call_later(self._tier_retry_s, lambda: self._table.room.suspend(tier, is_suspended=False))
 
     def read(self, reads: Sequence[SlowRead], done: Callable[[list[Exception | None]], None]) -> None:
         """Read blocks from tiers that block; `done` gets one answer each, in the loop's thread. The caller holds the blocks."""

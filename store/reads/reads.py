@@ -103,7 +103,7 @@ class ReadService:
                 request.point_at(index, block, self._dram.locate(slot))
             else:
                 request.send(index, block, DRAM, self._dram.view(slot))
-            table.warm(block)
+            table.room.warm(block)
         return misses
 
     def _fits(self, request: ReadRequest, block: Block) -> bool:

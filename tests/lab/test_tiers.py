@@ -14,7 +14,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab import tiers as module
 from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.store.blocks import table
+from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, NVME
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.config import NodeSettings
@@ -35,7 +35,7 @@ def where(tiers: TwoTiers) -> tuple[set[int], set[int]]:
 
 def test_the_rules_are_a_nodes() -> None:
     defaults = NodeSettings()
-    assert table.PROMOTE_AT_HITS == module.PROMOTE_AT_HITS
+    assert room.PROMOTE_AT_HITS == module.PROMOTE_AT_HITS
     assert (defaults.high_watermark, defaults.low_watermark) == (module.HIGH_WATERMARK, module.LOW_WATERMARK)
 
 
@@ -174,7 +174,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
 
 
 def relieve(store: Store) -> None:
-    store.table.relieve()
+    store.table.room.relieve()
     store.settle()
 
 

@@ -159,7 +159,7 @@ class Served:
         def evict() -> list[Block]:
             blocks = [block for name in names if (block := self.store.table.find("red", name.encode())) is not None]
             for block in blocks:
-                self.store.table._evict(block, self.store.table._landing)
+                self.store.table.room.evict(block, self.store.table._landing)
             return blocks
 
         blocks = self.call(evict)

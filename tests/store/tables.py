@@ -172,7 +172,7 @@ class Store:
 
     def settle(self) -> None:
         """Make every planned copy, as the mover would, until no more are planned."""
-        while moves := self.table.take_moves():
+        while moves := self.table.room.take_moves():
             for move in moves:
                 self.finish(move)
         self.table.check_integrity()

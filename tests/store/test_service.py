@@ -260,7 +260,7 @@ def test_a_block_dropped_while_it_is_copied_to_nvme_is_gone_for_good_when_the_an
     def evict() -> None:
         block = node.store.table.find("red", b"a")
         assert block is not None
-        node.store.table._evict(block, node.store.table._landing)
+        node.store.table.room.evict(block, node.store.table._landing)
 
     node.call(evict)
     assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((1,)))

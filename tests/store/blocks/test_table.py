@@ -345,7 +345,7 @@ def test_of_a_block_table_over_tiers_the_lowest_gives_way_first(make_store: Make
     store.put("a")
     low = store.put("b")
     store.read("red", b"b", 0)
-    store.table._evict(low, store.table._landing)
+    store.table.room.evict(low, store.table._landing)
     store.settle()
     assert low.slots[NVME] is not None
     store.put("c")
@@ -356,7 +356,7 @@ def test_of_a_block_table_over_tiers_the_lowest_gives_way_first(make_store: Make
 def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcd":
-        store.table._evict(store.put(name), store.table._landing)
+        store.table.room.evict(store.put(name), store.table._landing)
         store.settle()
     store.tiers[NVME].close()
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)

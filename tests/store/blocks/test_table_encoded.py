@@ -24,7 +24,7 @@ ENCODED = 64 + 8 * (16 * 32 + 4)
 
 def demote(store: Store, *blocks: Block) -> None:
     for block in blocks:
-        store.table._evict(block, store.table._landing)
+        store.table.room.evict(block, store.table._landing)
     store.settle()
 
 
@@ -80,7 +80,7 @@ def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encode
     promote(store, block)
     assert store.bytes_of(block, DRAM) == store.bytes_of(block, NVME) == after("fp8-head", value)
     assert block.checksum_in(DRAM) == block.checksum_in(NVME) == digest(after("fp8-head", value))
-    assert store.table._evict(block, store.table._landing), "at once: its encoded copy is still there"
+    assert store.table.room.evict(block, store.table._landing), "at once: its encoded copy is still there"
     assert block.tier_mask() == 4
     assert block.loss_in(DRAM) is None
 
@@ -114,13 +114,13 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
     block = store.put_tensor("a", value)
     block.pinned = True
-    store.table._plan_move(block, store.table._landing, store.table._levels[NVME])
+    store.table.room._plan_move(block, store.table._landing, store.table._levels[NVME])
     store.settle()
     assert block.tier_mask() == 6
     assert store.bytes_of(block, DRAM) == value
     assert block.checksum_in(DRAM) == digest(value)
     block.hits = 9
-    store.table.warm(block)
+    store.table.room.warm(block)
     store.settle()
     store.table.drop_copy(block, DRAM)
     assert store.bytes_of(block, HBM) == value
@@ -135,7 +135,7 @@ def test_hbm_gets_what_dram_has(make_store: MakeStore) -> None:
     demote(store, block)
     promote(store, block)
     block.hits = 9
-    store.table.warm(block)
+    store.table.room.warm(block)
     store.settle()
     assert store.bytes_of(block, HBM) == after("fp8-head", tensor_value(1))
     assert block.loss_in(HBM) == Loss(digest(after("fp8-head", tensor_value(1))))
@@ -164,11 +164,11 @@ def test_what_only_hbm_holds_goes_to_nvme_as_it_is(make_store: MakeStore) -> Non
     store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
     block = store.put_tensor("a", tensor_value(1))
     block.hits = 9
-    store.table.warm(block)
+    store.table.room.warm(block)
     store.settle()
     store.table.drop_copy(block, DRAM)
-    store.table.suspend(DRAM, is_suspended=True)
-    store.table._evict(block, store.table._levels[HBM])
+    store.table.room.suspend(DRAM, is_suspended=True)
+    store.table.room.evict(block, store.table._levels[HBM])
     store.settle()
     assert block.tier_mask() == 4
     assert store.bytes_of(block, NVME) == tensor_value(1)

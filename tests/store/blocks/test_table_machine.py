@@ -177,7 +177,7 @@ class TableMachine(RuleBasedStateMachine):
             view = self.store.dram.view(slot) if slot is not None else None
             self.readers.append((block, view, bytes(view or b"")))
             if slot is not None:
-                self.table.warm(block)
+                self.table.room.warm(block)
             elif self.table.wants_promotion(block):
                 self.promote(block)
             self.hear()
@@ -251,10 +251,10 @@ class TableMachine(RuleBasedStateMachine):
     @rule(index=st.sampled_from([HBM, NVME]), is_suspended=st.booleans())
     def suspend(self, index: int, is_suspended: bool) -> None:
         if index in self.store.tiers:
-            self.table.suspend(index, is_suspended=is_suspended)
+            self.table.room.suspend(index, is_suspended=is_suspended)
             self.was_suspended |= index == NVME
 
-    @precondition(lambda self: self.has_codec and not self.moves and not self.table._moves)
+    @precondition(lambda self: self.has_codec and not self.moves and not self.table.room._moves)
     @rule(name=st.sampled_from(CODECS))
     def change_codec(self, name: str) -> None:
         """As a restart may; what has been encoded must not change with it."""
@@ -262,12 +262,12 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def relieve(self) -> None:
-        self.table.relieve()
+        self.table.room.relieve()
         self.hear()
 
     @rule()
     def take_moves(self) -> None:
-        self.moves += [(move, self.store.begin(move)) for move in self.table.take_moves()]
+        self.moves += [(move, self.store.begin(move)) for move in self.table.room.take_moves()]
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK, is_done=st.booleans())
@@ -295,7 +295,7 @@ class TableMachine(RuleBasedStateMachine):
         """A block leaves DRAM, as if its room were needed."""
         block = list(self.visible.values())[pick % len(self.visible)]
         if block.slots[DRAM] is not None and is_evictable(block):
-            self.table._evict(block, self.table._landing)
+            self.table.room.evict(block, self.table._landing)
             self.hear()
 
     @precondition(lambda self: self.has_codec and self.visible)
@@ -304,7 +304,7 @@ class TableMachine(RuleBasedStateMachine):
         """Down, up, given up below, and down again, with another codec: the way on which a value could change twice."""
         place = list(self.visible)[pick % len(self.visible)]
         for codec in (None, name):
-            if codec is not None and not self.moves and not self.table._moves:
+            if codec is not None and not self.moves and not self.table.room._moves:
                 self.change_codec(codec)
             self.settle_moves()
             if place in self.visible:
@@ -357,7 +357,7 @@ class TableMachine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         self.table.check_integrity()
         dram = self.store.dram
-        moves = [move for move, _ in self.moves] + self.table._moves
+        moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
         waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering))

@@ -47,7 +47,7 @@ class Node:
         blocks = list(self.store.table.blocks())
         for block in blocks:
             level = self.store.table._levels[DRAM]
-            self.store.table._evict(block, level)
+            self.store.table.room.evict(block, level)
         self.mover.kick()
         pump(self.reactor, lambda: not any(block.moving for block in blocks))
 
@@ -132,7 +132,7 @@ def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> No
 def test_a_block_removed_before_its_copy_begins_costs_its_neighbours_nothing(node: Node) -> None:
     blocks = node.fill()
     for block in blocks:
-        node.store.table._evict(block, node.store.table._levels[DRAM])
+        node.store.table.room.evict(block, node.store.table._levels[DRAM])
     node.store.table.drop(blocks[0])
     node.store.table.drop(blocks[2])
     node.mover.kick()
@@ -146,7 +146,7 @@ def test_a_block_removed_before_its_copy_begins_costs_its_neighbours_nothing(nod
 def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothing(node: Node) -> None:
     blocks = node.fill(2)
     for block in blocks:
-        node.store.table._evict(block, node.store.table._levels[DRAM])
+        node.store.table.room.evict(block, node.store.table._levels[DRAM])
     node.mover.kick()
     node.store.table.drop(blocks[0])
     pump(node.reactor, lambda: not blocks[1].moving)
@@ -158,7 +158,7 @@ def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothin
 
 def test_a_batch_of_removed_blocks_is_no_batch(node: Node) -> None:
     (block,) = node.fill(1)
-    node.store.table._evict(block, node.store.table._levels[DRAM])
+    node.store.table.room.evict(block, node.store.table._levels[DRAM])
     node.store.table.drop(block)
     node.mover.kick()
     assert not block.moving
@@ -171,7 +171,7 @@ def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
     for block in blocks:
         node.store.read("red", block.key, 0)
         node.store.read("red", block.key, 0)
-        node.store.table.warm(block)
+        node.store.table.room.warm(block)
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [3, 3]
@@ -179,7 +179,7 @@ def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
         node.store.table.drop_copy(block, DRAM)
     assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
     for block in blocks:
-        node.store.table._evict(block, node.store.table._levels[HBM])
+        node.store.table.room.evict(block, node.store.table._levels[HBM])
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [2, 2]
@@ -193,12 +193,12 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     for block in blocks:
         for _ in range(2):
             node.store.read("red", block.key, 0)
-        node.store.table.warm(block)
+        node.store.table.room.warm(block)
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     for block in blocks:
         node.store.table.drop_copy(block, DRAM)
-        node.store.table._evict(block, node.store.table._levels[HBM])
+        node.store.table.room.evict(block, node.store.table._levels[HBM])
     damaged = blocks[0].slots[HBM]
     hbm = node.store.tiers[HBM]
     assert isinstance(hbm, FailingHbm)
@@ -224,11 +224,11 @@ def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
     blocks = node.fill(2)
     for _ in range(2):
         node.store.read("red", blocks[1].key, 0)
-    node.store.table.warm(blocks[1])
+    node.store.table.room.warm(blocks[1])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[1].moving)
     node.store.table.drop_copy(blocks[1], DRAM)
-    node.store.table._evict(blocks[0], node.store.table._levels[DRAM])
+    node.store.table.room.evict(blocks[0], node.store.table._levels[DRAM])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[0].moving)
     assert [block.tier_mask() for block in blocks] == [4, 1]
@@ -260,7 +260,7 @@ def test_a_move_that_raises_stops_none_of_the_others(node: Node, caplog: pytest.
     """The fault is injected into the table: a block that is gone and yet visible has a slot that nobody gave back."""
     blocks = node.fill()
     for block in blocks:
-        node.store.table._evict(block, node.store.table._levels[DRAM])
+        node.store.table.room.evict(block, node.store.table._levels[DRAM])
     if moment == "before its copy":
         blocks[0].is_gone = True
     node.mover.kick()
@@ -278,8 +278,8 @@ def test_a_plan_that_raises_leaves_what_is_planned_to_be_made(node: Node, monkey
         raise RuntimeError("a bug")
 
     (block,) = node.fill(1)
-    node.store.table._evict(block, node.store.table._levels[DRAM])
-    monkeypatch.setattr(node.store.table, "relieve", fail)
+    node.store.table.room.evict(block, node.store.table._levels[DRAM])
+    monkeypatch.setattr(node.store.table.room, "relieve", fail)
     node.mover.kick()
     pump(node.reactor, lambda: not block.moving)
     assert block.tier_mask() == 4

@@ -105,7 +105,7 @@ def test_what_cannot_be_encoded_goes_down_as_it_is_once_the_codec_has_said_so(no
     client.put({"nan": value})
     block = block_of(node, "nan")
     for _ in range(2):
-        node.call(lambda: node.store.table._evict(block, node.store.table._landing))
+        node.call(lambda: node.store.table.room.evict(block, node.store.table._landing))
         node.settled()
     assert (block.tier_mask(), block.stays_raw) == (4, True)
     assert client.read("nan")[1] == [value]
@@ -121,7 +121,7 @@ def test_a_codec_that_fails_costs_no_value_and_not_the_tier(
         patch.setattr("kvstore.tiers.value_codec.ValueCodec.encode", lambda self, value: fail(value))
         block = block_of(node, "a")
         for _ in range(2):
-            node.call(lambda: node.store.table._evict(block, node.store.table._landing))
+            node.call(lambda: node.store.table.room.evict(block, node.store.table._landing))
             node.settled()
     assert "could not be encoded; it is stored as it is" in caplog.text
     assert block.tier_mask() == 4

@@ -542,7 +542,7 @@ def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_t
         client = target.connect()
         assert client.read("tensor", "k1", inline_bytes=1 << 20)[1] == [after("fp8-head", value), VALUES["k1"]]
         for _ in range(2):  # the target's own codec would change it once more, so it is refused
-            target.call(lambda: target.store.table._evict(block, target.store.table._landing))
+            target.call(lambda: target.store.table.room.evict(block, target.store.table._landing))
             target.settled()
         assert block.tier_mask() == 4
         assert client.read("tensor")[1] == [after("fp8-head", value)]

@@ -1,4 +1,4 @@
-"""Promises of table.py about HBM, the tier above the one where puts land."""
+"""Promises of room.py, with the table over it, about HBM, the tier above the one where puts land."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def warmed(store: Store, name: str) -> Block:
     block = store.put(name)
     for _ in range(2):
         store.read("red", name.encode(), 0)
-    store.table.warm(block)
+    store.table.room.warm(block)
     store.settle()
     return block
 
@@ -22,11 +22,11 @@ def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: 
     store = make_store(300, hbm_bytes=100)
     block = store.put("a")
     store.read("red", b"a", 0)
-    store.table.warm(block)
-    assert store.table.take_moves() == []
+    store.table.room.warm(block)
+    assert store.table.room.take_moves() == []
     store.read("red", b"a", 0)
-    store.table.warm(block)
-    store.table.warm(block)
+    store.table.room.warm(block)
+    store.table.room.warm(block)
     store.settle()
     assert block.tier_mask() == 3
     assert store.bytes_of(block, HBM) == value_of(block)
@@ -51,8 +51,8 @@ def test_hbm_full_of_blocks_that_are_nowhere_else_takes_no_more(make_store: Make
     assert other is not None
     for _ in range(2):
         store.read("red", b"c", 0)
-    store.table.warm(other)
-    assert store.table.take_moves() == []
+    store.table.room.warm(other)
+    assert store.table.room.take_moves() == []
 
 
 def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
@@ -81,13 +81,13 @@ def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_
     blocks = [store.put(name) for name in "bc"]
     for block in blocks:
         block.pinned = True
-    store.table.relieve()
-    assert store.table.take_moves() == [], "DRAM has no room for it now"
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == [], "DRAM has no room for it now"
     assert store.names() == "abc"
     blocks[0].pinned = False
-    store.table.relieve()
+    store.table.room.relieve()
     store.settle()
-    store.table.relieve()
+    store.table.room.relieve()
     store.settle()
     assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]
 
@@ -97,9 +97,9 @@ def test_room_in_hbm_may_need_a_copy_down_first(make_store: MakeStore) -> None:
     first = warmed(store, "a")
     store.table.drop_copy(first, DRAM)
     level = store.table._levels[HBM]
-    assert store.table._make_room(level, 100, "red") is None
+    assert store.table.room.make(level, 100, "red") is None
     store.settle()
     assert first.tier_mask() == 2
-    slot = store.table._make_room(level, 100, "red")
+    slot = store.table.room.make(level, 100, "red")
     assert slot is not None
     store.tiers[HBM].free(slot)

@@ -1,4 +1,4 @@
-"""Promises of table.py about several tiers: what goes down, what comes up, and that nothing is lost on the way."""
+"""Promises of room.py, with the table over it, about several tiers: what goes down, what comes up, and that nothing is lost on the way."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_put_that_finds_no_room_has_the_coldest_copied_down_and_waits(make_sto
     kinds(store)
     assert store.open("c") is None
     assert store.open("c") is None
-    moves = store.table.take_moves()
+    moves = store.table.room.take_moves()
     assert [(move.block.key, move.source, move.target) for move in moves] == [(b"a", DRAM, NVME)], "one is enough, however often asked"
     assert store.table.find("red", b"a") is first
     store.finish(moves[0])
@@ -60,7 +60,7 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
     store = make_store(300, nvme_bytes=1000, slab_bytes=100)
     blocks = [store.put("a", tenant=tenant) for tenant in ("red", "blue")]
     for block in blocks:
-        store.table._evict(block, store.table._landing)
+        store.table.room.evict(block, store.table._landing)
     store.settle()
     if is_restarted:
         store.tiers[NVME].close()
@@ -92,18 +92,18 @@ def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store:
     store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
     for number in range(8):
         store.put(str(number))
-    store.table.relieve()
-    assert store.table.take_moves() == []
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == []
     store.put("8")
-    store.table.relieve()
-    store.table.relieve()
-    moves = store.table.take_moves()
+    store.table.room.relieve()
+    store.table.room.relieve()
+    moves = store.table.room.take_moves()
     assert [move.block.key for move in moves] == [b"0", b"1", b"2", b"3"]
     for move in moves:
         store.finish(move)
     assert store.dram.used_bytes == 500
-    store.table.relieve()
-    assert store.table.take_moves() == []
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == []
 
 
 def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:
@@ -111,12 +111,12 @@ def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeSt
     for number in range(5):
         store.put(str(number)).pinned = True
     store.put("5", 350)
-    store.table.relieve()
-    assert store.table.take_moves() == [], "too large for NVMe, and the others are pinned"
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == [], "too large for NVMe, and the others are pinned"
     for block in store.table.blocks():
         block.pinned = False
     store.read("red", b"5", 0)
-    store.table.relieve()
+    store.table.room.relieve()
     store.settle()
     assert store.names() == "012345"
     assert store.tiers[NVME].used_bytes == 300
@@ -127,14 +127,14 @@ def test_relief_drops_copies_that_a_lower_tier_has(make_store: MakeStore) -> Non
     block = store.put("a")
     store.put("b")
     store.put("c")
-    store.table.relieve()
-    (move,) = store.table.take_moves()
+    store.table.room.relieve()
+    (move,) = store.table.room.take_moves()
     store.table.acquire(block)
     store.finish(move)
     assert block.tier_mask() == 6, "being read, it stays"
     store.table.release(block)
-    store.table.relieve()
-    assert store.table.take_moves() == []
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == []
     assert block.tier_mask() == 4
 
 
@@ -142,12 +142,12 @@ def test_relief_waits_for_a_tier_below_that_is_full_of_pinned_blocks(make_store:
     store = make_store(300, nvme_bytes=100, high=0.5, low=0.1)
     first = store.put("a")
     store.put("b")
-    store.table.relieve()
+    store.table.room.relieve()
     store.settle()
     first.pinned = True
     store.put("c")
-    store.table.relieve()
-    assert store.table.take_moves() == []
+    store.table.room.relieve()
+    assert store.table.room.take_moves() == []
     assert store.names() == "abc"
     while store.try_put("d", 250) is None:
         store.settle()
@@ -177,7 +177,7 @@ def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_s
     store.put("b")
     store.put("c")
     assert store.open("d") is None
-    (move,) = store.table.take_moves()
+    (move,) = store.table.room.take_moves()
     store.table.acquire(block)
     store.finish(move)
     store.table.release(block)
@@ -191,16 +191,16 @@ def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_s
 
 def test_a_suspended_tier_gets_nothing_and_is_as_if_it_were_not_there(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=1000, hbm_bytes=1000)
-    store.table.suspend(NVME, is_suspended=True)
-    store.table.suspend(HBM, is_suspended=True)
+    store.table.room.suspend(NVME, is_suspended=True)
+    store.table.room.suspend(HBM, is_suspended=True)
     first = store.put("a")
     for _ in range(3):
         store.read("red", b"a", 0)
-    store.table.warm(first)
+    store.table.room.warm(first)
     store.put("b")
     assert store.names() == "b"
-    assert store.table.take_moves() == []
-    store.table.suspend(NVME, is_suspended=False)
+    assert store.table.room.take_moves() == []
+    store.table.room.suspend(NVME, is_suspended=False)
     assert store.open("c") is None
     store.settle()
     assert store.names() == "b"
@@ -210,7 +210,7 @@ def test_a_copy_that_could_not_be_made_leaves_the_block_where_it_was(make_store:
     store = make_store(100, nvme_bytes=1000)
     block = store.put("a")
     assert store.open("b") is None
-    (move,) = store.table.take_moves()
+    (move,) = store.table.room.take_moves()
     store.finish(move, is_done=False)
     assert block.tier_mask() == 2
     assert not block.moving
@@ -222,7 +222,7 @@ def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_en
     store = make_store(100, nvme_bytes=1000)
     block = store.put("a")
     assert store.open("b") is None
-    (move,) = store.table.take_moves()
+    (move,) = store.table.room.take_moves()
     store.table.acquire(block)
     store.table.drop(block)
     assert store.dram.quarantined_bytes == 100
@@ -239,7 +239,7 @@ def test_a_block_removed_while_it_moves_outlives_the_copy_under_a_reader(make_st
     store = make_store(100, nvme_bytes=1000)
     block = store.put("a")
     assert store.open("b") is None
-    (move,) = store.table.take_moves()
+    (move,) = store.table.room.take_moves()
     store.table.acquire(block)
     store.table.drop(block)
     store.finish(move)
@@ -338,7 +338,7 @@ def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: 
     block = store.put("a")
     store.put("b")
     assert store.open("c") is None
-    (move,) = store.table.take_moves()
+    (move,) = store.table.room.take_moves()
     store.table.acquire(block)
     store.finish(move)
     store.table.release(block)

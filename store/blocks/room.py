@@ -1,0 +1,128 @@
+"""Room in the tiers: who leaves one for something new, at once or once a copy of it is in a lower tier. It plans these copies, and those
+up to HBM; the mover makes them (store/moves/mover.py), and the block table records them when they are done (`BlockTable.finish_move`).
+
+It owns the planned copies until they are taken, and no block: what leaves at once leaves by the block table's `drop` and `drop_copy`.
+"""
+
+from collections.abc import Callable, Mapping
+
+from kvstore.protocol.errors import KVStoreError
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.level import Level, is_evictable
+from kvstore.store.blocks.move import TierMove
+from kvstore.tiers.tier import Slot, TierFull
+from kvstore.tiers.value_codec import Encoding
+
+PROMOTE_AT_HITS = 2
+"""A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
+
+
+class Room:
+    """See the module. The node's loop is the only caller."""
+
+    def __init__(
+        self,
+        levels: Mapping[int, Level],
+        drop: Callable[[Block], None],
+        drop_copy: Callable[[Block, int], None],
+        encoding_of: Callable[[Block], Encoding | None] | None,
+    ) -> None:
+        """`levels` by index, fastest first; the rest as in BlockTable."""
+        self._levels = levels
+        self._drop = drop
+        self._drop_copy = drop_copy
+        self._encoding_of = encoding_of
+        self._moves: list[TierMove] = []
+
+    def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
+        """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
+        while True:
+            try:
+                return level.tier.allocate(size_bytes, tenant=tenant)
+            except TierFull:
+                victims = level.victims(level.tier.group(size_bytes, tenant=tenant))
+                if not victims:
+                    return None
+                # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
+                is_patient = not may_wait or level.leaving_bytes >= size_bytes
+                if is_patient and not all(self._can_leave_now(block, level) for block in victims):
+                    return None
+                still_here = [block for block in victims if not self.evict(block, level)]
+                if still_here:
+                    return None
+
+    def evict(self, block: Block, level: Level) -> bool:
+        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
+        if block.is_also_outside(level.index):
+            self._drop_copy(block, level.index)
+            return True
+        lower = self._lower(level.index)
+        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
+            return False
+        level.counts.evictions += 1
+        self._drop(block)
+        return True
+
+    def relieve(self) -> None:
+        """Plan demotions from each tier above its high watermark down to the low one, counting those under way.
+
+        Blocks leave the node for it from the lowest tier only."""
+        for level in self._levels.values():
+            if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
+                self._relieve(level)
+
+    def warm(self, block: Block) -> None:
+        """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
+        hbm = self._levels.get(HBM)
+        if hbm is None or block.hits < PROMOTE_AT_HITS or block.slots[HBM] is not None or block.moving:
+            return
+        if hbm.takes_values:
+            self._plan_move(block, self._levels[DRAM], hbm)
+
+    def suspend(self, index: int, *, is_suspended: bool) -> None:
+        """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
+        self._levels[index].is_suspended = is_suspended
+
+    def take_moves(self) -> list[TierMove]:
+        """The copies planned since the last call, for the mover."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def _relieve(self, level: Level) -> None:
+        while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
+            block = level.order.coldest(is_evictable)
+            if block is None:
+                return
+            if block.is_also_outside(level.index):
+                self._drop_copy(block, level.index)
+                continue
+            lower = self._lower(level.index)
+            if lower is None or not self._plan_move(block, level, lower):
+                return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
+
+    def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
+        is_demotion = target.index > source.index
+        encoding = None
+        if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:
+            encoding = self._encoding_of(block)
+        size_bytes = block.size_bytes if encoding is None else encoding.size_bytes
+        try:
+            slot = self.make(target, size_bytes, block.tenant, may_wait=is_demotion)
+        except KVStoreError:  # larger than that tier, or it just failed
+            return False
+        if slot is None:
+            return False
+        block.moving = True
+        if is_demotion:
+            block.leaving = source.index
+            source.leaving_bytes += block.size_bytes
+        self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
+        return True
+
+    def _can_leave_now(self, block: Block, level: Level) -> bool:
+        return block.is_also_outside(level.index) or self._lower(level.index) is None
+
+    def _lower(self, index: int) -> Level | None:
+        """The next lower tier that takes values."""
+        levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
+        return next((level for level in levels if level.takes_values), None)
