@@ -473,6 +473,19 @@ def test_a_deletion_that_can_be_written_nowhere_is_told_of(open_tier: Callable[.
         assert transaction.stat(environment_of(tier).headers)["entries"] == 0
 
 
+def test_closing_ends_though_a_deletion_can_be_written_nowhere(open_tier: Callable[..., NvmeTier]) -> None:
+    """It was never told to be done: the value is there again."""
+    faults = Faults()
+    tier = open_tier(begin=faults)
+    (gone,) = put(tier, [value(1)])
+    tier.free(gone)
+    faults.errors = [(True, NO_ROOM)] * 2
+    with file_size_limit(0):
+        tier.close()
+    again = open_tier()
+    assert [found.slot.index for found in again.recover()] == [gone.index]
+
+
 def test_a_folder_without_room_for_tombstones_is_refused_and_released(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
     (tmp_path / "nvme" / "removed.ids").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"removed.ids cannot be written"):
