@@ -114,7 +114,9 @@ class ControlService(ControlServicer):
 
         def begin() -> Iterator[list[tuple[bytes, int, str]]]:
             self._check_token(request.tenant, request.token)
-            return self._directory.list_keys(request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS)
+            return self._directory.queries.list_keys(
+                request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
+            )
 
         slices = self._in_loop(context, begin)
         left = request.limit or None

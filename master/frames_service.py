@@ -159,17 +159,17 @@ class FramesService:
 
     def _lookup(self, session: Session, header: Header, message: Lookup) -> None:
         self.counters["keys"] += len(message.keys)
-        found = self._directory.lookup(_tenant(session), message.keys, avoid=message.avoid)
+        found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
         self.counters["lookup_misses"] += found.replicas.count(0)
         session.reply(header.request_id, found)
 
     def _exists(self, session: Session, header: Header, message: Exists) -> None:
         self.counters["keys"] += len(message.keys)
-        session.reply(header.request_id, Flags(self._directory.exists(_tenant(session), message.keys)))
+        session.reply(header.request_id, Flags(self._directory.queries.exists(_tenant(session), message.keys)))
 
     def _match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
         self.counters["keys"] += len(message.keys)
-        session.reply(header.request_id, Count(self._directory.match_prefix(_tenant(session), message.keys)))
+        session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
     def _reserve(self, session: Session, header: Header, message: Reserve) -> None:
         self.counters["keys"] += len(message.keys)
@@ -205,7 +205,7 @@ class FramesService:
 
     def _pin(self, session: Session, header: Header, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
-        pinning = self._directory.pin(_tenant(session), message.keys, pinned=bool(message.pinned))
+        pinning = self._directory.pins.pin(_tenant(session), message.keys, pinned=bool(message.pinned))
 
         def durable() -> None:
             self._command(pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
@@ -215,7 +215,7 @@ class FramesService:
     def _remove(self, session: Session, header: Header, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
         tenant = _tenant(session)
-        removal = self._directory.plan_remove(tenant, message.keys, force=bool(message.force))
+        removal = self._directory.removing.plan(tenant, message.keys, force=bool(message.force))
 
         def told(answers: list[tuple[int, Command, bytes | None]]) -> None:
             unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
@@ -224,8 +224,8 @@ class FramesService:
                 if flags is None:
                     unknown.update(command.keys)
                 else:
-                    self._committer.commit(self._directory.dropped(node_id, tenant, command.keys, command.generations, flags))
-            left = self._directory.exists(tenant, message.keys)
+                    self._committer.commit(self._directory.removing.dropped(node_id, tenant, command.keys, command.generations, flags))
+            left = self._directory.queries.exists(tenant, message.keys)
             gone = [was and not still and key not in unknown for was, still, key in zip(removal.flags, left, message.keys, strict=True)]
             session.reply(header.request_id, Flags(bytes(gone)))
 

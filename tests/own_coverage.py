@@ -21,7 +21,9 @@ PARTS = {
     "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans",
     "transfer/memory": "region exports mapping liveness shield",
     "transfer/streams": "endpoints sieve strangers",
-    "master/directory": "directory rows membership placement records publishing removals reservations tenants holders",
+    "master/directory": (
+        "directory queries pins removing rows membership placement records publishing removals reservations tenants holders"
+    ),
     "handover": "arguments description ending handles latch parts receiving roll_call sending staging ways windows",
 }
 """What needs neither network nor sockets: the rest is held to the conformance suites, or tested with real processes."""

@@ -1,28 +1,25 @@
 """The directory: which nodes hold which block, who may write, who is alive. The master without its sockets and its catalog.
 
-Sans-I/O and one thread: `now_ns` (monotonic) is passed in, catalog operations and commands to nodes are returned. Queries are a
-few C loops over columns (rows.py); what nodes report goes through publishing.py; reads are fenced at the node, so a wrong holder
-here costs a miss and never a wrong byte.
+Sans-I/O and one thread: `now_ns` (monotonic) is passed in, catalog operations and commands to nodes are returned. It puts its parts
+together, and is where nodes come and go and puts are granted. What is asked goes to `queries`, removes and pins to `removing` and
+`pins`, copies to `replication`; what nodes report goes through publishing.py. Reads are fenced at the node, so a wrong holder here
+costs a miss and never a wrong byte.
 """
 
 import random
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final
-
-import numpy as np
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT
-from kvstore.master.directory.locating import Indexes, locate
 from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
+from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
-from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
+from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.records import (
     NO_DESCRIPTION,
     BlockRecord,
@@ -33,18 +30,18 @@ from kvstore.master.directory.records import (
     StrangersRecord,
 )
 from kvstore.master.directory.removals import Removals
+from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.rows import NO_ROW, Rows
-from kvstore.master.directory.tenants import Tenant, Tenants
+from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.master_messages import Grants, Locations
+from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, PRESENT
 
 NS_PER_S: Final = 1_000_000_000
-_NOBODY: Final = Tenant("", -1, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +64,6 @@ class Limits:
     reservations: int = 1 << 20
 
 
-@dataclass(slots=True)
-class Removal:
-    """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
-
-    With `raises_floors` call `floors_written` when the operations are durable.
-    """
-
-    flags: bytearray
-    ops: list[Op]
-    commands: Commands
-    raises_floors: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pinning:
-    """A pin or unpin done. `flags` (1: the block is there) by key; `ops` for the catalog; `commands` for the nodes."""
-
-    flags: bytes
-    ops: list[Op]
-    commands: Commands
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Blocks that can be read now, puts granted and not yet published, pinned keys."""
@@ -108,7 +83,6 @@ class Directory:
         self._timing = timing or Timing()
         limits = limits or Limits()
         self._rng = rng
-        self._master_epoch = master_epoch
         self._tenants = Tenants()
         self._rows = Rows(self._tenants)
         self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns, limit=limits.reservations)
@@ -117,9 +91,20 @@ class Directory:
         )
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
-        self._live: frozenset[int] = frozenset()
-        self._sweep_row = 0
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
+        self.queries = Queries(self._rows, self._tenants)
+        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch)
+        self.removing = Removing(
+            self._rows,
+            self._tenants,
+            self.queries,
+            self._reservations,
+            self._publishing,
+            self.replication,
+            self._removals,
+            master_epoch,
+        )
+        self._sweep_row = 0
 
     def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
         """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
@@ -216,24 +201,6 @@ class Directory:
         end = min(self._sweep_row, len(self._rows))
         return ops + [self._bury(row) for row in range(begin, end) if self._rows.holders[row] in empty]
 
-    def exists(self, tenant: str, keys: Sequence[bytes]) -> bytes:
-        """1 for each key that can be read now."""
-        held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]
-        return np.frombuffer(self._rows.sets.live, np.uint8)[held].tobytes()
-
-    def match_prefix(self, tenant: str, keys: Sequence[bytes]) -> int:
-        """How many keys can be read now, from the first on without a gap."""
-        gap = self.exists(tenant, keys).find(0)
-        return len(keys) if gap < 0 else gap
-
-    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
-        """How many of these keys, from the first on without a gap, can be read at each node."""
-        return prefixes(self._rows, self._find(tenant, keys))
-
-    def lookup(self, tenant: str, keys: Sequence[bytes], *, avoid: int = 0) -> Locations:
-        """Where the keys are, at nodes that live and are not `avoid` (0: none)."""
-        return locate(self._rows, self._find(tenant, keys), avoid=avoid)
-
     def reserve(
         self, tenant: str, keys: Sequence[bytes], sizes: Sequence[int], *, local_node: int = 0, avoid: int = 0, now_ns: int
     ) -> Grants:
@@ -244,13 +211,14 @@ class Directory:
         """
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
-        owner = self._tenant(tenant)
-        statuses = bytearray(map(PRESENT.__mul__, self.exists(tenant, keys)))
+        owner = self._tenants.asked(tenant)
+        statuses = bytearray(map(PRESENT.__mul__, self.queries.exists(tenant, keys)))
         wanted: dict[bytes, int] = {}
+        live = self._rows.sets.live_nodes
         for index, key in enumerate(keys):
             if statuses[index] == PRESENT:
                 continue
-            if key in wanted or key in owner.pending or self._reservations.held(owner, key, self._live, now_ns):
+            if key in wanted or key in owner.pending or self._reservations.held(owner, key, live, now_ns):
                 statuses[index] = BUSY
             else:
                 wanted[key] = index
@@ -262,7 +230,7 @@ class Directory:
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
         """These reservations are over; those of other generations stay."""
         for key, generation in zip(keys, generations, strict=True):
-            self._reservations.end(self._tenant(tenant), key, generation)
+            self._reservations.end(self._tenants.asked(tenant), key, generation)
 
     def plan_publish(self, node_id: int, message: Publish) -> Plan:
         """See Publishing.plan. Give the plan's operations to the catalog, and the plan to `apply` once they are durable."""
@@ -275,82 +243,6 @@ class Directory:
     def apply(self, plan: Plan) -> Effects:
         """See Publishing.apply."""
         return self._publishing.apply(plan)
-
-    def plan_remove(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
-        """Ask live holders to drop these blocks; their answers go to `dropped`. What only dead nodes hold is deleted at once.
-
-        Pinned blocks are refused, unless `force`, which also unpins them.
-        """
-        owner, unwritten = self._tenant(tenant), self._removals.unwritten
-        removal = Removal(bytearray(self.exists(tenant, keys)), [], Commands(self._master_epoch))
-        for index, key in enumerate(keys):
-            if key in owner.pins:
-                if not force:
-                    removal.flags[index] = 0
-                    continue
-                owner.pins.discard(key)
-                removal.ops.append(records.pin(owner.prefix, key, pinned=False))
-            if key in owner.rows or key in owner.pending:
-                removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
-            self._plan_remove_one(removal, owner, key, force=force)
-        removal.raises_floors = self._removals.unwritten > unwritten
-        return removal
-
-    def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Op]:
-        """A node's answer to a Drop: what it dropped is gone now, before its own event says so; operations for the catalog."""
-        owner = self._tenant(tenant)
-        ops: list[Op] = []
-        for key, generation, flag in zip(keys, generations, flags, strict=True):
-            if flag:
-                ops += self._publishing.gone(node_id, owner, key, generation)
-            else:
-                ops += self._removals.refused(owner, key, generation)
-        return ops
-
-    def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
-        """Keep blocks that are there from eviction and removal, or let them go. Durable with the operations."""
-        flags = self.exists(tenant, keys)
-        pinning = Pinning(flags, [], Commands(self._master_epoch))
-        owner = self._tenants.of(tenant) if 1 in flags else self._tenant(tenant)
-        for key, flag in zip(keys, flags, strict=True):
-            if pinned and flag:
-                owner.pins.add(key)
-            elif not pinned and key in owner.pins:
-                owner.pins.remove(key)
-            else:
-                continue
-            pinning.ops.append(records.pin(owner.prefix, key, pinned=pinned))
-            for node_id in self._live_holders(owner, key):
-                pinning.commands.hold(node_id, owner, key, pinned=pinned)
-        return pinning
-
-    def list_keys(self, tenant: str, namespace: str | None = None, *, slice_rows: int = 65_536) -> Iterator[list[tuple[bytes, int, str]]]:
-        """(key, size, namespace) of the blocks that can be read, of one namespace or all (None), `slice_rows` rows at a time.
-
-        The directory may change between slices: a block that is there all the time is listed once.
-        """
-        rows, begin = self._rows, 0
-        while begin < len(rows):
-            owner, end = self._tenants.get(tenant), min(begin + slice_rows, len(rows))
-            if owner is None:
-                return
-            listed = [
-                (key, rows.sizes[row], rows.namespaces[rows.namespace_indexes[row]])
-                for row in range(begin, end)
-                if rows.sets.live[rows.holders[row]] and rows.tenant_indexes[row] == owner.index and (key := rows.keys[row]) is not None
-            ]
-            yield [entry for entry in listed if namespace in (None, entry[2])]
-            begin = end
-
-    def parent(self, tenant: str, key: bytes) -> bytes | None:
-        """The key of the block's parent, if that can be read now."""
-        rows = self._rows
-        row = rows.parents[self._tenant(tenant).rows.get(key, NO_ROW)]
-        return rows.keys[row] if rows.sets.live[rows.holders[row]] else None
-
-    def is_leaf(self, tenant: str, key: bytes) -> bool:
-        """No block known here descends from this one."""
-        return not self._rows.children[self._tenant(tenant).rows.get(key, NO_ROW)]
 
     def blocks_at(self, node_id: int) -> int:
         """Blocks thought to be at the node."""
@@ -365,21 +257,12 @@ class Directory:
         self._rows.check_integrity()
         self._publishing.check_integrity()
         self._reservations.check_integrity(self._tenants)
-        assert self._live == {node.node_id for node in self.members.live()}
+        assert self._rows.sets.live_nodes == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
         self.replication.check_integrity()
 
-    def _tenant(self, name: str) -> Tenant:
-        """The tenant, or an empty one: a question makes none."""
-        return self._tenants.get(name) or _NOBODY
-
-    def _find(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
-        """The row of each key, NO_ROW for those without. numpy then gathers a column in 4 us a 1,024 keys, an itemgetter in 30."""
-        return np.fromiter(map(self._tenant(tenant).rows.get, keys, repeat(NO_ROW)), np.intp, len(keys))
-
     def _set_live(self) -> None:
-        self._live = frozenset(node.node_id for node in self.members.live())
-        self._rows.sets.set_live(self._live)
+        self._rows.sets.set_live(node.node_id for node in self.members.live())
 
     def _bury(self, row: int) -> Op:
         key = self._rows.keys[row]
@@ -409,19 +292,6 @@ class Directory:
             nodes[index], generations[index] = node_id, generation
         for node in candidates:
             node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
-
-    def _plan_remove_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
-        self.replication.cancel(owner, key)
-        row = owner.rows.get(key, NO_ROW)
-        dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._live]
-        removal.ops.extend(self._publishing.strip(owner, key, dead))
-        waiting = {one.node_id: one.version.generation for one in owner.pending.get(key, ())}
-        held = dict.fromkeys(self._live_holders(owner, key), self._rows.generations[row])
-        for node_id, generation in (waiting | held).items():
-            removal.commands.drop(node_id, owner, key, generation, force=force)
-
-    def _live_holders(self, owner: Tenant, key: bytes) -> Sequence[int]:
-        return self._rows.sets.readable_at(self._rows.holders[owner.rows.get(key, NO_ROW)])
 
 
 def _ns(seconds: float) -> int:

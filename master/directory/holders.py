@@ -47,11 +47,12 @@ class HolderSets:
         """By index: all nodes that it can be read from, the bit 1 << node id each. Sets compare in no time this way."""
         self.empty: set[int] = set()
         """Indexes that lost all their holders while rows still have them: those rows wait for a sweep."""
+        self.live_nodes: frozenset[int] = frozenset()
+        """The nodes that can be read from."""
         self._pairs: list[Pairs] = [()]
         self._rows = [0]
         self._index: dict[Pairs, int] = {}
         self._free: list[int] = []
-        self._live_nodes: frozenset[int] = frozenset()
 
     def __getitem__(self, index: int) -> Pairs:
         return self._pairs[index]
@@ -87,7 +88,7 @@ class HolderSets:
 
     def set_live(self, node_ids: Iterable[int]) -> None:
         """These nodes can be read from, all others cannot. O(sets)."""
-        self._live_nodes = frozenset(node_ids)
+        self.live_nodes = frozenset(node_ids)
         for index in range(len(self._pairs)):
             self._refresh(index)
 
@@ -116,7 +117,7 @@ class HolderSets:
         assert all(self._pairs[index] == pairs for pairs, index in self._index.items())
         assert self.empty == {index for index in range(1, len(self._pairs)) if counted[index] and not self._pairs[index]}
         for index, pairs in enumerate(self._pairs):
-            assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self._live_nodes], index
+            assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self.live_nodes], index
             assert self.live[index] == bool(self.replicas[index]), index
             assert self.masks[index] == sum(1 << node_id for node_id in self.readable_at(index)) or self.replicas[index] == MAX_REPLICAS, (
                 index
@@ -156,7 +157,7 @@ class HolderSets:
         self._free.append(index)
 
     def _refresh(self, index: int) -> None:
-        live = [pair for pair in self._pairs[index] if pair[0] in self._live_nodes]
+        live = [pair for pair in self._pairs[index] if pair[0] in self.live_nodes]
         self.masks[index] = sum(1 << node_id for node_id, _state in live)
         live = live[:MAX_REPLICAS]
         self.live[index] = bool(live)

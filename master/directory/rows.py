@@ -84,6 +84,10 @@ class Rows:
     def pairs(self, row: int) -> Pairs:
         return self.sets[self.holders[row]]
 
+    def readable_at(self, tenant: Tenant, key: bytes) -> "array[int]":
+        """The node ids that the block can be read from."""
+        return self.sets.readable_at(self.holders[tenant.rows.get(key, NO_ROW)])
+
     def version(self, row: int) -> Version:
         parent = self.keys[self.parents[row]]
         return Version(

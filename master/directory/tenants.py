@@ -5,7 +5,7 @@ A tenant exists from its first block, reservation or pin until the last of them 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
 
@@ -43,6 +43,9 @@ class Tenant:
     """Keys removed while a node was away, up to which generation: that node may still have them."""
 
 
+_NOBODY: Final = Tenant("", -1, b"")
+
+
 class Tenants:
     """By name, and by the index that a row keeps."""
 
@@ -57,6 +60,10 @@ class Tenants:
     def get(self, name: str) -> Tenant | None:
         """None for a tenant that has nothing."""
         return self._by_name.get(name)
+
+    def asked(self, name: str) -> Tenant:
+        """The tenant, or an empty one to be read only: a question makes none."""
+        return self._by_name.get(name) or _NOBODY
 
     def at(self, index: int) -> Tenant:
         tenant = self._by_index[index]

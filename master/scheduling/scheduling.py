@@ -142,7 +142,7 @@ class Scheduling:
         prefill, decode = list(self.instances.prefill.values()), list(self.instances.decode.values())
         nodes = [self._node(member) for member in prefill]
         if any(nodes):
-            found = self._directory.prefixes(prompt.tenant, prompt.keys)
+            found = self._directory.queries.prefixes(prompt.tenant, prompt.keys)
             self.estimators.block_bytes = found.block_bytes
             matches = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
         else:

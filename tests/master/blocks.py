@@ -103,13 +103,13 @@ class Master:
 
     def remove(self, *keys: bytes, force: bool = False) -> list[int]:
         """Remove at holders that obey; 1 for each key that was there and is gone."""
-        removal = self.directory.plan_remove(TENANT, keys, force=force)
+        removal = self.directory.removing.plan(TENANT, keys, force=force)
         self.commit(removal.ops)
         if removal.raises_floors:
             self.commit(self.directory.floors_written())
         for node_id, drop in removal.commands.messages():
             assert isinstance(drop, Drop)
-            self.commit(self.directory.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
+            self.commit(self.directory.removing.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
         self.directory.check_integrity()
         left = self.exists(*keys)
         return [int(was and not still) for was, still in zip(removal.flags, left, strict=True)]
@@ -125,8 +125,19 @@ class Master:
         self.directory.check_integrity()
 
     def exists(self, *keys: bytes, tenant: str = TENANT) -> list[int]:
-        return list(self.directory.exists(tenant, keys))
+        return list(self.directory.queries.exists(tenant, keys))
 
     def restart(self) -> "Master":
         """A new master on the same catalog."""
         return Master(self.epoch + 1, self.catalog)
+
+
+def one_node(*keys: bytes) -> tuple[Master, Member]:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, *(Event(key) for key in keys))
+    return master, node
+
+
+def die(master: Master, node: Member) -> None:
+    master.directory.disconnected(node.node_id, node.epoch, master.now_ns)

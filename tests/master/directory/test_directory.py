@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.catalogs.interface import Op
-from kvstore.master.directory.directory import Limits, Removal, Timing
+from kvstore.master.directory.directory import Limits, Timing
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.publishing import Plan
-from kvstore.master.directory.records import BlockRecord, Description, RemovedRecord, decode
+from kvstore.master.directory.records import BlockRecord, Description, decode
+from kvstore.master.directory.removing import Removal
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -26,114 +27,13 @@ from kvstore.protocol.catalog_messages import (
 from kvstore.protocol.errors import Corrupt, Full, InvalidArgument, StaleEpoch, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
-
-
-def one_node(*keys: bytes) -> tuple[Master, Member]:
-    master = Master()
-    node = master.register("a")
-    master.sync(node, *(Event(key) for key in keys))
-    return master, node
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, die, one_node, publish
 
 
 def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, avoid: int = 0, now_ns: int = 0) -> Grants:
     grants = master.directory.reserve(TENANT, keys, [size] * len(keys), local_node=local_node, avoid=avoid, now_ns=now_ns)
     master.directory.check_integrity()
     return grants
-
-
-def die(master: Master, node: Member) -> None:
-    master.directory.disconnected(node.node_id, node.epoch, master.now_ns)
-
-
-# Queries
-
-
-def test_a_prefix_ends_at_its_first_gap() -> None:
-    master, _ = one_node(b"a", b"b", b"d")
-    assert master.directory.match_prefix(TENANT, [b"a", b"b", b"c", b"d"]) == 2
-    assert master.directory.match_prefix(TENANT, [b"a", b"b"]) == 2
-    assert master.directory.match_prefix(TENANT, [b"c"]) == 0
-    assert master.directory.match_prefix(TENANT, []) == 0
-
-
-def test_the_prefixes_are_those_of_each_node() -> None:
-    master, node = one_node(b"a", b"b", b"d")
-    other = master.register("b")
-    master.sync(other, Event(b"a"))
-    found = master.directory.prefixes(TENANT, [b"a", b"b", b"c", b"d"])
-    assert (found.blocks, found.block_bytes) == ({node.node_id: 2, other.node_id: 1}, 100)
-
-
-def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss() -> None:
-    master, node = one_node()
-    other = master.register("b")
-    event = Event(b"a", 9, size=50, checksum=3, tiers=NVME)
-    master.publish(node, event)
-    master.publish(other, event, Event(b"dead"))
-    die(master, other)
-    found = master.directory.lookup(TENANT, [b"none", b"a", b"dead"])
-    assert found.replicas == b"\0\1\0"
-    assert (list(found.sizes), list(found.checksums), list(found.generations)) == ([0, 50, 0], [0, 3, 0], [0, 9, 0])
-    assert (list(found.nodes), found.tiers) == ([1], bytes([NVME]))
-
-
-def test_a_node_to_be_avoided_is_not_named_and_its_only_copies_are_misses() -> None:
-    master, node = one_node(b"mine")
-    other = master.register("b")
-    master.publish(node, Event(b"both"))
-    master.publish(other, Event(b"both"), Event(b"theirs"))
-    found = master.directory.lookup(TENANT, [b"mine", b"both", b"theirs"], avoid=1)
-    assert found.replicas == b"\0\1\1"
-    assert list(found.nodes) == [2, 2]
-    assert (list(found.sizes), found.tiers) == ([0, 100, 100], bytes([DRAM, DRAM]))
-
-
-def test_tenants_do_not_see_one_another() -> None:
-    master, _ = one_node(b"a")
-    assert master.exists(b"a", tenant="blue") == [0]
-    assert master.directory.lookup("blue", [b"a"]).replicas == b"\0"
-    assert list(master.directory.list_keys("blue")) == []
-    assert list(master.directory.plan_remove("blue", [b"a"], force=True).flags) == [0]
-    assert master.directory.pin("blue", [b"a"], pinned=True).flags == b"\0"
-    assert master.exists(b"a") == [1]
-
-
-def test_keys_are_listed_by_namespace_slice_by_slice_while_the_directory_changes() -> None:
-    master, node = one_node()
-    master.publish(node, *(Event(bytes([n]), namespace="even" if n % 2 == 0 else "odd") for n in range(10)), Event(b"x", tenant="blue"))
-    slices = master.directory.list_keys(TENANT, "even", slice_rows=3)
-    first = next(slices)
-    master.publish(node, Event(b"\0", 1, EVENT_GONE), Event(b"\x08", 1, EVENT_GONE))
-    rest = [entry for listed in slices for entry in listed]
-    assert first == [(b"\0", 100, "even")]
-    assert [key for key, _size, _namespace in rest] == [b"\x02", b"\x04", b"\x06"]
-    assert len([entry for listed in master.directory.list_keys(TENANT) for entry in listed]) == 8
-
-
-def test_a_listing_ends_when_its_tenant_does() -> None:
-    master, node = one_node(b"a", b"b")
-    slices = master.directory.list_keys(TENANT, slice_rows=2)
-    next(slices)
-    master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
-    master.directory.tick(0)
-    assert list(slices) == []
-
-
-def test_parents_and_leaves() -> None:
-    master, node = one_node(b"p")
-    master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
-    assert master.directory.parent(TENANT, b"c") == b"p"
-    assert master.directory.parent(TENANT, b"orphan") is None
-    assert master.directory.parent(TENANT, b"unknown") is None
-    assert not master.directory.is_leaf(TENANT, b"p")
-    assert master.directory.is_leaf(TENANT, b"c")
-    master.publish(node, Event(b"p", 1, EVENT_GONE))
-    assert master.directory.parent(TENANT, b"c") is None
-    master = master.restart()
-    assert master.register("a").node_id == 1
-    assert master.directory.parent(TENANT, b"c") is None
-    assert master.exists(b"c", b"p") == [1, 0]
 
 
 # Reserve
@@ -282,9 +182,31 @@ def test_a_restarted_master_finds_every_block_once_its_node_is_back() -> None:
     assert again.exists(b"a", b"b") == [0, 1]
 
 
+def test_the_catalog_keeps_the_parent_that_a_node_tells_of_and_a_block_does_without_it() -> None:
+    master, node = one_node(b"p")
+    master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
+    master.publish(node, Event(b"p", 1, EVENT_GONE))
+    master = master.restart()
+    assert master.register("a").node_id == 1
+    assert master.exists(b"c", b"p", b"orphan") == [1, 0, 1]
+    found = [decode(*item) for item in master.catalog.items() if item[0].startswith(b"b")]
+    assert {record.key: record.version.parent for record in found if isinstance(record, BlockRecord)} == {b"c": b"p", b"orphan": b"unknown"}
+
+
+def test_what_was_removed_while_a_node_was_away_is_known_after_a_restart_and_later_puts_are_newer() -> None:
+    master, node = one_node(b"a")
+    master.publish(node, Event(b"a", 1 << 60))
+    die(master, node)
+    assert master.remove(b"a") == [0]
+    master = master.restart()
+    node = master.register("a")
+    assert master.sync(node, Event(b"a", 1 << 60)) == [(node.node_id, Drop(2, TENANT, [b"a"], [1 << 60], force=1))]
+    assert reserve(master, b"new").generations[0] > 1 << 60
+
+
 def test_pins_outlive_the_master() -> None:
     master, _ = one_node(b"a")
-    master.commit(master.directory.pin(TENANT, [b"a"], pinned=True).ops)
+    master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
     again = master.restart()
     assert again.directory.counts().pinned == 1
     assert again.sync(again.register("a"), Event(b"a")) == [(1, Hold(2, TENANT, [b"a"], 1))]
@@ -295,123 +217,7 @@ def test_a_catalog_of_something_else_is_refused() -> None:
         Master(1, {b"zoo": b""})
 
 
-# Remove and pin
-
-
-def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
-    master, _ = one_node(b"a", b"b")
-    removal = master.directory.plan_remove(TENANT, [b"a", b"none"], force=False)
-    assert list(removal.flags) == [1, 0]
-    assert removal.commands.messages() == [(1, Drop(1, TENANT, [b"a"], [1]))]
-    assert master.directory.dropped(1, TENANT, [b"a"], [1], b"\0") == []
-    assert master.exists(b"a") == [1]
-    master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\1"))
-    assert master.exists(b"a", b"b") == [0, 1]
-    assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redb"]
-
-
-def test_a_remove_reaches_a_commit_in_flight() -> None:
-    master, node = one_node()
-    master.directory.plan_publish(1, publish(node.epoch, [Event(b"k", 7)]))
-    removal = master.directory.plan_remove(TENANT, [b"k"], force=False)
-    assert (list(removal.flags), removal.commands.messages()) == ([0], [(1, Drop(1, TENANT, [b"k"], [7]))])
-
-
-def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
-    master, node = one_node(b"a", b"both")
-    other = master.register("b")
-    master.publish(other, Event(b"both"))
-    die(master, node)
-    removal = master.directory.plan_remove(TENANT, [b"a", b"both"], force=False)
-    master.commit(removal.ops)
-    assert removal.commands.messages() == [(2, Drop(1, TENANT, [b"both"], [1]))]
-    assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redboth"]
-    master.directory.check_integrity()
-
-
-def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> None:
-    master, node = one_node(b"a", b"kept")
-    other = master.register("b")
-    master.sync(other)
-    die(master, node)
-    master.publish(other, Event(b"a", 5))
-    removal = master.directory.plan_remove(TENANT, [b"a"], force=False)
-    master.commit(removal.ops)
-    master.commit(master.directory.dropped(other.node_id, TENANT, [b"a"], [5], b"\1"))
-    master = master.restart()
-    other = master.register("b")
-    master.sync(other)
-    node = master.register("a", instance=2)
-    commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
-    assert commands == [(node.node_id, Drop(2, TENANT, [b"a"], [1], force=1))]
-    assert master.exists(b"a", b"kept") == [0, 1]
-    master.sweep()
-    assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
-    master.publish(node, Event(b"a", 10_000))
-    assert master.exists(b"a") == [1]
-
-
-def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
-    master, _node = one_node(b"a")
-    die(master, master.register("away"))
-    master.commit(master.directory.plan_remove(TENANT, [b"a"], force=False).ops)
-    assert [key for key in master.catalog if key.startswith(b"r")]
-    master.commit(master.directory.dropped(1, TENANT, [b"a"], [1], b"\0"))
-    assert [decode(*item) for item in master.catalog.items() if item[0].startswith(b"r")] == [RemovedRecord(TENANT, b"a", 0)]
-    master.directory.check_integrity()
-
-
-def absent_holder(limits: Limits) -> tuple[Master, Member]:
-    """Node a is away and has all of a0 to a9 on NVMe; node b is there and has them too."""
-    master = Master(limits=limits)
-    keys = [b"a%d" % number for number in range(10)]
-    node, other = master.register("a"), master.register("b")
-    for each in (node, other):
-        master.sync(each, *(Event(key, tiers=NVME) for key in keys))
-    die(master, node)
-    return master, node
-
-
-def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_and_every_removal_is_done() -> None:
-    master, node = absent_holder(Limits(kept_removals=3))
-    for number in range(9):
-        assert master.remove(b"a%d" % number) == [1]
-    assert sum(key.startswith(b"r") for key in master.catalog) <= 3
-    master = master.restart()
-    other = master.register("b")
-    master.sync(other, Event(b"a9", tiers=NVME))
-    node = master.register("a", instance=2)
-    (command,) = master.sync(node, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
-    dropped = [b"a%d" % number for number in range(9)]
-    assert command == (node.node_id, Drop(2, TENANT, dropped, [1] * 9, force=1)), "what the directory lists there is kept"
-    master.sweep()
-    assert not [key for key in master.catalog if key.startswith(b"r")]
-    assert node.floor == 0
-    master.publish(node, Event(b"a0", 1))
-    assert master.exists(b"a0") == [1], "put again: nothing stands against it any more"
-
-
-def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart_of_the_master_too() -> None:
-    master, _node = absent_holder(Limits())
-    assert master.remove(b"a0") == [1]
-    master.forget("a")
-    master.sweep()
-    assert not [key for key in master.catalog if key.startswith(b"r")], "nobody that is known is away"
-    assert master.remove(b"a1") == [1]
-    master = master.restart()
-    master.sync(master.register("b"), Event(b"a9", tiers=NVME))
-    again = master.register("a", instance=2)
-    assert again.node_id == 3, "the id of a forgotten node is nobody else's"
-    master = master.restart()
-    master.sync(master.register("b"), Event(b"a9", tiers=NVME))
-    again = master.register("a", instance=2)
-    assert (again.node_id, again.floor > 0) == (3, True), "a stranger until its inventory is told, whatever restarts in between"
-    (command,) = master.sync(again, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
-    assert isinstance(command[1], Drop)
-    assert command[1].keys == [b"a%d" % number for number in range(10)]
-    assert master.exists(b"a0", b"a1", b"a9") == [0, 0, 1]
-    master.sweep()
-    assert list(master.directory.lookup(TENANT, [b"a9"]).nodes) == [2]
+# What leaves
 
 
 def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_master_restarts_first() -> None:
@@ -430,7 +236,7 @@ def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_other
     master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
     master = master.restart()
     master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
-    assert master.directory.match_prefix(TENANT, list(links)) == 4
+    assert master.directory.queries.match_prefix(TENANT, list(links)) == 4
     assert master.remove(*links) == [1, 1, 1, 1]
     master.sweep()
     master.directory.tick(master.now_ns)
@@ -457,27 +263,6 @@ def test_the_description_of_a_forgotten_node_leaves_the_catalog() -> None:
     assert list(master.catalog) == [b"f"]
     with pytest.raises(InvalidArgument, match="there is no node 'a'"):
         master.directory.forget("a")
-
-
-def test_a_pinned_block_is_removed_only_by_force() -> None:
-    master, _ = one_node(b"a")
-    pinning = master.directory.pin(TENANT, [b"a", b"none"], pinned=True)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], 1))])
-    removal = master.directory.plan_remove(TENANT, [b"a"], force=False)
-    assert (list(removal.flags), removal.commands.messages()) == ([0], [])
-    removal = master.directory.plan_remove(TENANT, [b"a"], force=True)
-    assert (list(removal.flags), len(removal.commands.messages()), len(removal.ops)) == ([1], 1, 1)
-    assert master.directory.counts().pinned == 0
-
-
-def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:
-    master, node = one_node(b"a")
-    master.commit(master.directory.pin(TENANT, [b"a"], pinned=True).ops)
-    die(master, node)
-    pinning = master.directory.pin(TENANT, [b"a", b"none"], pinned=False)
-    master.commit(pinning.ops)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\0\0", [])
-    assert not [key for key in master.catalog if key.startswith(b"p")]
 
 
 KEYS = st.sampled_from([b"a", b"b"])
@@ -683,7 +468,7 @@ class AgainstNodes(RuleBasedStateMachine):
         for store in self.stores.values():
             if store.node and not store.node.is_live:
                 store.acknowledged.discard(key)
-        removal = self.master.directory.plan_remove(TENANT, [key], force=force)
+        removal = self.master.directory.removing.plan(TENANT, [key], force=force)
         self.queue.append((removal.ops, lambda: self._removal_durable(key, removal, newest)))
 
     def _removal_durable(self, key: bytes, removal: Removal, newest: int) -> None:
@@ -693,13 +478,13 @@ class AgainstNodes(RuleBasedStateMachine):
         messages = removal.commands.messages()
         live = {node.node_id for node in directory.members.live()}
         for node_id, drop, flags in self.obey([message for message in messages if message[0] in live]):
-            self.later(directory.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags))
+            self.later(directory.removing.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags))
         if removal.flags[0] and not self.master.exists(key)[0] and all(node_id in live for node_id, _command in messages):
             self.removed[key] = newest
 
     @rule(key=KEYS, pinned=st.booleans())
     def pin(self, key: bytes, pinned: bool) -> None:
-        self.later(self.master.directory.pin(TENANT, [key], pinned=pinned).ops)
+        self.later(self.master.directory.pins.pin(TENANT, [key], pinned=pinned).ops)
 
     @rule(key=KEYS)
     def reserve(self, key: bytes) -> None:
@@ -731,7 +516,7 @@ class AgainstNodes(RuleBasedStateMachine):
     def what_is_shown_of_a_node_is_what_it_has(self) -> None:
         self.master.directory.check_integrity()
         for key in (b"a", b"b"):
-            found = self.master.directory.lookup(TENANT, [key])
+            found = self.master.directory.queries.lookup(TENANT, [key])
             for name, store in self.stores.items():
                 if not (store.node and store.node.is_live and store.is_synced):
                     continue

@@ -15,8 +15,8 @@ def test_a_run_ends_at_the_first_block_that_the_node_lacks() -> None:
     master.sync(a, *(Event(key) for key in KEYS[:4]))
     master.sync(b, *(Event(key) for key in (*KEYS[:2], *KEYS[3:])))
     master.sync(c, *(Event(key) for key in KEYS[1:]))
-    assert master.directory.prefixes(TENANT, KEYS).blocks == {a.node_id: 4, b.node_id: 2}
-    assert master.directory.prefixes(TENANT, KEYS[1:]).blocks == {a.node_id: 3, b.node_id: 1, c.node_id: 7}
+    assert master.directory.queries.prefixes(TENANT, KEYS).blocks == {a.node_id: 4, b.node_id: 2}
+    assert master.directory.queries.prefixes(TENANT, KEYS[1:]).blocks == {a.node_id: 3, b.node_id: 1, c.node_id: 7}
 
 
 def test_nobody_has_anything_of_no_prompt_of_strangers_or_of_the_unknown() -> None:
@@ -24,9 +24,9 @@ def test_nobody_has_anything_of_no_prompt_of_strangers_or_of_the_unknown() -> No
     node = master.register("a")
     master.sync(node, Event(b"0"))
     nothing = Prefixes({}, 0)
-    assert master.directory.prefixes(TENANT, []) == nothing
-    assert master.directory.prefixes("blue", KEYS) == nothing
-    assert master.directory.prefixes(TENANT, [b"x", b"0"]) == nothing
+    assert master.directory.queries.prefixes(TENANT, []) == nothing
+    assert master.directory.queries.prefixes("blue", KEYS) == nothing
+    assert master.directory.queries.prefixes(TENANT, [b"x", b"0"]) == nothing
 
 
 def test_what_a_dead_node_has_is_not_counted() -> None:
@@ -35,14 +35,14 @@ def test_what_a_dead_node_has_is_not_counted() -> None:
     master.sync(a, *(Event(key) for key in KEYS))
     master.sync(b, *(Event(key) for key in KEYS[:3]))
     master.directory.disconnected(a.node_id, a.epoch, S)
-    assert master.directory.prefixes(TENANT, KEYS).blocks == {b.node_id: 3}
+    assert master.directory.queries.prefixes(TENANT, KEYS).blocks == {b.node_id: 3}
 
 
 def test_block_bytes_are_the_mean_of_the_longest_run() -> None:
     master = Master()
     node = master.register("a")
     master.sync(node, Event(b"0", size=100), Event(b"1", size=300), Event(b"3", size=5000))
-    assert master.directory.prefixes(TENANT, KEYS).block_bytes == 200
+    assert master.directory.queries.prefixes(TENANT, KEYS).block_bytes == 200
 
 
 @settings(max_examples=100)
@@ -57,4 +57,4 @@ def test_any_holders_of_any_prompt_are_counted_as_naively(held: list[set[int]], 
         run = next((at for at, number in enumerate(prompt) if number not in numbers), len(prompt))
         if run:
             runs[node.node_id] = run
-    assert master.directory.prefixes(TENANT, [b"%d" % number for number in prompt]).blocks == runs
+    assert master.directory.queries.prefixes(TENANT, [b"%d" % number for number in prompt]).blocks == runs

@@ -42,7 +42,7 @@ def blocks(master: Master) -> list[BlockRecord]:
 
 
 def holders(master: Master, key: bytes) -> list[int]:
-    return list(master.directory.lookup(TENANT, [key]).nodes)
+    return list(master.directory.queries.lookup(TENANT, [key]).nodes)
 
 
 def test_a_commit_is_seen_only_once_it_is_durable() -> None:
@@ -188,7 +188,7 @@ def test_a_nodes_own_newer_version_replaces_its_older_one() -> None:
     newest = plan(master, one.epoch, Event(b"k", 10, checksum=9))
     durable(master, made, newest)
     assert holders(master, b"k") == [1]
-    assert master.directory.lookup(TENANT, [b"k"]).generations[0] == 10
+    assert master.directory.queries.lookup(TENANT, [b"k"]).generations[0] == 10
 
 
 def test_moved_changes_tiers_in_memory_and_never_the_catalog() -> None:
@@ -199,7 +199,7 @@ def test_moved_changes_tiers_in_memory_and_never_the_catalog() -> None:
         master, node.epoch, Event(b"k", 1, EVENT_MOVED, tiers=DRAM | NVME), Event(b"k", 2, EVENT_MOVED), Event(b"x", 1, EVENT_MOVED)
     )
     assert moved.ops == []
-    assert master.directory.lookup(TENANT, [b"k"]).tiers == bytes([DRAM | NVME])
+    assert master.directory.queries.lookup(TENANT, [b"k"]).tiers == bytes([DRAM | NVME])
 
 
 def test_moved_while_the_commit_waits_counts() -> None:
@@ -207,10 +207,10 @@ def test_moved_while_the_commit_waits_counts() -> None:
     one, two = master.register("a"), master.register("b")
     first, other = plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2)
     durable(master, first, other, plan(master, one.epoch, Event(b"k", 1, EVENT_MOVED, tiers=NVME)))
-    assert master.directory.lookup(TENANT, [b"k"]).tiers == bytes([NVME, DRAM])
+    assert master.directory.queries.lookup(TENANT, [b"k"]).tiers == bytes([NVME, DRAM])
     made, moved = plan(master, one.epoch, Event(b"n")), plan(master, one.epoch, Event(b"n", 1, EVENT_MOVED, tiers=NVME))
     durable(master, made, moved)
-    assert master.directory.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
+    assert master.directory.queries.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
 
 
 def test_a_stale_registration_is_refused_and_its_commits_in_flight_are_void() -> None:
@@ -267,7 +267,7 @@ def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_invent
     assert master.exists(b"dram", b"nvme", b"both") == [0, 0, 0]
     node = master.register("a", 2)
     assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 1]
-    assert master.directory.lookup(TENANT, [b"both"]).tiers == bytes([NVME])
+    assert master.directory.queries.lookup(TENANT, [b"both"]).tiers == bytes([NVME])
     master.sync(node, Event(b"nvme", tiers=NVME))
     assert master.exists(b"dram", b"nvme", b"both") == [0, 1, 0]
 
@@ -283,7 +283,7 @@ def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
     master = Master()
     node = master.register("a")
     master.publish(node, Event(b"k"), Event(b"other"))
-    master.directory.pin(TENANT, [b"k"], pinned=True)
+    master.directory.pins.pin(TENANT, [b"k"], pinned=True)
     hold = (1, Hold(1, TENANT, [b"k"], 1))
     assert master.sync(master.register("a"), Event(b"k"), Event(b"other")) == [hold]
     other = master.register("b")
@@ -295,7 +295,7 @@ def test_a_pin_ends_with_its_block_but_not_with_one_of_two_replicas() -> None:
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k"))
     master.publish(two, Event(b"k"))
-    master.commit(master.directory.pin(TENANT, [b"k"], pinned=True).ops)
+    master.commit(master.directory.pins.pin(TENANT, [b"k"], pinned=True).ops)
     master.publish(one, gone(b"k"))
     assert master.directory.counts().pinned == 1
     master.publish(two, gone(b"k"))
@@ -335,7 +335,7 @@ def test_holders_that_cannot_be_asked_are_taken_off() -> None:
     master.publish(one, Event(b"k"))
     master.publish(two, Event(b"k"))
     master.directory.disconnected(1, one.epoch, 0)
-    master.commit(master.directory.plan_remove(TENANT, [b"k", b"none"], force=False).ops)
+    master.commit(master.directory.removing.plan(TENANT, [b"k", b"none"], force=False).ops)
     assert blocks(master)[0].holders == (2,)
 
 
@@ -343,7 +343,7 @@ def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory()
     master = Master()
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k"))
-    master.directory.pin(TENANT, [b"k"], pinned=True)
+    master.directory.pins.pin(TENANT, [b"k"], pinned=True)
     assert master.sync(two, Event(b"other")) == []
 
 

@@ -60,7 +60,7 @@ class Pair:
         return list(entered.flags)
 
     def holders(self, key: bytes) -> list[int]:
-        return list(self.master.directory.lookup(TENANT, [key]).nodes)
+        return list(self.master.directory.queries.lookup(TENANT, [key]).nodes)
 
     @property
     def both(self) -> list[int]:
@@ -196,17 +196,17 @@ def test_nothing_is_entered_that_was_not_ordered_or_is_of_another_version(pair: 
 def test_a_block_removed_meanwhile_does_not_come_back(pair: Pair) -> None:
     pair.plan()
     directory = pair.master.directory
-    removal = directory.plan_remove(TENANT, [b"a"], force=False)
+    removal = directory.removing.plan(TENANT, [b"a"], force=False)
     assert [node_id for node_id, _drop in removal.commands.messages()] == [1]
     assert pair.report(b"a") == [0], "while the source is asked to drop it"
-    pair.master.commit(directory.dropped(1, TENANT, [b"a"], [1], b"\1"))
+    pair.master.commit(directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
     assert pair.report(b"a") == [0]
     assert pair.master.exists(b"a") == [0]
 
 
 def test_a_block_removed_and_put_anew_meanwhile_is_not_its_former_version(pair: Pair) -> None:
     pair.plan()
-    pair.master.commit(pair.master.directory.dropped(1, TENANT, [b"a"], [1], b"\1"))
+    pair.master.commit(pair.master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
     pair.master.publish(pair.source, Event(b"a", 50))
     assert pair.report(b"a") == [0]
     assert pair.holders(b"a") == [1]
@@ -252,7 +252,7 @@ def test_with_another_holder_left_a_block_that_the_source_gave_up_is_entered(pai
 def test_what_was_removed_while_a_node_is_away_is_not_ordered_from_one_that_has_it_still(pair: Pair) -> None:
     other = pair.register("other")
     pair.master.directory.disconnected(other.node_id, other.epoch, 0)
-    pair.master.directory.plan_remove(TENANT, [b"a"], force=False)
+    pair.master.directory.removing.plan(TENANT, [b"a"], force=False)
     assert [order.keys for order in pair.plan()] == [[b"b", b"c"]], "the source has not said yet that it dropped it"
 
 
@@ -288,12 +288,12 @@ def test_the_inventory_that_comes_after_decides(pair: Pair) -> None:
 def test_a_removal_reaches_the_copy(pair: Pair) -> None:
     pair.plan()
     pair.report()
-    removal = pair.master.directory.plan_remove(TENANT, [b"a"], force=False)
+    removal = pair.master.directory.removing.plan(TENANT, [b"a"], force=False)
     assert sorted(node_id for node_id, _drop in removal.commands.messages()) == pair.both
 
 
 def test_a_pinned_block_is_pinned_at_its_new_holder(pair: Pair) -> None:
-    pair.master.directory.pin(TENANT, [b"b"], pinned=True)
+    pair.master.directory.pins.pin(TENANT, [b"b"], pinned=True)
     pair.plan()
     entered = pair.copying.enter(pair.target.node_id, Copied(pair.target.epoch, TENANT, KEYS, [1, 2, 3], b"\1\1\1"))
     assert entered.commands.messages() == [(2, Hold(1, TENANT, [b"b"], 1))]
@@ -350,7 +350,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
     def remove(self, key: bytes) -> None:
         self.step += 1
         self.removed[key] = self.step
-        removal = self.master.directory.plan_remove(TENANT, [key], force=False)
+        removal = self.master.directory.removing.plan(TENANT, [key], force=False)
         for node_id, command in removal.commands.messages():
             assert isinstance(command, Drop)
             self.drops += [(node_id, key, generation) for key, generation in zip(command.keys, command.generations, strict=True)]
@@ -360,7 +360,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
     def a_drop_arrives(self) -> None:
         node_id, key, generation = self.drops.pop(0)
         flag = self.drop(node_id, key, generation)
-        self.master.commit(self.master.directory.dropped(node_id, TENANT, [key], [generation], bytes([flag])))
+        self.master.commit(self.master.directory.removing.dropped(node_id, TENANT, [key], [generation], bytes([flag])))
 
     @rule(name=st.sampled_from(NAMES))
     def copy(self, name: str) -> None:
@@ -401,7 +401,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
     def the_directory_names_what_is_held(self) -> None:
         self.master.directory.check_integrity()
         for key in SOME_KEYS:
-            found = self.master.directory.lookup(TENANT, [key])
+            found = self.master.directory.queries.lookup(TENANT, [key])
             shown = dict.fromkeys(map(self.name_of, found.nodes), found.generations[0])
             assert shown == {name: held[key] for name, held in self.held.items() if key in held}, key
 

@@ -52,6 +52,14 @@ def test_a_namespace_is_forgotten_with_its_last_block_and_its_number_used_again(
     assert rows.version(rows.insert(red, b"b", version(namespace="two"), HELD)).namespace == "two"
 
 
+def test_a_block_can_be_read_at_its_holders_that_live_and_one_that_is_not_known_at_none() -> None:
+    rows, red = table()
+    rows.insert(red, b"a", version(), ((1, 2), (2, 2)))
+    rows.sets.set_live([2])
+    assert list(rows.readable_at(red, b"a")) == [2]
+    assert list(rows.readable_at(red, b"unknown")) == []
+
+
 def test_a_parent_that_went_finds_its_children_when_it_comes_back() -> None:
     rows, red = table()
     parent = rows.insert(red, b"p", version(), HELD)

@@ -16,6 +16,14 @@ def test_a_tenant_is_made_once_and_found_by_name_and_index() -> None:
     assert list(tenants) == [red, blue]
 
 
+def test_a_question_makes_no_tenant() -> None:
+    tenants = Tenants()
+    assert not tenants.asked("red").rows
+    assert list(tenants) == []
+    red = tenants.of("red")
+    assert tenants.asked("red") is red
+
+
 def test_a_tenant_that_has_nothing_is_forgotten_and_its_index_used_again() -> None:
     tenants = Tenants()
     red, blue = tenants.of("red"), tenants.of("blue")

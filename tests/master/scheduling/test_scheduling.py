@@ -229,7 +229,7 @@ def test_what_instances_measure_is_learned_and_what_cannot_be_changes_nothing() 
 def test_looking_is_no_access_and_makes_no_tenant(live: Scheduled) -> None:
     live.ask(replace(PROMPT, tenant="nobody"))
     live.master.directory.check_integrity()
-    assert list(live.master.directory.list_keys("nobody")) == []
+    assert list(live.master.directory.queries.list_keys("nobody")) == []
 
 
 @pytest.mark.parametrize(

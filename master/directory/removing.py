@@ -1,0 +1,91 @@
+"""Removing blocks: which nodes are to drop what, and what their answers come to. Sans-I/O.
+
+A block is gone once its holders have said that they dropped it. What nodes hold that are away is kept in mind by removals.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory import records
+from kvstore.master.directory.commands import Commands
+from kvstore.master.directory.publishing import Publishing
+from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.removals import Removals
+from kvstore.master.directory.replication import Replication
+from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.tenants import Tenant, Tenants
+
+
+@dataclass(slots=True)
+class Removal:
+    """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
+
+    With `raises_floors` call `Directory.floors_written` when the operations are durable.
+    """
+
+    flags: bytearray
+    ops: list[Op]
+    commands: Commands
+    raises_floors: bool = False
+
+
+class Removing:
+    """See the module. Not thread-safe."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        queries: Queries,
+        reservations: Reservations,
+        publishing: Publishing,
+        replication: Replication,
+        removals: Removals,
+        master_epoch: int,
+    ) -> None:
+        self._rows, self._tenants, self._queries, self._reservations = rows, tenants, queries, reservations
+        self._publishing, self._replication, self._removals = publishing, replication, removals
+        self._master_epoch = master_epoch
+
+    def plan(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
+        """Ask live holders to drop these blocks; their answers go to `dropped`. What only dead nodes hold is deleted at once.
+
+        Pinned blocks are refused, unless `force`, which also unpins them.
+        """
+        owner, unwritten = self._tenants.asked(tenant), self._removals.unwritten
+        removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], Commands(self._master_epoch))
+        for index, key in enumerate(keys):
+            if key in owner.pins:
+                if not force:
+                    removal.flags[index] = 0
+                    continue
+                owner.pins.discard(key)
+                removal.ops.append(records.pin(owner.prefix, key, pinned=False))
+            if key in owner.rows or key in owner.pending:
+                removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
+            self._plan_one(removal, owner, key, force=force)
+        removal.raises_floors = self._removals.unwritten > unwritten
+        return removal
+
+    def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Op]:
+        """A node's answer to a Drop: what it dropped is gone now, before its own event says so; operations for the catalog."""
+        owner = self._tenants.asked(tenant)
+        ops: list[Op] = []
+        for key, generation, flag in zip(keys, generations, flags, strict=True):
+            if flag:
+                ops += self._publishing.gone(node_id, owner, key, generation)
+            else:
+                ops += self._removals.refused(owner, key, generation)
+        return ops
+
+    def _plan_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
+        self._replication.cancel(owner, key)
+        row = owner.rows.get(key, NO_ROW)
+        dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._rows.sets.live_nodes]
+        removal.ops.extend(self._publishing.strip(owner, key, dead))
+        waiting = {one.node_id: one.version.generation for one in owner.pending.get(key, ())}
+        held = dict.fromkeys(self._rows.readable_at(owner, key), self._rows.generations[row])
+        for node_id, generation in (waiting | held).items():
+            removal.commands.drop(node_id, owner, key, generation, force=force)

@@ -1,0 +1,75 @@
+"""Promises of queries.py, asked of a directory with nodes."""
+
+from kvstore.protocol.catalog_messages import EVENT_GONE
+from tests.master.blocks import DRAM, NVME, TENANT, Event, die, one_node
+
+
+def test_a_prefix_ends_at_its_first_gap() -> None:
+    master, _ = one_node(b"a", b"b", b"d")
+    assert master.directory.queries.match_prefix(TENANT, [b"a", b"b", b"c", b"d"]) == 2
+    assert master.directory.queries.match_prefix(TENANT, [b"a", b"b"]) == 2
+    assert master.directory.queries.match_prefix(TENANT, [b"c"]) == 0
+    assert master.directory.queries.match_prefix(TENANT, []) == 0
+
+
+def test_the_prefixes_are_those_of_each_node() -> None:
+    master, node = one_node(b"a", b"b", b"d")
+    other = master.register("b")
+    master.sync(other, Event(b"a"))
+    found = master.directory.queries.prefixes(TENANT, [b"a", b"b", b"c", b"d"])
+    assert (found.blocks, found.block_bytes) == ({node.node_id: 2, other.node_id: 1}, 100)
+
+
+def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss() -> None:
+    master, node = one_node()
+    other = master.register("b")
+    event = Event(b"a", 9, size=50, checksum=3, tiers=NVME)
+    master.publish(node, event)
+    master.publish(other, event, Event(b"dead"))
+    die(master, other)
+    found = master.directory.queries.lookup(TENANT, [b"none", b"a", b"dead"])
+    assert found.replicas == b"\0\1\0"
+    assert (list(found.sizes), list(found.checksums), list(found.generations)) == ([0, 50, 0], [0, 3, 0], [0, 9, 0])
+    assert (list(found.nodes), found.tiers) == ([1], bytes([NVME]))
+
+
+def test_a_node_to_be_avoided_is_not_named_and_its_only_copies_are_misses() -> None:
+    master, node = one_node(b"mine")
+    other = master.register("b")
+    master.publish(node, Event(b"both"))
+    master.publish(other, Event(b"both"), Event(b"theirs"))
+    found = master.directory.queries.lookup(TENANT, [b"mine", b"both", b"theirs"], avoid=1)
+    assert found.replicas == b"\0\1\1"
+    assert list(found.nodes) == [2, 2]
+    assert (list(found.sizes), found.tiers) == ([0, 100, 100], bytes([DRAM, DRAM]))
+
+
+def test_tenants_do_not_see_one_another() -> None:
+    master, _ = one_node(b"a")
+    assert master.exists(b"a", tenant="blue") == [0]
+    assert master.directory.queries.lookup("blue", [b"a"]).replicas == b"\0"
+    assert list(master.directory.queries.list_keys("blue")) == []
+    assert list(master.directory.removing.plan("blue", [b"a"], force=True).flags) == [0]
+    assert master.directory.pins.pin("blue", [b"a"], pinned=True).flags == b"\0"
+    assert master.exists(b"a") == [1]
+
+
+def test_keys_are_listed_by_namespace_slice_by_slice_while_the_directory_changes() -> None:
+    master, node = one_node()
+    master.publish(node, *(Event(bytes([n]), namespace="even" if n % 2 == 0 else "odd") for n in range(10)), Event(b"x", tenant="blue"))
+    slices = master.directory.queries.list_keys(TENANT, "even", slice_rows=3)
+    first = next(slices)
+    master.publish(node, Event(b"\0", 1, EVENT_GONE), Event(b"\x08", 1, EVENT_GONE))
+    rest = [entry for listed in slices for entry in listed]
+    assert first == [(b"\0", 100, "even")]
+    assert [key for key, _size, _namespace in rest] == [b"\x02", b"\x04", b"\x06"]
+    assert len([entry for listed in master.directory.queries.list_keys(TENANT) for entry in listed]) == 8
+
+
+def test_a_listing_ends_when_its_tenant_does() -> None:
+    master, node = one_node(b"a", b"b")
+    slices = master.directory.queries.list_keys(TENANT, slice_rows=2)
+    next(slices)
+    master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
+    master.directory.tick(0)
+    assert list(slices) == []
