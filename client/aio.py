@@ -10,9 +10,9 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
+from kvstore.client.reads.viewing import OpenView
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
-from kvstore.client.viewing import OpenView
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
 from kvstore.transfer.config import TransferSettings

@@ -12,10 +12,12 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
 from kvstore.client.locations import Location
 from kvstore.client.questions import Questions
-from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
+from kvstore.client.reads.mapped import CopyOut
+from kvstore.client.reads.reading import Reading
+from kvstore.client.reads.sinks import FreshBytes, IntoBuffers
+from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
-from kvstore.client.viewing import OpenView, Viewing, close_view
 from kvstore.client.writing import Writing
 from kvstore.protocol.errors import Forked
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
@@ -44,6 +46,7 @@ class Operations:
         self.resources = ClientResources(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self._questions = Questions(self.resources)
         self._clock_ns = time.monotonic_ns
+        self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
 
     def put(
@@ -66,19 +69,19 @@ class Operations:
     def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
-        return (yield from Reading(self.resources, keys, FreshBytes(len(keys)), deadline, self._clock_ns).run())
+        return (yield from Reading(self.resources, keys, FreshBytes(len(keys)), self._copy_out, deadline, self._clock_ns).run())
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None) -> Operation[list[int | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
         check_count(keys, buffers, "buffers")
         sink = IntoBuffers([as_destination(buffer) for buffer in buffers])
-        return (yield from Reading(self.resources, keys, sink, deadline, self._clock_ns).run())
+        return (yield from Reading(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
 
     def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
         deadline = self._deadline(deadline_s)
         check_keys([key])
-        return (yield from Viewing(self.resources, key, deadline, self._clock_ns).open())
+        return (yield from open_view(self.resources, key, deadline, self._clock_ns))
 
     def close_view(self, view: OpenView) -> Operation[None]:
         self._check_process()

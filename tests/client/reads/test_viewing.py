@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client.viewing import OpenView, Viewing, close_view
+from kvstore.client.reads import viewing
+from kvstore.client.reads.viewing import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode
@@ -19,7 +20,7 @@ def node() -> Iterator[OracleNode]:
 
 
 def open_view(oracle: Oracle, key: bytes) -> OpenView | None:
-    view: OpenView | None = oracle.run(Viewing(oracle.resources, key, oracle.deadline(), lambda: 0).open())
+    view: OpenView | None = oracle.run(viewing.open_view(oracle.resources, key, oracle.deadline(), lambda: 0))
     return view
 
 

@@ -1,13 +1,17 @@
 """How a value is looked at where it is: one Read whose lease stays until the end of the view. Sans-I/O: see effects.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.client.effects import AnyLoan, Operation, Post
-from kvstore.client.reading import FreshBytes, Reading, Wanted
+from kvstore.client.reads.answer import Answer
+from kvstore.client.reads.progress import Progress
+from kvstore.client.reads.reading import Reading
+from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
-from kvstore.protocol.node_messages import Blocks, Release
+from kvstore.protocol.node_messages import Release
 from kvstore.rpc.deadline import Deadline
 
 
@@ -21,27 +25,30 @@ class OpenView:
     lease_until_ns: int = 0
 
 
-class Viewing(Reading[bytes]):
-    """One view. Use once: `yield from Viewing(...).open()`."""
+class KeepLease:
+    """The MappedUse of one view: the value stays where it is."""
 
-    def __init__(self, resources: ClientResources, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> None:
-        super().__init__(resources, [key], FreshBytes(1), deadline, clock_ns)
-        self._inline_bytes = 0
-        self._lease_ms = int(resources.settings.view_lease_s * 1000)
-        self._view: OpenView | None = None
+    def __init__(self, lease_ms: int) -> None:
+        self.inline_bytes = 0
+        self.lease_ms = lease_ms
+        self.view: OpenView | None = None
+        """The value, once it has been found in a slab of this host."""
 
-    def open(self) -> Operation[OpenView | None]:
-        """None on a miss. Raises as Reading.run does."""
-        [value] = yield from self.run()
-        if self._view is not None:
-            return self._view
-        return None if value is None else OpenView(memoryview(value))
-
-    def _take_mapped(self, loan: AnyLoan, node_id: int, wanted: list[Wanted], blocks: Blocks) -> Operation[bool]:
-        [memory] = yield from self._parts_of_slabs(loan.channel, node_id, [0], blocks)
-        self._view = OpenView(memory, loan, blocks.lease, blocks.lease_until_ns)
-        self._arrived(wanted, blocks, [0])
+    def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
+        [part] = memory
+        self.view = OpenView(part, answer.loan, answer.blocks.lease, answer.blocks.lease_until_ns)
+        progress.arrived(answer, places)
+        yield from ()  # nothing is to be carried out
         return True
+
+
+def open_view(resources: ClientResources, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> Operation[OpenView | None]:
+    """None on a miss. Raises as Reading.run does."""
+    keep = KeepLease(int(resources.settings.view_lease_s * 1000))
+    [value] = yield from Reading(resources, [key], FreshBytes(1), keep, deadline, clock_ns).run()
+    if keep.view is not None:
+        return keep.view
+    return None if value is None else OpenView(memoryview(value))
 
 
 def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.client.buffers import as_destination
 from kvstore.client.effects import Move
-from kvstore.client.reading import FreshBytes, IntoBuffers, Reading
+from kvstore.client.reads.viewing import OpenView, open_view
 from kvstore.client.remote import REST_S, RemoteMemory
-from kvstore.client.viewing import OpenView, Viewing
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -28,6 +26,7 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
+from tests.client.reads.gets import get, get_into
 
 BIG = b"B" * 100_000
 OTHER = b"C" * 100_000
@@ -61,15 +60,6 @@ def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
     oracle = make_oracle(far)
     oracle.store(b"k", BIG, 2)
     return oracle
-
-
-def get(oracle: Oracle, *keys: bytes, now_ns: Callable[[], int] = lambda: 1000) -> list[bytes | None]:
-    reading = Reading(oracle.resources, keys, FreshBytes(len(keys)), oracle.deadline(), now_ns)
-    try:
-        result: list[bytes | None] = oracle.run(reading.run())
-        return result
-    finally:
-        assert oracle.all_given_back()
 
 
 def ways(oracle: Oracle) -> list[int]:
@@ -122,11 +112,8 @@ def test_a_slab_is_shown_once(oracle: Oracle) -> None:
 def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Oracle) -> None:
     oracle.store(b"other", OTHER, 2)
     buffers = [bytearray(10), bytearray(200_000)]
-    reading = Reading(
-        oracle.resources, [b"k", b"other"], IntoBuffers([as_destination(b) for b in buffers]), oracle.deadline(), lambda: 1000
-    )
     with pytest.raises(InvalidArgument, match="the buffer of key 0 has 10 bytes"):
-        oracle.run(reading.run())
+        get_into(oracle, [b"k", b"other"], buffers)
     assert buffers[1][:100_001] == OTHER + b"\0"
     assert buffers[0] == bytearray(10)
     assert oracle.releases() == [1]
@@ -134,7 +121,7 @@ def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Orac
 
 
 def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
-    view: OpenView | None = oracle.run(Viewing(oracle.resources, b"k", oracle.deadline(), lambda: 1000).open())
+    view: OpenView | None = oracle.run(open_view(oracle.resources, b"k", oracle.deadline(), lambda: 1000))
     assert view is not None
     assert bytes(view.memory) == BIG
     assert view.loan is None

@@ -1,0 +1,145 @@
+"""How values are read: one Read to each node that has some, and what to do when a hint is stale, a node is gone or does not answer.
+Sans-I/O: see effects.py.
+
+Where the keys are is found by finding.py. What is done with the values depends on how they come: inline.py, mapped.py, fetching.py.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+from kvstore.client.effects import Operation
+from kvstore.client.reads.answer import Answer
+from kvstore.client.reads.fetching import EngineFetch
+from kvstore.client.reads.finding import Finding, Wanted
+from kvstore.client.reads.inline import take_inline
+from kvstore.client.reads.mapped import MappedUse
+from kvstore.client.reads.progress import Progress
+from kvstore.client.reads.sinks import Sink
+from kvstore.client.resources import ClientResources
+from kvstore.client.routes import KnownNode
+from kvstore.protocol.errors import DeadlineExceeded, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
+from kvstore.rpc.deadline import Deadline
+
+R = TypeVar("R")
+
+ATTEMPTS: Final = 3
+"""A hint may be stale, and the node that the master then names may be gone: the third try knows both."""
+
+
+class Reading(Generic[R]):
+    """One get of a batch. Use once: `yield from Reading(...).run()`."""
+
+    def __init__(
+        self,
+        resources: ClientResources,
+        keys: Sequence[bytes],
+        sink: Sink[R],
+        mapped_use: MappedUse,
+        deadline: Deadline,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._resources = resources
+        self._keys = keys
+        self._mapped_use = mapped_use
+        self._deadline = deadline
+        self._clock_ns = clock_ns
+        self._progress = Progress(resources, keys, sink, deadline)
+
+    def run(self) -> Operation[list[R | None]]:
+        """The sink's results. Raises InvalidArgument, ChecksumMismatch, LeaseExpired, Unavailable (no master), DeadlineExceeded.
+
+        After an error the destinations' content is undefined.
+        """
+        finding = Finding(self._resources, self._keys, self._deadline)
+        found = finding.known() or (yield from finding.first())
+        for attempt in range(1, ATTEMPTS + 1):
+            for node_id, wanted in found.items():
+                yield from self._read_from(node_id, wanted)
+            again = self._progress.take_again()
+            if not again or attempt == ATTEMPTS:
+                break
+            self._resources.counters.add(retries=1)
+            found = yield from finding.anew(again)
+        return self._progress.finish()
+
+    def _read_from(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
+        daemons, progress = self._resources.daemons, self._progress
+        node = daemons.nodes.get(node_id) or (yield from daemons.find_node(node_id, self._deadline))
+        if node is None:
+            progress.retry(node_id, wanted)
+            return
+        for part in self._parts(wanted) if len(wanted) > 1 else (wanted,):
+            # The first stands for all: to look at each would cost more than it saves.
+            shares = part[0][1].replicas > 1
+            attempt = Deadline(self._deadline.left_s() / 2) if shares else self._deadline
+            try:
+                while part:  # noqa: PLW2901
+                    part = yield from self._read(node, part, attempt)
+            except DeadlineExceeded as error:
+                if not shares:
+                    raise
+                progress.retry(node_id, [item for item in part if item[1].replicas > 1], error)
+                progress.retry(0, [item for item in part if item[1].replicas == 1], error)
+            except StaleHandle:
+                progress.retry(node_id, part)
+            except Unavailable:
+                progress.retry((yield from daemons.node_to_avoid(node_id, self._deadline)), part)
+
+    def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
+        """Cut where a message's values or keys become too many."""
+        part: list[Wanted] = []
+        left = int(self._resources.settings.frame_bytes)
+        for item in wanted:
+            if part and (item[1].size_bytes > left or len(part) == MAX_BATCH):
+                yield part
+                part, left = [], int(self._resources.settings.frame_bytes)
+            part.append(item)
+            left -= item[1].size_bytes
+        yield part
+
+    def _read(self, node: KnownNode, wanted: list[Wanted], attempt: Deadline) -> Operation[list[Wanted]]:
+        """One Read and what it gives; what the node had no room for in its answer and is to be asked again. `attempt` leaves time for
+        another replica where there is one. Raises Unavailable, StaleHandle: nothing of it counts."""
+        use, progress = self._mapped_use, self._progress
+        fetch = None
+        if self._goes_by_engine(node, wanted):
+            fetch = EngineFetch(self._resources.engine_copies, self._clock_ns, use.lease_ms)
+        generations = [hint.generation for _, hint in wanted]
+        message = Read([self._keys[i] for i, _ in wanted], generations, use.inline_bytes, use.lease_ms, int(fetch is not None))
+        loan, blocks = yield from self._resources.daemons.begin(node.route, message, Blocks, attempt)
+        keep = False
+        try:
+            if len(blocks.statuses) != len(wanted):
+                raise ProtocolError(f"node {node.node_id} gave {len(blocks.statuses)} blocks for {len(wanted)} keys")
+            answer = Answer(node, loan, wanted, blocks, attempt)
+            if INLINE in blocks.statuses:
+                yield from take_inline(answer, progress)
+            if blocks.lease and fetch is not None and not loan.channel.address.unix:
+                yield from fetch.run(answer, progress)
+            elif blocks.lease:
+                places = answer.places(MAPPED)
+                memory = yield from self._memory(answer, places)
+                keep = yield from use.use(answer, places, memory, progress)
+        except BaseException:
+            loan.discard()  # with it go the lease and what is left of the payload
+            raise
+        if not keep:
+            loan.give_back()
+        if MISS in blocks.statuses:
+            progress.retry_stale(answer.items(answer.places(MISS)))
+        return answer.items(answer.places(LATER)) if LATER in blocks.statuses else []
+
+    def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
+        """Large batches from other hosts do, unless the node's engine cannot be had."""
+        if node.route.is_local or not self._resources.engine_copies.remote.is_usable(node):
+            return False
+        return sum(hint.size_bytes for _, hint in wanted) >= self._resources.settings.engine_min_bytes
+
+    def _memory(self, answer: Answer, places: Sequence[int]) -> Operation[list[memoryview]]:
+        """The memory of mapped blocks, in order."""
+        blocks, wanted = answer.blocks, [answer.blocks.slabs[place] for place in places]
+        mapping, channel = self._resources.mapping, answer.loan.channel
+        slabs = yield from mapping.map_slabs(channel, answer.node.node_id, wanted, answer.deadline, writable=False)
+        return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]

@@ -1,0 +1,114 @@
+"""Which replica a get asks, and when the master. Against a scripted cluster."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import (
+    DeadlineExceeded,
+    Unavailable,
+)
+from kvstore.protocol.master_messages import Lookup
+from tests.client.oracle import Oracle, OracleNode
+from tests.client.reads.gets import get
+
+BIG = b"B" * 100_000
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
+    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
+    yield local, remote
+    local.close()
+    remote.close()
+
+
+Pair = tuple[OracleNode, OracleNode]
+
+
+def test_no_keys_give_no_values_and_no_questions(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    assert get(oracle) == []
+    assert oracle.log == []
+
+
+def test_a_known_block_is_read_without_asking_the_master(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    get(oracle, b"k")
+    asked = len(oracle.sent(Lookup))
+    assert get(oracle, b"k") == [b"v"]
+    assert len(oracle.sent(Lookup)) == asked
+
+
+@pytest.mark.parametrize(
+    ("local", "tiers", "own", "chosen"),
+    [
+        ((True, False), (4, 2), 1, 1),
+        ((False, True), (2, 4), 2, 2),
+        ((False, False), (4, 2), 0, 2),
+        ((True, True), (4, 2), 1, 2),
+        ((True, True), (2, 2), 1, 1),
+        ((True, True), (2, 2), 2, 2),
+        ((False, False), (2, 2), 0, 1),
+    ],
+    ids=["this host", "this host again", "faster tier", "faster tier of this host", "own node", "own node again", "any"],
+)
+def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_node(
+    nodes: Pair, local: tuple[bool, bool], tiers: tuple[int, int], own: int, chosen: int
+) -> None:
+    for node, is_local, tier in zip(nodes, local, tiers, strict=True):
+        node.local, node.tier = is_local, tier
+    oracle = Oracle(*nodes, spread=own - 1 if all(local) else 0)
+    oracle.store(b"k", b"v", 1, 2)
+    get(oracle, b"k")
+    assert oracle.resources.daemons.nodes.local_id == own
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [chosen], "from the first question on"
+
+
+def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle(*nodes)
+    for key in (b"k", b"other", b"near"):
+        oracle.store(key, b"v", 1 if key == b"near" else 2)
+    assert get(oracle, b"k", b"other", b"near") == [b"v"] * 3
+    nodes[0].blocks[b"k"] = nodes[1].blocks[b"k"]
+    oracle.replicas[b"k"] = [1, 2]
+    before = len(oracle.sent(Lookup))
+    assert get(oracle, b"k", b"near") == [b"v"] * 2
+    assert len(oracle.sent(Lookup)) == before, "not so soon"
+    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
+    assert get(oracle, b"near", b"k", b"other") == [b"v"] * 3
+    assert [message.keys for message in oracle.sent(Lookup)[before:]] == [[b"k", b"other"]], "what is near is not asked for"
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
+    assert get(oracle, b"k") == [b"v"]
+    assert len(oracle.sent(Lookup)) == before + 1
+
+
+def test_a_block_elsewhere_that_is_gone_when_the_master_is_asked_anew_is_a_miss(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    assert get(oracle, b"k") == [b"v"]
+    oracle.replicas.clear()
+    assert get(oracle, b"k") == [None]
+
+
+@pytest.mark.parametrize("failure", [Unavailable("gone"), DeadlineExceeded("hangs")], ids=["gone", "hangs"])
+def test_while_no_master_answers_a_block_is_read_where_it_was(nodes: Pair, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    get(oracle, b"k")
+    oracle.script[Lookup].append(failure)
+    assert get(oracle, b"k") == [b"v"]
+
+
+def test_a_client_on_no_nodes_host_does_not_ask_anew(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
+    nodes[0].local = False
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", b"v", 2)
+    get(oracle, b"k")
+    asked = len(oracle.sent(Lookup))
+    assert get(oracle, b"k") == [b"v"]
+    assert len(oracle.sent(Lookup)) == asked

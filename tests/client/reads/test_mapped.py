@@ -1,0 +1,50 @@
+"""Values copied out of mapped slabs. Against a scripted cluster."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import (
+    InvalidArgument,
+    LeaseExpired,
+)
+from tests.client.oracle import Oracle, OracleNode
+from tests.client.reads.gets import get, get_into
+
+BIG = b"B" * 100_000
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
+    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
+    yield local, remote
+    local.close()
+    remote.close()
+
+
+Pair = tuple[OracleNode, OracleNode]
+
+
+def test_a_mapped_value_larger_than_its_buffer_is_refused_and_its_lease_released(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"a", BIG, 1)
+    with pytest.raises(InvalidArgument, match="key 0"):
+        get_into(oracle, [b"a"], [bytearray(2)])
+    assert oracle.releases() == [1]
+
+
+def test_what_was_copied_after_the_lease_ran_out_is_thrown_away_and_read_again(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", BIG, 1)
+    lapsed = iter([2_000, 0, 0])
+    oracle.lease_until_ns = 1_000
+    assert get(oracle, b"k", now_ns=lambda: next(lapsed)) == [BIG]
+    assert oracle.releases() == [1, 2]
+
+
+def test_leases_that_always_run_out_are_an_error(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"k", BIG, 1)
+    oracle.lease_until_ns = 10
+    with pytest.raises(LeaseExpired):
+        get(oracle, b"k")
