@@ -18,7 +18,7 @@ from kvstore.client.reads.sinks import FreshBytes, IntoBuffers
 from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
-from kvstore.client.writing import Writing
+from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import Forked
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here

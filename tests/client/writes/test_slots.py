@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.client.effects import Move
 from kvstore.client.remote import REST_S
-from kvstore.client.writing import Writing
+from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import (
     ConfigError,
     DeadlineExceeded,

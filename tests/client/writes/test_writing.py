@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.client.writing import Writing
+from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message

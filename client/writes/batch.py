@@ -1,0 +1,89 @@
+"""The batch of one put: its values, what is reserved for them and what is stored, so that the rest can be given back at any time."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.client.effects import Operation
+from kvstore.client.locations import Hint
+from kvstore.client.resources import ClientResources
+from kvstore.client.routes import KnownNode
+from kvstore.protocol.master_messages import Cancel, Grants
+from kvstore.protocol.message import GRANTED
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED
+from kvstore.protocol.session_messages import Flags
+
+UNRESERVED: Final = 0
+"""Generation of a value that the node is to claim at the master. As a hint's it means any."""
+
+
+class PutBatch:
+    """Keys, sources and parents are equally long."""
+
+    def __init__(
+        self,
+        resources: ClientResources,
+        keys: Sequence[bytes],
+        sources: Sequence[memoryview],
+        *,
+        namespace: str,
+        parents: Sequence[bytes | None] | None,
+    ) -> None:
+        self._hints = resources.hints
+        self._reservations = resources.reservations
+        self.keys = keys
+        self.sources = sources
+        self.namespace = namespace
+        self._parents = [parent or b"" for parent in parents] if parents is not None else [b""] * len(keys)
+        self.stored = [False] * len(keys)
+        self.granted: dict[int, int] = {}
+        """Generations reserved for this operation and not yet written, by the key's index."""
+        self.asked: list[int] = []
+        self.told: list[Grants] = []
+        """The master's answer for `asked`, from its arrival until `granted` has what it says."""
+
+    def note_grants(self) -> None:
+        for reply in self.told:
+            granted = zip(self.asked, reply.statuses, reply.generations, strict=True)
+            self.granted.update({i: generation for i, status, generation in granted if status == GRANTED})
+        self.told.clear()
+
+    def cancel(self, indices: Sequence[int]) -> Operation[None]:
+        """Give reservations back, as far as the master can be told."""
+        yield from self._reservations.cancel(self._cancellation(indices))
+        for i in indices:
+            self.granted.pop(i, None)
+
+    def _cancellation(self, indices: Sequence[int]) -> Cancel:
+        granted = [(i, self.granted[i]) for i in indices if self.granted.get(i, UNRESERVED) != UNRESERVED]
+        return Cancel([self.keys[i] for i, _ in granted], [generation for _, generation in granted])
+
+    def unused(self) -> Cancel:
+        """What gives back all that was reserved and not used. For an operation that is over."""
+        self.note_grants()
+        return self._cancellation(list(self.granted))
+
+    def ask_again(self, again: list[int], busy: list[int]) -> Operation[None]:
+        """The node had no room for these, or another writer has them there: their reservations go back, for all to ask again."""
+        busy += again
+        yield from self.cancel(again)
+
+    def columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
+        """Keys, sizes and generations."""
+        return [self.keys[i] for i in indices], [len(self.sources[i]) for i in indices], [self.granted[i] for i in indices]
+
+    def parents_of(self, indices: Sequence[int]) -> list[bytes]:
+        return [self._parents[i] for i in indices]
+
+    def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> list[int]:
+        """Note the node's answers; the keys to ask again for."""
+        hints, again = [], []
+        for i, flag in zip(indices, reply.flags, strict=True):
+            if flag == ASK_AGAIN:
+                again.append(i)
+                continue
+            generation = self.granted.pop(i)
+            if flag == STORED:
+                self.stored[i] = True
+                hints.append((self.keys[i], Hint(node.node_id, generation, len(self.sources[i]))))
+        self._hints.learn(hints)
+        return again

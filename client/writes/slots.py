@@ -1,0 +1,109 @@
+"""Values written into slots that a node opens: copied there on the same host, by the transfer engine from another.
+Sans-I/O: see effects.py."""
+
+from functools import partial
+
+from kvstore.client.buffers import checksum
+from kvstore.client.effects import AnyLoan, Ask, Operation, work
+from kvstore.client.resources import ClientResources
+from kvstore.client.routes import KnownNode
+from kvstore.client.writes.batch import PutBatch
+from kvstore.protocol.errors import ProtocolError, Unreachable
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.node_messages import Commit, Open, Opened
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.paths.peer import Peer
+from kvstore.transfer.paths.spans import Copy
+
+
+class SlotWriting:
+    """Of one put. Keys for which a node had no room, or that another writer has there, go to `busy`, to be asked for again."""
+
+    def __init__(self, resources: ClientResources, batch: PutBatch, deadline: Deadline) -> None:
+        self._resources = resources
+        self._batch = batch
+        self._deadline = deadline
+
+    def write_shared(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
+        """Values are copied into the node's slabs; False if they cannot be reached from here."""
+        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices))
+        begun = yield from self._resources.daemons.begin_shared(node.route, message, Opened, self._deadline)
+        if begun is None:
+            return False
+        loan, opened = begun
+        try:
+            if len(opened.statuses) != len(indices):
+                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            again = yield from self._fill_slots(loan, node, indices, opened)
+        except BaseException:
+            loan.discard()  # the node forgets the puts of a connection that ends
+            raise
+        loan.give_back()
+        yield from self._batch.cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+        yield from self._batch.ask_again(again, busy)
+        return True
+
+    def write_by_engine(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
+        """The transfer engine writes the values into slots of a node on another host; False if it cannot."""
+        resources = self._resources
+        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
+        try:
+            peer = yield from resources.engine_copies.peer_of(node)
+        except Unreachable as error:
+            yield from resources.engine_copies.failed(node, error, self._deadline)
+            return False
+        loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
+        try:
+            if not len(opened.statuses) == len(opened.regions) == len(indices):
+                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            again = yield from self._fill_regions(loan, node, peer, indices, opened)
+        except BaseException as error:
+            is_gone = not loan.channel.is_open
+            loan.discard()  # the node forgets the puts of a connection that ends
+            if is_gone or not isinstance(error, Unreachable):
+                raise
+            yield from resources.engine_copies.failed(node, error, self._deadline)
+            return False
+        loan.give_back()
+        yield from self._batch.cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+        yield from self._batch.ask_again(again, busy)
+        return True
+
+    def _fill_regions(self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
+        """Write into the slots' regions and commit; what has to be written again."""
+        resources = self._resources
+        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        if not places:
+            return []
+        sources = [self._batch.sources[indices[place]] for place in places]
+        copies: list[Copy] = [
+            (source, resources.engine_copies.remote.region(peer, opened.regions[place]), len(source))
+            for place, source in zip(places, sources, strict=True)
+        ]
+        yield from resources.engine_copies.move(node, copies, self._deadline)
+        sums = yield from work(lambda: [checksum(source) for source in sources], sum(map(len, sources)))
+        commit = Commit([opened.put_ids[place] for place in places], sums)
+        reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
+        return self._batch.written(node, [indices[place] for place in places], reply)
+
+    def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[list[int]]:
+        """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
+        resources, channel = self._resources, loan.channel
+        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        again: list[int] = []
+        if opened.ahead:  # first, so that it goes on beside the copies
+            yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
+        if places:
+            wanted = [opened.slabs[place] for place in places]
+            slabs = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+            sources = [self._batch.sources[indices[place]] for place in places]
+            offsets = [opened.offsets[place] for place in places]
+            pairs = [(slab.part(offset, len(source)), source) for slab, offset, source in zip(slabs, offsets, sources, strict=True)]
+            sums = yield from work(partial(resources.copier.copy_and_sum, pairs), sum(map(len, sources)))
+            commit = Commit([opened.put_ids[place] for place in places], sums)
+            reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
+            again = self._batch.written(node, [indices[place] for place in places], reply)
+        return again

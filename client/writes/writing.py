@@ -1,0 +1,178 @@
+"""How values are written: reserve at the master, write to the node it names, and what to do when another writer is at it or a node
+is gone. Sans-I/O: see effects.py."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvstore.client.buffers import checksum
+from kvstore.client.effects import Operation, Sleep, work
+from kvstore.client.resources import ClientResources
+from kvstore.client.routes import KnownNode
+from kvstore.client.writes.batch import UNRESERVED, PutBatch
+from kvstore.client.writes.slots import SlotWriting
+from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.master_messages import Grants, Reserve
+from kvstore.protocol.message import BUSY, GRANTED
+from kvstore.protocol.node_messages import Put
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
+
+FIRST_PAUSE_S: Final = 0.001
+MAX_PAUSE_S: Final = 0.05
+"""Between questions about a key that another writer holds: doubles from the first to the last."""
+
+
+class Writing:
+    """One put of a batch. Use once: `yield from Writing(...).run()`. Keys, sources and parents are equally long."""
+
+    def __init__(
+        self,
+        resources: ClientResources,
+        keys: Sequence[bytes],
+        sources: Sequence[memoryview],
+        *,
+        namespace: str,
+        parents: Sequence[bytes | None] | None,
+        deadline: Deadline,
+    ) -> None:
+        self._resources = resources
+        self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
+        self._slots = SlotWriting(resources, self._batch, deadline)
+        self._deadline = deadline
+        self._avoid = 0
+
+    def run(self) -> Operation[list[bool]]:
+        """True for each key that this call stored; a key repeated in the batch is stored once.
+
+        Raises Full, Unavailable, DeadlineExceeded (another writer held a key, or a daemon was slow), CatalogUnavailable. Keys written
+        before the error stay; reservations of the others are given back.
+        """
+        resources = self._resources
+        first: dict[bytes, int] = {}
+        for index, key in enumerate(self._batch.keys):
+            first.setdefault(key, index)
+        pending = list(first.values())
+        try:
+            for start in range(0, len(pending), MAX_BATCH):
+                yield from self._store(pending[start : start + MAX_BATCH])
+        except BaseException as error:
+            resources.reservations.unused.append(self._batch)  # first: an interrupt may follow an interrupt
+            if isinstance(error, KVStoreError):
+                yield from resources.reservations.give_up_unused()
+            raise
+        finally:
+            stored = self._batch.stored.count(True)
+            out = sum(len(source) for source, done in zip(self._batch.sources, self._batch.stored, strict=True) if done)
+            resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
+        return self._batch.stored
+
+    def _store(self, pending: list[int]) -> Operation[None]:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            busy: list[int] = []
+            lost: list[int] = []
+            unreserved, others = yield from self._split(pending)
+            if unreserved:
+                lost += yield from self._write_to(self._resources.daemons.nodes.local_id, unreserved, busy)
+            if others:
+                for node_id, indices in (yield from self._reserve(others, busy)).items():
+                    lost += yield from self._write_to(node_id, indices, busy)
+            progress = len(busy) + len(lost) < len(pending)
+            pending = busy + lost
+            if not pending:
+                return
+            self._resources.counters.add(retries=1)
+            if progress:
+                pause_s = FIRST_PAUSE_S
+            if not lost:
+                yield Sleep(min(pause_s, self._deadline.left_s()))
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
+        """Small values for the node on this host need no reservation: that node claims them, which saves a round trip. And the rest."""
+        resources = self._resources
+        if not resources.daemons.nodes.is_known:
+            yield from resources.daemons.refresh_nodes(self._deadline)
+        if not resources.daemons.nodes.local_id or resources.daemons.nodes.local_id == self._avoid:
+            return [], pending
+        inline_bytes = self._resources.settings.put_inline_bytes
+        unreserved = [i for i in pending if len(self._batch.sources[i]) <= inline_bytes]
+        self._batch.granted.update(dict.fromkeys(unreserved, UNRESERVED))
+        if len(unreserved) == len(pending):
+            return unreserved, []
+        return unreserved, [i for i in pending if len(self._batch.sources[i]) > inline_bytes]
+
+    def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
+        """Ask the master; the granted keys by node."""
+        resources = self._resources
+        keys = [self._batch.keys[i] for i in pending]
+        sizes = [len(self._batch.sources[i]) for i in pending]
+        self._batch.asked = pending
+        reserve = Reserve(keys, sizes, resources.daemons.nodes.local_id, self._avoid)
+        reply = yield from resources.daemons.ask_master(reserve, Grants, self._deadline, note=self._batch.told.append)
+        self._batch.note_grants()
+        by_node: dict[int, list[int]] = {}
+        for i, status, node_id in zip(pending, reply.statuses, reply.nodes, strict=True):
+            if status == GRANTED:
+                by_node.setdefault(node_id, []).append(i)
+            elif status == BUSY:
+                busy.append(i)
+        return by_node
+
+    # --- writing to one node ---
+
+    def _write_to(self, node_id: int, indices: list[int], busy: list[int]) -> Operation[list[int]]:
+        """Write these keys; those that are to be reserved elsewhere, because this node is gone or has moved. A second gone is an error."""
+        try:
+            node = yield from self._resources.daemons.find_node(node_id, self._deadline)
+            if node is None:
+                raise Unavailable(f"node {node_id} is not among the live nodes")
+            for part in self._parts(indices):
+                yield from self._write(node, part, busy)
+        except Unavailable:
+            if self._avoid:
+                raise
+            self._avoid = yield from self._resources.daemons.node_to_avoid(node_id, self._deadline)
+            lost = [i for i in indices if i in self._batch.granted]
+            yield from self._batch.cancel(lost)
+            return lost
+        return []
+
+    def _parts(self, indices: list[int]) -> Iterator[list[int]]:
+        """Cut where one message's values become too many."""
+        part: list[int] = []
+        frame_bytes = left = int(self._resources.settings.frame_bytes)
+        for i in indices:
+            if part and len(self._batch.sources[i]) > left:
+                yield part
+                part, left = [], frame_bytes
+            part.append(i)
+            left -= len(self._batch.sources[i])
+        yield part
+
+    def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
+        inline_bytes = self._resources.settings.put_inline_bytes
+        large = [i for i in indices if len(self._batch.sources[i]) > inline_bytes]
+        if large and (node.route.is_local or self._goes_by_engine(node, large)):
+            way = self._slots.write_shared if node.route.is_local else self._slots.write_by_engine
+            if (yield from way(node, large, busy)):
+                indices = [i for i in indices if len(self._batch.sources[i]) <= inline_bytes]
+        if indices:
+            yield from self._write_inline(node, indices, busy)
+
+    def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
+        """Large batches to other hosts do, unless the node's engine cannot be had."""
+        if not self._resources.engine_copies.remote.is_usable(node):
+            return False
+        return sum(len(self._batch.sources[i]) for i in indices) >= self._resources.settings.engine_min_bytes
+
+    def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
+        """Values go along with one message."""
+        sources = [self._batch.sources[i] for i in indices]
+        sizes = list(map(len, sources))
+        sums = yield from work(lambda: [checksum(source) for source in sources], sum(sizes))
+        message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices))
+        loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, sources)
+        loan.give_back()
+        yield from self._batch.ask_again(self._batch.written(node, indices, reply), busy)
