@@ -20,7 +20,7 @@ from kvstore.master.control_service import ControlServer, ControlService, Master
 from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
-from kvstore.master.frames_service import FramesService, Reachable
+from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
@@ -90,7 +90,9 @@ class Master:
             command_timeout_s=settings.command_timeout_s,
         )
         self._server.handler = self._frames
-        self._scheduling = make_scheduling(settings, self._directory, estimators, replicate=self._frames.replicate, wall_ns=time.time_ns())
+        self._scheduling = make_scheduling(
+            settings, self._directory, estimators, replicate=self._frames.nodes.replicate, wall_ns=time.time_ns()
+        )
 
     def _listen(self) -> tuple[str, str]:
         """Take the addresses before the catalog: opening it fences its owner, which a master with a port in use has no business to do."""
@@ -186,7 +188,7 @@ class Master:
     def _forget(self, name: str, then: Callable[[], None]) -> None:
         """Forget a dead node; `then` when that is durable. Raises InvalidArgument."""
         node, ops = self._directory.forget(name)
-        self._frames.hang_up(node.node_id)
+        self._frames.links.hang_up(node.node_id)
 
         def durable() -> None:
             self._committer.commit(self._directory.floors_written())

@@ -48,7 +48,7 @@ class Places:
         assert master is not None
 
         def order() -> None:
-            master._frames.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            master._frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
         master.reactor.call(order, deadline_s=TIMEOUT_S)
 

@@ -1,4 +1,4 @@
-"""Promises of frames_service.py, over real sockets."""
+"""Promises of master/frames: what clients and nodes say, over real sockets."""
 
 import threading
 from collections.abc import Iterator

@@ -1,0 +1,142 @@
+"""What clients say to the master: lookups, reservations, removals and pins. The hot path.
+
+It turns messages into calls of the directory, gives what must be durable to the committer, and has the directory's commands carried to
+the nodes. The loop is the only caller.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.links import Answers, NodeLinks
+from kvstore.protocol.catalog_messages import Drop
+from kvstore.protocol.errors import Unauthorized
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.session_messages import Count, Flags, Ok
+from kvstore.rpc.session import Session
+
+MAX_TABLE_BLOB_BYTES: Final = 32 << 20
+"""What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
+
+
+@dataclass(slots=True)
+class ClientPeer:
+    """The context of a client's session."""
+
+    tenant: str
+    reserved: tuple[Sequence[bytes], Sequence[int]] = ((), ())
+    """Keys and generations of the last Reserve: whoever hangs up may not have seen its answer."""
+
+
+class ClientFrames:
+    """See the module. It counts `keys` and `lookup_misses` in `counters`."""
+
+    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int]) -> None:
+        self._directory = directory
+        self._committer = committer
+        self._links = links
+        self._counters = counters
+
+    def lookup(self, session: Session, header: Header, message: Lookup) -> None:
+        self._counters["keys"] += len(message.keys)
+        found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
+        self._counters["lookup_misses"] += found.replicas.count(0)
+        session.reply(header.request_id, found)
+
+    def exists(self, session: Session, header: Header, message: Exists) -> None:
+        self._counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Flags(self._directory.queries.exists(_tenant(session), message.keys)))
+
+    def match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
+        self._counters["keys"] += len(message.keys)
+        session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
+
+    def reserve(self, session: Session, header: Header, message: Reserve) -> None:
+        self._counters["keys"] += len(message.keys)
+        client = _client(session)
+        grants = self._directory.reserve(
+            client.tenant,
+            message.keys,
+            message.sizes,
+            local_node=message.local_node,
+            avoid=message.avoid,
+            now_ns=session.reactor.now_ns(),
+        )
+        client.reserved = message.keys, grants.generations
+        session.reply(header.request_id, grants)
+
+    def cancel(self, session: Session, header: Header, message: Cancel) -> None:
+        self._directory.cancel(_tenant(session), message.keys, message.generations)
+        session.reply(header.request_id, Ok())
+
+    def nodes(self, session: Session, header: Header, message: Nodes) -> None:
+        _tenant(session)
+        live = self._directory.members.live()
+        table = NodeTable(
+            [node.node_id for node in live],
+            [node.info.name for node in live],
+            [node.info.host_id for node in live],
+            [node.info.unix for node in live],
+            [node.info.tcp for node in live],
+            [node.revision for node in live],
+            _within([node.description.transfer for node in live], MAX_TABLE_BLOB_BYTES),
+        )
+        session.reply(header.request_id, table)
+
+    def pin(self, session: Session, header: Header, message: Pin) -> None:
+        """Answered when the pins are durable and the nodes have been told."""
+        pinning = self._directory.pins.pin(_tenant(session), message.keys, pinned=bool(message.pinned))
+
+        def durable() -> None:
+            self._links.command(pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
+
+        self._committer.commit(pinning.ops, durable)
+
+    def remove(self, session: Session, header: Header, message: Remove) -> None:
+        """Answered when every node that holds a block has dropped it, or said that it is in use."""
+        tenant = _tenant(session)
+        removal = self._directory.removing.plan(tenant, message.keys, force=bool(message.force))
+
+        def told(answers: Answers) -> None:
+            unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
+            for node_id, command, flags in answers:
+                assert isinstance(command, Drop)
+                if flags is None:
+                    unknown.update(command.keys)
+                else:
+                    self._committer.commit(self._directory.removing.dropped(node_id, tenant, command.keys, command.generations, flags))
+            left = self._directory.queries.exists(tenant, message.keys)
+            gone = [was and not still and key not in unknown for was, still, key in zip(removal.flags, left, message.keys, strict=True)]
+            session.reply(header.request_id, Flags(bytes(gone)))
+
+        def durable() -> None:
+            if removal.raises_floors:
+                self._committer.commit(self._directory.floors_written())
+            self._links.command(removal.commands, told)
+
+        self._committer.commit(removal.ops, durable)
+
+    def closed(self, peer: ClientPeer) -> None:
+        """What a client reserved last and has not used is free for others: it may have been interrupted before it knew of it."""
+        self._directory.cancel(peer.tenant, *peer.reserved)
+
+
+def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:
+    """The blobs, empty from the first on with which they are more than a message takes: such nodes are reached at their TCP address."""
+    total_bytes = itertools.accumulate(map(len, blobs))
+    return [blob if total <= max_bytes else b"" for blob, total in zip(blobs, total_bytes, strict=True)]
+
+
+def _client(session: Session) -> ClientPeer:
+    peer = session.context
+    if not isinstance(peer, ClientPeer):
+        raise Unauthorized("say Hello as a client first")
+    return peer
+
+
+def _tenant(session: Session) -> str:
+    return _client(session).tenant

@@ -1,0 +1,158 @@
+"""What nodes say to the master: their blocks, claims and copies. The hot path of puts.
+
+It turns messages into calls of the directory, and gives what must be durable to the committer. The loop is the only caller.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.links import Answers, NodeLinks
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Copied, Copy, Publish
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
+from kvstore.protocol.session_messages import Flags, Hello, Ok
+from kvstore.rpc.session import Session
+
+log = logging.getLogger("kvstore.master")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePeer:
+    """The context of a node's session, under one registration."""
+
+    node_id: int
+    epoch: int
+
+
+class NodeFrames:
+    """See the module. It counts `published`, `copies_ordered` and `copies_entered` in `counters`."""
+
+    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int]) -> None:
+        self._directory = directory
+        self._committer = committer
+        self._links = links
+        self._counters = counters
+
+    def meet(self, session: Session, message: Hello) -> int:
+        """A node under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
+        if not message.epoch:
+            return 0
+        node = self._directory.members.named(message.name)
+        if node is None or node.epoch != message.epoch or not node.is_live:
+            raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
+        session.context = NodePeer(node.node_id, node.epoch)
+        self._links.enter(node.node_id, session)
+        return node.node_id
+
+    def publish(self, session: Session, header: Header, message: Publish) -> None:
+        """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
+        peer = _node(session, "publish")
+        self._counters["published"] += len(message.keys)
+        self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+
+    def claim(self, session: Session, header: Header, message: Claim) -> None:
+        """Reserve and publish in one: answered when what was granted is durable and visible."""
+        peer = _node(session, "claim")
+        self._directory.members.check(peer.node_id, message.epoch)
+        grants = self._directory.reserve(
+            message.tenant, message.keys, message.sizes, local_node=peer.node_id, now_ns=session.reactor.now_ns()
+        )
+        publish = _as_publish(message, grants, peer.node_id)
+        self._counters["published"] += len(publish.keys)
+        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
+
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
+        comes of it shows in the directory, trouble in the log, once a call. For the loop's thread."""
+        if not keys:
+            return
+        link = self._links.get(node_id)
+        try:
+            if link is None:
+                raise Unavailable(f"node {node_id} has no link to this master")
+            orders = self._directory.replication.plan(
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
+            )
+        except KVStoreError as error:
+            log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
+            return
+        self._counters["copies_ordered"] += sum(len(order.keys) for order in orders)
+
+        def told(answers: Answers) -> None:
+            for _node_id, order, flags in answers:
+                assert isinstance(order, Copy)
+                self._directory.replication.answered(node_id, order, flags)
+
+        self._links.order([(node_id, order) for order in orders], told)
+
+    def copied(self, session: Session, header: Header, message: Copied) -> None:
+        """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
+        peer = _node(session, "report copies")
+        entered = self._directory.replication.enter(peer.node_id, message)
+        self._counters["copies_entered"] += sum(entered.flags)
+        session.reply(header.request_id, Flags(bytes(entered.flags)))
+        self._committer.commit(entered.ops)
+        self._links.tell(entered.commands)  # after the flags: only then does the node have the blocks
+
+    def closed(self, session: Session, peer: NodePeer) -> None:
+        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
+        if self._links.leave(peer.node_id, session):
+            self._directory.disconnected(peer.node_id, peer.epoch, session.reactor.now_ns())
+
+    def _take_in(self, node_id: int, message: Publish, then: Callable[[], None]) -> None:
+        """Enter a node's events; `then` when they are durable and visible."""
+        plan = self._directory.plan_publish(node_id, message)
+
+        def told(answers: Answers) -> None:
+            if all(flags is not None for _node_id, _command, flags in answers):  # else it owes them until it registers again
+                self._directory.paid(plan)
+
+        self._links.command(plan.commands, told)
+
+        def durable() -> None:
+            effects = self._directory.apply(plan)
+            if effects.ops:
+                self._committer.commit(effects.ops)
+            self._links.tell(effects.commands)
+            then()
+
+        self._committer.commit(plan.ops, durable)
+
+
+def _node(session: Session, purpose: str) -> NodePeer:
+    peer = session.context
+    if not isinstance(peer, NodePeer):
+        raise Unauthorized(f"only a registered node may {purpose}")
+    return peer
+
+
+def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:
+    """The commits of what was granted at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
+    statuses = bytearray(grants.statuses)
+    granted = [at for at, status in enumerate(statuses) if status == GRANTED]
+    for at in granted:
+        if grants.nodes[at] != node_id:
+            statuses[at] = BUSY
+    grants.statuses = bytes(statuses)
+    granted = [at for at in granted if statuses[at] == GRANTED]
+    count = len(granted)
+    return Publish(
+        epoch=claim.epoch,
+        phase=PHASE_STREAM,
+        tenants=[claim.tenant],
+        namespaces=[claim.namespace],
+        keys=[claim.keys[at] for at in granted],
+        kinds=bytes((EVENT_COMMIT,)) * count,
+        tenant_indexes=[0] * count,
+        namespace_indexes=[0] * count,
+        sizes=[claim.sizes[at] for at in granted],
+        checksums=[claim.checksums[at] for at in granted],
+        generations=[grants.generations[at] for at in granted],
+        tiers=bytes((TIER_BITS["dram"],)) * count,
+        parents=[claim.parents[at] for at in granted],
+    )

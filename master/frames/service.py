@@ -1,0 +1,102 @@
+"""The master's frames: who says them, and which part takes them (clients.py, nodes.py). The loop is the only caller."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.clients import ClientFrames, ClientPeer
+from kvstore.master.frames.links import NodeLinks
+from kvstore.master.frames.nodes import NodeFrames, NodePeer
+from kvstore.protocol.catalog_messages import Claim, Copied, Publish
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, Pin, Remove, Reserve
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
+from kvstore.protocol.tokens import check_token
+from kvstore.rpc.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """Where this master can be reached: its name, Unix socket with its `rpc.address.socket_id`, and the control plane's host ("": as
+    reached) and port."""
+
+    name: str
+    host_id: str
+    unix: str
+    control_host: str
+    control_port: int
+
+
+class FramesService:
+    """The transfer Handler of the master."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        committer: Committer,
+        *,
+        master_epoch: int,
+        token_digests: Mapping[str, bytes],
+        command_timeout_s: float,
+    ) -> None:
+        self._master_epoch = master_epoch
+        self._token_digests = token_digests
+        self.reachable = Reachable("", "", "", "", 0)
+        self.counters = dict.fromkeys(
+            ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
+        )
+        self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
+        self.nodes = NodeFrames(directory, committer, self.links, self.counters)
+        self._clients = clients = ClientFrames(directory, committer, self.links, self.counters)
+        self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
+            Hello.TYPE: self._hello,
+            Lookup.TYPE: clients.lookup,
+            Exists.TYPE: clients.exists,
+            MatchPrefix.TYPE: clients.match_prefix,
+            Reserve.TYPE: clients.reserve,
+            Cancel.TYPE: clients.cancel,
+            Remove.TYPE: clients.remove,
+            Pin.TYPE: clients.pin,
+            Nodes.TYPE: clients.nodes,
+            Publish.TYPE: self.nodes.publish,
+            Claim.TYPE: self.nodes.claim,
+            Copied.TYPE: self.nodes.copied,
+        }
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        handler = self._handlers.get(header.type)
+        if handler is None:
+            raise ProtocolError(f"a master takes no message of type {header.type}")
+        self.counters["requests"] += 1
+        handler(session, header, MESSAGES[header.type].unpack(body))
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise ProtocolError("values go to nodes, not to the master")
+
+    def closed(self, session: Session) -> None:
+        peer = session.context
+        if isinstance(peer, ClientPeer):
+            self._clients.closed(peer)
+        elif isinstance(peer, NodePeer):
+            self.nodes.closed(session, peer)
+
+    def _hello(self, session: Session, header: Header, message: Hello) -> None:
+        if message.role == ROLE_NODE:
+            node_id = self.nodes.meet(session, message)
+        elif message.role == ROLE_CLIENT:
+            node_id = 0
+            self.check_token(message.tenant, message.token)
+            session.context = ClientPeer(message.tenant)
+        else:
+            raise InvalidArgument(f"there is no role {message.role}")
+        at = self.reachable
+        control = f"{at.control_host or session.local_host()}:{at.control_port}"
+        session.reply(header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, control))
+
+    def check_token(self, tenant: str, token: str) -> None:
+        """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""
+        check_token(self._token_digests, tenant, token)
