@@ -24,13 +24,11 @@ from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
 from kvstore.protocol.extras import DISTRIBUTION
-from kvstore.protocol.frames import Header
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server, default_run_dir
-from kvstore.rpc.session import Session
+from kvstore.rpc.server import Nobody, Server, default_run_dir
 
 TICK_S = 0.1
 STOP_GRACE_S = 0.5
@@ -65,7 +63,7 @@ class Master:
         self._control: ControlServer | None = None
         self._server = Server(
             self.reactor,
-            _Nobody(),
+            Nobody(),
             max_connections=settings.max_connections,
             hello_timeout_s=settings.hello_timeout_s,
             max_strangers=settings.max_strangers,
@@ -216,16 +214,3 @@ class Master:
 def _rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-class _Nobody:
-    """Serves no one: connections wait in the backlog while the catalog is loaded."""
-
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
-        raise Unavailable("this master is starting")
-
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
-        raise Unavailable("this master is starting")
-
-    def closed(self, session: Session) -> None:
-        return

@@ -155,6 +155,19 @@ class Server:
             session.close("the server stops")
 
 
+class Nobody:
+    """Serves no one: the first handler of a server that listens before its daemon is whole. Connections wait in the backlog meanwhile."""
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        raise Unavailable("this server is starting")
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise Unavailable("this server is starting")
+
+    def closed(self, session: Session) -> None:
+        return
+
+
 class _Tracked:
     """The daemon's handler for one session, with the server's sets kept. Once the peer is known, its frames go there straight."""
 

@@ -29,21 +29,6 @@ def main(config: str | None, **flags: Any) -> None:
     # Of torch, where it is used: the node has threads of its own that encode and decode, each one value at a time. More of them, which
     # spin while they wait for one another, take the processor from the loop: 10 times slower on two busy cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        allow_many_descriptors()
-        transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
-        node = Node(load_settings(NodeSettings, "node", flags=flags, config=config), transfer)
-        try:
-            places = node.start()
-        except BaseException:
-            node.close()
-            raise
-    except KVStoreError as error:
-        click.echo(f"kvstore-node: error: {error}", err=True)
-        sys.exit(2)
-    stop_on_signals(node.reactor)
-    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
-    say("serving", facts)
     waiting_for = {"memory", "master"}
 
     def is_done(part: str) -> None:
@@ -52,8 +37,23 @@ def main(config: str | None, **flags: Any) -> None:
             if not waiting_for:
                 say("ready", facts)
 
-    node.on_synced = lambda: is_done("master")
-    node.prefault(lambda: is_done("memory"))
+    try:
+        allow_many_descriptors()
+        transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
+        node = Node(
+            load_settings(NodeSettings, "node", flags=flags, config=config),
+            transfer,
+            on_synced=lambda: is_done("master"),
+            on_prefaulted=lambda: is_done("memory"),
+        )
+    except KVStoreError as error:
+        click.echo(f"kvstore-node: error: {error}", err=True)
+        sys.exit(2)
+    places = node.start()
+    stop_on_signals(node.reactor)
+    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
+    say("serving", facts)
+    node.prefault()
     try:
         serve(node.reactor)
     finally:

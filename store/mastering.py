@@ -57,11 +57,14 @@ class MasterSession:
             old.close("a newer registration")
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
         session = Session(self._reactor, sock, _Commands(self._service, self._lost))
-        self._session = self._service.link = session
+        self._session = session
         self._registration_epoch = registration.registration_epoch
-        self._service.node_id = registration.node_id
-        self._service.master_epoch = registration.master_epoch
-        self._service.token_digests = dict(registration.tenant_token_sha256)
+        self._service.link_up(
+            session,
+            node_id=registration.node_id,
+            master_epoch=registration.master_epoch,
+            token_digests=dict(registration.tenant_token_sha256),
+        )
         link = _Link(session)
         self._copies.link_up(link.report, registration.registration_epoch)
         self._claims.link_up(link.claim, registration.registration_epoch)
@@ -69,7 +72,8 @@ class MasterSession:
 
     def _lost(self, session: Session) -> None:
         if session is self._session:
-            self._session = self._service.link = None
+            self._session = None
+            self._service.link_down()
             self._publisher.link_down()
             self._claims.link_down()
             self._copies.link_down()

@@ -5,31 +5,32 @@ It owns all of them and the order in which they start and stop. It does not read
 
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import Broken, ConfigError
 from kvstore.protocol.extras import DISTRIBUTION
-from kvstore.rpc.address import parse_address, socket_id
+from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings, max_table_bytes
+from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mastering import MasterSession
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.naming import NodeName
 from kvstore.store.opening import check, open_tiers, readable_blocks
+from kvstore.store.prefault import Prefaulter
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Claims
@@ -47,13 +48,7 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.topology.discovery import Discovery
-from kvstore.transfer.topology.json_form import dump_topology
-from kvstore.transfer.topology.links import LinkChange, LinkWatch
-from kvstore.transfer.topology.model import Topology
 
-WILDCARDS = ("0.0.0.0", "::")
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
 FLUSH_INTERVAL_S = 1.0
@@ -72,30 +67,46 @@ class Places:
 
 
 class Node:
-    """See the module. All methods but `prefault` belong to the thread that calls `reactor.run`."""
+    """See the module. All methods belong to the thread that calls `reactor.run`."""
 
-    def __init__(self, settings: NodeSettings, transfer: TransferSettings | None = None) -> None:
-        """Open the tiers and recover what NVMe holds. Raises ConfigError; nothing is left open then."""
+    def __init__(
+        self,
+        settings: NodeSettings,
+        transfer: TransferSettings | None = None,
+        *,
+        on_synced: Callable[[], None] = lambda: None,
+        on_prefaulted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the tiers, recover what NVMe holds, and listen; whoever connects is served from `start` on.
+
+        `on_synced` is called in the loop each time the master knows the whole inventory, `on_prefaulted` once `prefault` is done.
+        Raises ConfigError: the settings cannot be met, or an address cannot be had; nothing is left open then.
+        """
         check(settings)
         self._settings = settings
         self._transfer = transfer or TransferSettings()
-        self._masters = [parse_address(text.strip()) for text in settings.master.split(",")]
-        self._codec = make_codec(settings.nvme_codec)
-        self._tiers = open_tiers(settings)
+        masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._instance = new_instance()
-        self._engine: TransferEngine | None = None
-        try:
-            self._engine = make_engine(self._transfer, self._instance, listens_on=parse_address(settings.listen).host)
-            self._assemble()
-        except BaseException:
-            if self._engine is not None:
-                self._engine.close()
-            for tier in self._tiers.values():
-                tier.close()
-            raise
+        self._codec = make_codec(settings.nvme_codec)
+        with ExitStack() as opened:
+            self._open(opened)
+            self._assemble(on_prefaulted)
+            self._listen(opened)
+            self._serve()
+            self._find_master(masters, on_synced)
+            opened.pop_all()
 
-    def _assemble(self) -> None:
+    def _open(self, opened: ExitStack) -> None:
+        """Reactor, tiers, engine, and the table with what NVMe held."""
         settings = self._settings
+        self.reactor = Reactor()
+        opened.callback(self.reactor.close)
+        self._tiers = open_tiers(settings)
+        for tier in self._tiers.values():
+            opened.callback(tier.close)
+        self._engine = make_engine(self._transfer, self._instance, listens_on=parse_address(settings.listen).host)
+        if self._engine is not None:
+            opened.callback(self._engine.close)
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self._dram = dram
@@ -114,7 +125,10 @@ class Node:
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
             log.info("recovered %d blocks from NVMe", found)
-        self.reactor = Reactor()
+
+    def _assemble(self, on_prefaulted: Callable[[], None]) -> None:
+        """What works on the table: copies between tiers, puts, reads, replicas."""
+        settings, dram = self._settings, self._dram
         self._waiting = WaitingRoom(max_of_owner=settings.peer_requests)
         self._leases = Leases(self._table.release)
         self._mover = TierMover(
@@ -153,35 +167,31 @@ class Node:
             queue_blocks=settings.copy_queue,
             timeout_s=settings.copy_timeout_s,
         )
-        self._status = NodeStatus(
-            self._table,
-            self._in_place,
-            self._sent,
-            self._reads,
-            self._leases,
-            self._waiting,
-            self._copies,
-            self._publisher,
-            self._engine,
-            codec_name=self._codec.name if self._codec is not None else "",
-            max_table_bytes=max_table_bytes(settings),
-            connections=lambda: len(self._server.sessions) if self._server is not None else 0,
-        )
-        self._stop_prefault = threading.Event()
-        self._server: Server | None = None
-        self._link: MasterLink | None = None
-        self._watch: LinkWatch | None = None
-        self._master: MasterSession | None = None
-        self._name: NodeName | None = None
-        self._prefaulter: threading.Thread | None = None
-        self.on_synced: Callable[[], None] = lambda: None
-        """Called each time the master knows the whole inventory."""
+        self._prefaulter = Prefaulter(self.reactor, dram, step_bytes=settings.prefault_step, on_done=on_prefaulted)
 
-    def start(self) -> Places:
-        """Listen, look for the master, and set the clockwork going. Raises ConfigError when an address cannot be had."""
+    def _listen(self, opened: ExitStack) -> None:
+        """Take the addresses, and with them the name."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        if listen.host in WILDCARDS and not settings.advertise:
-            raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
+        self._server = Server(
+            self.reactor,
+            Nobody(),
+            max_connections=settings.max_connections,
+            limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
+            hello_timeout_s=settings.hello_timeout_s,
+            max_strangers=settings.max_strangers,
+            peer_timeout_s=settings.peer_timeout_s,
+        )
+        opened.callback(self._server.close)
+        tcp = self._server.listen_tcp(listen.host, listen.port)
+        run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
+        unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock")
+        self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
+        opened.callback(self._name.close)
+        reached_at = settings.advertise or tcp
+        self._identity = Identity(self._name.text, version(DISTRIBUTION), socket_id(unix), unix, reached_at, self._instance)
+
+    def _serve(self) -> None:
+        """Who connects has the service from now on."""
         self._service = NodeService(
             self._table,
             self._dram,
@@ -193,26 +203,27 @@ class Node:
             self._reads,
             self._regions,
             self._copies,
-            instance=self._instance,
+            identity=self._identity,
         )
-        limits = SendLimits(settings.peer_bytes, settings.send_timeout_s)
-        self._server = Server(
-            self.reactor,
-            self._service,
-            max_connections=settings.max_connections,
-            limits=limits,
-            hello_timeout_s=settings.hello_timeout_s,
-            max_strangers=settings.max_strangers,
-            peer_timeout_s=settings.peer_timeout_s,
+        self._server.handler = self._service
+        self._status = NodeStatus(
+            self._table,
+            self._in_place,
+            self._sent,
+            self._reads,
+            self._leases,
+            self._waiting,
+            self._copies,
+            self._publisher,
+            self._engine,
+            codec_name=self._codec.name if self._codec is not None else "",
+            max_table_bytes=max_table_bytes(self._settings),
+            connections=lambda: len(self._server.sessions),
         )
-        tcp = self._server.listen_tcp(listen.host, listen.port)
-        port = tcp.rpartition(":")[2]
-        run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
-        unix = self._server.listen_unix(run_dir / f"node-{port}.sock")
-        self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
-        name = self._name.text
-        self._service.name, self._service.unix_path, self._service.host_id = name, unix, socket_id(unix)
-        places = Places(name, settings.advertise or tcp, unix)
+
+    def _find_master(self, masters: Sequence[Address], on_synced: Callable[[], None]) -> None:
+        """The way to the master, and what it is told: the last to be made, for nothing that it opens is closed by another's failure."""
+        settings = self._settings
         self._master = MasterSession(
             self.reactor,
             self._service,
@@ -220,80 +231,53 @@ class Node:
             self._claims,
             self._copies,
             peer_timeout_s=settings.peer_timeout_s,
-            on_synced=lambda: self.on_synced(),
-            on_lost=self._on_link_lost,
+            on_synced=on_synced,
+            on_lost=lambda registration_epoch: self._link.lost(registration_epoch),
         )
         self._link = MasterLink(
             self.reactor,
-            self._masters,
-            Identity(name, version(DISTRIBUTION), self._service.host_id, unix, places.tcp, self._instance),
+            masters,
+            self._identity,
             tier_status=self.status,
             on_link=self._master.begin,
             timeout_s=settings.control_timeout_s,
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
         )
-        self._watch = self._watch_links(self._link)
+        self._watch = watch_topology(self._transfer, self._engine, self._link)
+
+    def start(self) -> Places:
+        """Look for the master, and set the clockwork going."""
         self.reactor.after_events += [self._mover.kick, self._publisher.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
+        if self._watch is not None:
+            self._watch.start()
         self._link.start()
-        return places
+        return Places(self._identity.name, self._identity.tcp, self._identity.unix)
 
-    def _watch_links(self, link: MasterLink) -> LinkWatch | None:
-        """Have the master know this host's topology, as it is at any time. None, and a warning, where the system does not tell it."""
-
-        engine = self._engine
-
-        def changed(topology: Topology, changes: list[LinkChange]) -> None:
-            if engine is not None:
-                engine.refresh(topology)
-            link.describe(topology=dump_topology(topology), transfer=engine.describe() if engine is not None else b"")
-
-        try:
-            watch = LinkWatch(Discovery.configured(self._transfer).look, changed, poll_interval_s=self._transfer.link_poll_interval_s)
-        except Broken as error:
-            log.warning("the topology of this host is unknown: %s", error)
-            return None
-        changed(watch.topology, [])
-        watch.start()
-        return watch
-
-    def prefault(self, on_done: Callable[[], None]) -> None:
-        """Touch all of DRAM once, in a thread: fresh memory is ten times slower to write. `on_done` runs in the loop."""
-
-        def work() -> None:
-            while not self._stop_prefault.is_set():
-                if not self._dram.prefault_step(self._settings.prefault_step):
-                    self.reactor.call_soon(on_done)
-                    return
-
-        self._prefaulter = threading.Thread(target=work, name="prefault", daemon=True)
+    def prefault(self) -> None:
+        """Touch all of DRAM once, in a thread: see Prefaulter."""
         self._prefaulter.start()
 
     def close(self) -> None:
         """Hang up, let copies under way end, close the tiers."""
-        self._stop_prefault.set()
+        self._prefaulter.stop()
         if self._watch is not None:
             self._watch.close()
-        if self._link is not None:
-            self._link.stop()
+        self._link.stop()
         self._publisher.close()
         if self._engine is not None:
             self._engine.close()
-        if self._server is not None:
-            self._server.close()
-        if self._master is not None:
-            self._master.close()
+        self._server.close()
+        self._master.close()
         self._copies.close()
         self._mover.close()
-        if self._prefaulter is not None:
-            self._prefaulter.join(self._settings.shutdown_timeout_s)
+        self._prefaulter.join(self._settings.shutdown_timeout_s)
         for tier in self._tiers.values():
             tier.close()
-        if self._name is not None:
-            self._name.close()
+        self._name.close()
         self.reactor.close()
 
     def _encoding(self, block: Block) -> Encoding | None:
@@ -321,10 +305,6 @@ class Node:
             work.append(self._regions.sweep)
         for part in work:  # each is done whatever another raises
             self.reactor.guarded(part)
-
-    def _on_link_lost(self, registration_epoch: int) -> None:
-        if self._link is not None:
-            self._link.lost(registration_epoch)
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         return self._status.now()

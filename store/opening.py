@@ -1,6 +1,7 @@
 """What a node's settings come to before it runs: whether they go together, its tiers, and the blocks that outlived its last process."""
 
 import logging
+from typing import Final
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
 from kvstore.rpc.address import parse_address
@@ -11,6 +12,7 @@ from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import require_torch
 
+WILDCARDS: Final = ("0.0.0.0", "::")
 log = logging.getLogger("kvstore.store")
 
 
@@ -22,6 +24,8 @@ def check(settings: NodeSettings) -> None:
         raise ConfigError(f"nvme_codec is {settings.nvme_codec!r}, but there is no NVMe tier: say with nvme DIR:SIZE where it is")
     if parse_address(settings.listen).unix:
         raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
+    if parse_address(settings.listen).host in WILDCARDS and not settings.advertise:
+        raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
     if settings.advertise and parse_address(settings.advertise).unix:
         raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
 

@@ -16,6 +16,7 @@ from kvstore.rpc.session import Session
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
+from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -45,8 +46,9 @@ class NodeService:
         regions: SharedRegions | None,
         copies: ReplicaQueue,
         *,
-        instance: int,
+        identity: Identity,
     ) -> None:
+        """`identity` is what the node says of itself to whoever introduces himself."""
         self._table = table
         self._dram = dram
         self._mover = mover
@@ -56,16 +58,13 @@ class NodeService:
         self._reads = reads
         self._regions = regions
         self._copies = copies
-        self._instance = instance
-        self.name = ""
-        self.unix_path = ""
-        self.host_id = ""
-        """Of the socket at `unix_path`: rpc.address.socket_id."""
+        self._identity = identity
         self.node_id = 0
         self.master_epoch = 0
         self.token_digests: Mapping[str, bytes] | None = None
         """Tenant to SHA-256 of its token, from the master; empty lets everyone in, None: not registered yet."""
         self.link: Session | None = None
+        """The master's connection, the only one that may command."""
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Open.TYPE: in_place.open,
@@ -118,7 +117,8 @@ class NodeService:
         else:
             check_token(self.token_digests, message.tenant, message.token)
         session.context = Caller(message.tenant, message.role)
-        welcome = Welcome(SERVER_NODE, self.name, self.node_id, self._instance, self.host_id, self.unix_path)
+        own = self._identity
+        welcome = Welcome(SERVER_NODE, own.name, self.node_id, own.instance, own.host_id, own.unix)
         session.reply(header.request_id, welcome)
 
     def _check_node(self, message: Hello) -> None:
@@ -172,6 +172,15 @@ class NodeService:
 
     # --- the master's commands ---
 
+    def link_up(self, link: Session, *, node_id: int, master_epoch: int, token_digests: Mapping[str, bytes]) -> None:
+        """The node is registered: the master over `link` commands it from now on, and its tenants are let in."""
+        self.link, self.node_id = link, node_id
+        self.master_epoch, self.token_digests = master_epoch, token_digests
+
+    def link_down(self) -> None:
+        """Nobody commands the node. Clients are served as before."""
+        self.link = None
+
     def _check_master(self, session: Session, epoch: int) -> None:
         if session is not self.link:
             raise Unauthorized("only the master this node is registered with may command it")
@@ -220,5 +229,5 @@ class NodeService:
     def _copy(self, session: Session, header: Header, message: Copy) -> None:
         self._check_master(session, message.epoch)
         shown = node_pass(self.token_digests or {}, message.tenant, master_epoch=message.epoch, source=message.source)
-        hello = Hello(ROLE_NODE, message.tenant, shown, self.name, message.epoch)
+        hello = Hello(ROLE_NODE, message.tenant, shown, self._identity.name, message.epoch)
         session.reply(header.request_id, Flags(self._copies.take(message, hello)))

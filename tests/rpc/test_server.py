@@ -15,7 +15,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello, Ok
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, Server, allow_many_descriptors, default_run_dir
+from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, Nobody, Server, allow_many_descriptors, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
@@ -285,3 +285,13 @@ def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handler_that_it_gets(daemon: Daemon) -> None:
+    server = Server(daemon.reactor, Nobody(), max_connections=2)
+    address = server.listen_tcp("127.0.0.1", 0)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        server.handler = daemon.handler
+        daemon.ask(sock)
+    server.close()

@@ -22,10 +22,11 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server
+from kvstore.rpc.server import Nobody, Server
 from kvstore.rpc.session import DEFAULT_LIMITS, Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -107,6 +108,9 @@ class Served:
         self.copies = ReplicaQueue(
             self.reactor, self.store.table, self.store.dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S
         )
+        self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
+        self.tcp = self.server.listen_tcp("127.0.0.1", 0)
+        self.unix = self.server.listen_unix(folder / "node.sock")
         self.service = NodeService(
             self.store.table,
             self.store.dram,
@@ -118,13 +122,10 @@ class Served:
             self.reads,
             self.regions,
             self.copies,
-            instance=77,
+            identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
-        self.service.name, self.service.node_id, self.service.token_digests = "node", 5, tokens or {}
-        self.server = Server(self.reactor, self.service, max_connections=100, limits=limits)
-        self.tcp = self.server.listen_tcp("127.0.0.1", 0)
-        self.service.unix_path = self.unix = self.server.listen_unix(folder / "node.sock")
-        self.service.host_id = socket_id(self.unix)
+        self.service.node_id, self.service.token_digests = 5, tokens or {}
+        self.server.handler = self.service
         self.reactor.after_events += [self.mover.kick, self.publisher.flush]
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []

@@ -17,10 +17,7 @@ from kvstore.store.node import Node
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.topology import netlink
-from kvstore.transfer.topology.model import ETHERNET, Nic, Topology
-from tests.store.engines import eventually
 
 
 @pytest.fixture
@@ -45,6 +42,7 @@ def open_fds() -> int:
     [
         {"low_watermark": 0.9, "high_watermark": 0.5},
         {"listen": "unix:/tmp/x"},
+        {"listen": "0.0.0.0:0"},
         {"advertise": "unix:/tmp/x"},
         {"advertise": "nonsense"},
         {"master": "nonsense"},
@@ -59,35 +57,32 @@ def open_fds() -> int:
 def test_settings_that_cannot_be_met_leave_nothing_open(settings: NodeSettings, wrong: dict[str, Any]) -> None:
     before = open_fds()
     with pytest.raises(KVStoreError):
-        Node(replace(settings, **wrong)).start()
+        Node(replace(settings, **wrong))
     assert open_fds() == before
 
 
-def test_a_node_that_cannot_listen_is_closed_whole(settings: NodeSettings) -> None:
+def test_a_node_that_cannot_listen_leaves_nothing_open(settings: NodeSettings) -> None:
     before = open_fds()
     with socket.create_server(("127.0.0.1", 0)) as owner:
-        node = Node(replace(settings, listen=f"127.0.0.1:{owner.getsockname()[1]}"))
         with pytest.raises(ConfigError, match="in use"):
-            node.start()
-        node.close()
-    node = Node(replace(settings, run_dir="/proc/nowhere"))
+            Node(replace(settings, listen=f"127.0.0.1:{owner.getsockname()[1]}"))
     with pytest.raises(ConfigError, match="/proc/nowhere"):
-        node.start()
-    node.close()
+        Node(replace(settings, run_dir="/proc/nowhere"))
     assert open_fds() == before
 
 
 def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.LogCaptureFixture) -> None:
     before = open_fds()
     with caplog.at_level(logging.WARNING):
-        node = Node(replace(settings, name="n7", hbm="cpu:64KiB", advertise="example.org:7441"))
+        touched = threading.Event()
+        settings = replace(settings, name="n7", hbm="cpu:64KiB", advertise="example.org:7441")
+        node = Node(settings, on_prefaulted=touched.set)
         places = node.start()
         assert (places.name, places.tcp) == ("n7", "example.org:7441")
         assert Path(places.unix).is_socket()
-        touched = threading.Event()
         thread = threading.Thread(target=node.reactor.run)
         thread.start()
-        node.prefault(touched.set)
+        node.prefault()
         assert touched.wait(10)
         tiers, counters = node.reactor.call(node.status, deadline_s=10)
         node.reactor.stop()
@@ -117,31 +112,6 @@ def test_a_node_that_is_not_told_its_interfaces_runs_without_a_topology(
     node.close()
     assert "no transfer engine" in caplog.text
     assert "the topology of this host is unknown: the kernel does not tell the network interfaces" in caplog.text
-
-
-def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(
-    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
-    node.start()
-    assert node._engine is not None
-    assert node._link is not None
-    link = node._link
-    before = link._description["transfer"]
-    assert before == node._engine.describe()
-    assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
-    watch = node._watch
-    assert watch is not None
-    look = watch._look
-
-    def with_another_link() -> Topology:
-        topology = look()
-        return replace(topology, nics=(*topology.nics, Nic("eth9", ETHERNET, "eth9", ("192.0.2.99",))))
-
-    monkeypatch.setattr(watch, "_look", with_another_link)
-    eventually(lambda: b"eth9" in link._description["topology"])
-    assert link._description["transfer"] == node._engine.describe()
-    node.close()
 
 
 def test_a_topology_that_does_not_fit_the_machine_is_refused_at_start(settings: NodeSettings, tmp_path: Path) -> None:

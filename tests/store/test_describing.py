@@ -1,0 +1,39 @@
+"""Promises of describing.py, in a whole node: the master is told what is so, and again when it changes. More of them: test_node.py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.settings import Size
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.description import unpack_engine
+from kvstore.transfer.topology.model import ETHERNET, Nic, Topology
+from tests.store.engines import eventually
+
+
+def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20), control_timeout_s=0.1)
+    node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
+    node.start()
+    assert node._engine is not None
+    link = node._link
+    before = link._description["transfer"]
+    assert before == node._engine.describe()
+    assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
+    watch = node._watch
+    assert watch is not None
+    look = watch._look
+
+    def with_another_link() -> Topology:
+        topology = look()
+        return replace(topology, nics=(*topology.nics, Nic("eth9", ETHERNET, "eth9", ("192.0.2.99",))))
+
+    monkeypatch.setattr(watch, "_look", with_another_link)
+    eventually(lambda: b"eth9" in link._description["topology"])
+    assert link._description["transfer"] == node._engine.describe()
+    node.close()

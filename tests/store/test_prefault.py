@@ -1,0 +1,50 @@
+"""Promises of prefault.py: all of DRAM is touched, and a thread that is stopped says nothing."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.rpc.reactor import Reactor
+from kvstore.store.prefault import Prefaulter
+from kvstore.tiers.dram import DramTier
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def dram() -> Iterator[DramTier]:
+    tier = DramTier(1 << 20)
+    yield tier
+    tier.close()
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+def test_all_of_dram_is_touched_and_the_loop_told(dram: DramTier, reactor: Reactor) -> None:
+    threads: list[threading.Thread] = []
+    prefaulter = Prefaulter(reactor, dram, step_bytes=64 << 10, on_done=lambda: threads.append(threading.current_thread()))
+    prefaulter.start()
+    prefaulter.join(TIMEOUT_S)
+    assert dram.prefaulted_bytes == dram.capacity_bytes
+    assert not threads
+    while not threads:
+        reactor.run_once(TIMEOUT_S)
+    assert threads == [threading.current_thread()]
+
+
+def test_one_that_is_stopped_touches_nothing_more_and_tells_nobody(dram: DramTier, reactor: Reactor) -> None:
+    told: list[None] = []
+    prefaulter = Prefaulter(reactor, dram, step_bytes=64 << 10, on_done=lambda: told.append(None))
+    prefaulter.stop()
+    prefaulter.join(TIMEOUT_S)  # it has not even begun
+    prefaulter.start()
+    prefaulter.join(TIMEOUT_S)
+    reactor.run_once(0)
+    assert dram.prefaulted_bytes == 0
+    assert told == []
