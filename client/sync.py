@@ -16,6 +16,7 @@ from kvstore.client.stats import ClientStats
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.pool import Pool
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.gate import begin_thread
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ class Client:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
         )
-        self._tidying: threading.Thread | None = None
+        self._tidying: threading.Lock | None = None
+        """Locked while a thread gives back what an interrupted put had reserved."""
 
     def put(self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
@@ -146,8 +148,8 @@ class Client:
         """
         if self._operations.is_forked:
             return  # what there is to close is the other process's
-        if self._tidying is not None and self._tidying.is_alive():
-            self._tidying.join(CLEANUP_S)
+        if self._tidying is not None and self._tidying.acquire(timeout=CLEANUP_S):
+            self._tidying.release()
         self._pool.close()
         self._operations.resources.close()
 
@@ -181,8 +183,17 @@ class Client:
     def _tidy(self) -> None:
         """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
         giving_up = self._operations.resources.reservations.give_up_unused(TIDY_S)
-        self._tidying = threading.Thread(target=self._run, args=(giving_up,), name="kvstore-tidy")
-        self._tidying.start()
+        is_at_work = threading.Lock()
+        is_at_work.acquire()
+
+        def give_back() -> None:
+            try:
+                self._run(giving_up)
+            finally:
+                is_at_work.release()
+
+        begin_thread(give_back)
+        self._tidying = is_at_work
 
     def _do(self, effect: Effect) -> Any:
         match effect:
@@ -203,7 +214,7 @@ class Client:
             case Sleep():
                 return time.sleep(effect.seconds)
             case Later():
-                return threading.Thread(target=effect.function, name="kvstore-map-ahead", daemon=True).start()
+                return begin_thread(effect.function)
 
 
 class View:

@@ -5,6 +5,7 @@ time and again. So the wait is one call of the C library, which no signal ends. 
 CPython looks for signals after calls, at jumps back and at the beginning of functions, and none of these lies before it.
 """
 
+import _thread
 import ctypes
 from collections.abc import Callable
 from functools import partial
@@ -43,3 +44,9 @@ class Gate:
         finally:
             _libc.pthread_rwlock_unlock(ctypes.addressof(self._lock))
         return True
+
+
+def begin_thread(work: Callable[[], object]) -> None:
+    """Do `work` in a thread that the interpreter's end does not wait for. One call of C: `threading.Thread.start` waits for the thread on
+    a condition, which a signal handler that raises leaves with its lock taken or released twice."""
+    _thread.start_new_thread(work, ())

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import xxhash
 
-from kvstore.transfer.memory.gate import Gate
+from kvstore.transfer.memory.gate import Gate, begin_thread
 
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]
@@ -113,7 +113,7 @@ class _Helpers:
         for _ in range(count):
             self._calls.put(shared)
         for _ in range(self._running, self._limit):
-            threading.Thread(target=self._serve, name="kvstore-copy", daemon=True).start()
+            begin_thread(self._serve)
 
     def _serve(self) -> None:
         with self._lock:

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 import xxhash
 
 from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, MemcpyPool, copy
+from kvstore.transfer.testing.waiting import eventually
 
 
 @pytest.fixture(params=[1, 2, 3, 0])
@@ -67,16 +68,19 @@ def test_copy(size: int) -> None:
 
 
 def test_the_threads_end_with_the_pool_and_take_nothing_of_a_later_copy() -> None:
-    copier = MemcpyPool(3)
     pairs = [(memoryview(bytearray(PARALLEL_BYTES)), memoryview(os.urandom(PARALLEL_BYTES))) for _ in range(3)]
-    copier.copy(pairs)
-    helpers = [thread for thread in threading.enumerate() if thread.name == "kvstore-copy" and thread.is_alive()]
-    copier.close()
-    for helper in helpers:
-        helper.join(20)
-        assert not helper.is_alive()
-    copier.copy(pairs)
+
+    def use() -> "weakref.ref[object]":
+        copier = MemcpyPool(3)
+        copier.copy(pairs)
+        eventually(lambda: copier._helpers._running == 2, "both threads")
+        copier.close()
+        copier.copy(pairs)
+        return weakref.ref(copier._helpers)
+
+    helpers = use()
     assert all(bytes(to) == of for to, of in pairs)
+    eventually(lambda: helpers() is None, "the end of the threads, which hold it")
 
 
 def test_no_thread_writes_after_a_copy_that_signals_interrupt_again_and_again() -> None:
