@@ -126,12 +126,20 @@ def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -
 
 def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
     first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
-    for operation in (first, second):
-        worker.post(operation)
+
+    def leads(operation: Operation) -> bool:
+        if worker._leading is worker._background:  # it was quicker than the threads that wait: a message sends it away
+            worker.post(send(endpoint, b"x", 3))
+        return worker._leading is operation
+
+    worker.post(first)
+    leading = in_background(lambda: worker.wait(first, PATIENCE_S))
+    eventually(lambda: leads(first), "the one that waits leads")
+    worker.post(second)
     waiting = in_background(lambda: worker.wait(second, PATIENCE_S))
-    leading = in_background(lambda: worker.wait(first, SHORT_S))
+    worker.interrupt(first)
     leading.result(SOON_S)
-    eventually(lambda: worker._leading is second, "the other one leads")
+    eventually(lambda: leads(second), "the other one leads")
     worker.interrupt(second)
     waiting.result(SOON_S)
     worker.close_endpoint(endpoint, is_busy=False)
