@@ -1,6 +1,20 @@
 """Client and AsyncClient: `from kvstore.client import Client`."""
 
-from kvstore.client.aio import AsyncClient
-from kvstore.client.sync import Client
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore.client.aio import AsyncClient
+    from kvstore.client.sync import Client
 
 __all__ = ["AsyncClient", "Client"]
+
+_MODULES = {"AsyncClient": "aio", "Client": "sync"}
+
+if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
+
+    def __getattr__(name: str) -> object:
+        """Loaded when it is asked for: a command that talks to no node needs neither asyncio nor the transfer engine."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.master.catalogs.by_address import make_catalog
@@ -25,7 +24,7 @@ from kvstore.master.scheduling.by_settings import make_estimators, make_scheduli
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
-from kvstore.protocol.extras import DISTRIBUTION
+from kvstore.protocol.version import VERSION
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
@@ -197,7 +196,7 @@ class Master:
     def _status(self) -> pb.StatusReply:
         counts, now_ns = self._directory.counts(), self.reactor.now_ns()
         return pb.StatusReply(
-            version=version(DISTRIBUTION),
+            version=VERSION,
             epoch=self.epoch,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],

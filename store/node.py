@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.extras import DISTRIBUTION
+from kvstore.protocol.version import VERSION
 from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
@@ -188,7 +187,7 @@ class Node:
         self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
         opened.callback(self._name.close)
         reached_at = settings.advertise or tcp
-        self._identity = Identity(self._name.text, version(DISTRIBUTION), socket_id(unix), unix, reached_at, self._instance)
+        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, reached_at, self._instance)
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""

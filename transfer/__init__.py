@@ -1,8 +1,21 @@
-"""How bytes move: the reactor and frame sessions of the daemons, the channels of clients, and the transfer engine, usable alone:
-`from kvstore.transfer import TransferEngine`."""
+"""How bytes move: the transfer engine and what it is made of, usable alone: `from kvstore.transfer import TransferEngine`."""
 
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.spans import Span
-from kvstore.transfer.paths.transfers import Priority, Transfer
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore.transfer.engine import TransferEngine
+    from kvstore.transfer.paths.spans import Span
+    from kvstore.transfer.paths.transfers import Priority, Transfer
 
 __all__ = ["Priority", "Span", "Transfer", "TransferEngine"]
+
+_MODULES = {"Priority": "paths.transfers", "Span": "paths.spans", "Transfer": "paths.transfers", "TransferEngine": "engine"}
+
+if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
+
+    def __getattr__(name: str) -> object:
+        """Loaded when it is asked for: the master takes descriptions of engines apart, and has none."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -5,25 +5,13 @@ says why; 130 ended by Ctrl-C or SIGTERM.
 """
 
 import signal
+from collections.abc import Mapping
+from importlib import import_module
 from types import FrameType
 from typing import Any, Final, NoReturn
 
 import click
 
-from kvstore.client.cli import blocks as cli_blocks
-from kvstore.client.cli import status as cli_status
-from kvstore.client.cli.bench import bench
-from kvstore.client.cli.demo import demo
-from kvstore.client.cli.doctor import doctor
-from kvstore.client.cli.forget import forget
-from kvstore.client.cli.instances import instances
-from kvstore.client.cli.lab import lab
-from kvstore.client.cli.plan import plan
-from kvstore.client.cli.record import record
-from kvstore.client.cli.replay import replay
-from kvstore.client.cli.simulate import simulate
-from kvstore.client.cli.topology import topology
-from kvstore.client.cli.up import up
 from kvstore.protocol.errors import Corrupt, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 
@@ -32,8 +20,25 @@ ERROR_STATUS: Final = 2
 INTERRUPTED_STATUS: Final = 130
 
 
+COMMANDS: Final = {
+    **{name: name for name in ("up", "demo")},
+    **dict.fromkeys(("status", "nodes", "tiers"), "status"),
+    "topology": "topology",
+    "top": "status",
+    **{name: name for name in ("instances", "doctor", "forget", "replay", "record", "lab", "simulate", "plan", "bench")},
+    **dict.fromkeys(("put", "get", "exists", "locate", "keys", "rm", "pin", "unpin"), "blocks"),
+}
+"""Which module of this folder has a command, in the order that a newcomer needs them."""
+
+
 class Commands(click.Group):
-    """A group that turns typed errors into one line and a status. In the order that a newcomer needs them."""
+    """A group that turns typed errors into one line and a status, and loads a command's module when the command is asked for: all of
+    them take three times as long as the one that is used."""
+
+    def __init__(self, *arguments: Any, modules: Mapping[str, str] = {}, **settings: Any) -> None:
+        """`modules` says for names of commands which module of this folder has them; others are added as to any group."""
+        super().__init__(*arguments, **settings)
+        self._modules = modules
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,26 +50,22 @@ class Commands(click.Group):
             ctx.exit(INTERRUPTED_STATUS)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*self._modules, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(f"{__package__}.{self._modules[cmd_name]}"), cmd_name)
+        return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name=DISTRIBUTION)
 def kvstore() -> None:
     """A distributed, multi-tier store for the KV cache of large language models.
 
     Settings come from flags, from KVSTORE_CLIENT_* variables, or from the [client] section of a TOML file (--config, KVSTORE_CONFIG).
     """
-
-
-for command in (up, demo, cli_status.status, cli_status.nodes, cli_status.tiers, topology, cli_status.top, instances, doctor, forget):
-    kvstore.add_command(command)
-for command in (replay, record, lab, simulate, plan, bench):
-    kvstore.add_command(command)
-for command in (cli_blocks.put, cli_blocks.get, cli_blocks.exists, cli_blocks.locate, cli_blocks.keys):
-    kvstore.add_command(command)
-for command in (cli_blocks.rm, cli_blocks.pin, cli_blocks.unpin):
-    kvstore.add_command(command)
 
 
 def main() -> None:

@@ -8,14 +8,17 @@ etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&p
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
-from kvstore.master.catalogs.etcd import EtcdCatalog
-from kvstore.master.catalogs.etcd_channel import EtcdAccess
 from kvstore.master.catalogs.interface import Catalog
 from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvstore.master.catalogs.etcd import EtcdCatalog
+    from kvstore.master.catalogs.etcd_channel import EtcdAccess
 
 FORMS = "memory:  lmdb:PATH  etcd://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
 DEFAULT_PREFIX = "/kvstore"
@@ -35,12 +38,15 @@ def make_catalog(url: str) -> Catalog:
         return MemoryCatalog()
     if scheme == LmdbCatalog.scheme and rest:
         return LmdbCatalog(Path(rest))
-    if scheme == EtcdCatalog.scheme and rest.startswith("//"):
+    if scheme == "etcd" and rest.startswith("//"):
         return _etcd(rest.removeprefix("//"))
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
-def _etcd(rest: str) -> EtcdCatalog:
+def _etcd(rest: str) -> "EtcdCatalog":
+    # Here, since etcd's messages take a master that has another catalog a sixth of its start.
+    from kvstore.master.catalogs.etcd import EtcdCatalog
+
     place, _mark, query = rest.partition("?")
     hosts, slash, path = place.partition("/")
     prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
@@ -58,7 +64,9 @@ def _endpoints(hosts: str) -> Sequence[str]:
     return endpoints
 
 
-def _access(query: str) -> EtcdAccess:
+def _access(query: str) -> "EtcdAccess":
+    from kvstore.master.catalogs.etcd_channel import EtcdAccess
+
     try:
         settings = dict(parse_qsl(query, strict_parsing=True)) if query else {}
     except ValueError as error:

@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -195,3 +197,11 @@ def test_a_silent_node_dies_and_its_blocks_leave_status_and_catalog(start: Start
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
     master.stop()
     node.close()
+
+
+def test_it_loads_neither_a_transfer_engine_nor_etcds_messages_unless_it_has_that_catalog() -> None:
+    """Both take long to load, and every start of a master would."""
+    program = "import sys; import kvstore.master.daemon; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "kvstore.master.catalogs.by_address" in loaded
+    assert not {"aetcd", "kvstore.transfer.engine"} & set(loaded)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 
 import click
@@ -30,6 +31,21 @@ def test_help_names_every_command() -> None:
     expected = {"up", "status", "nodes", "tiers", "top", "put", "get", "exists", "rm", "locate", "keys", "pin", "unpin", "replay", "demo"}
     assert expected <= set(commands())
     assert all(name in text for name in commands())
+
+
+def test_a_command_loads_what_it_needs_and_nothing_else() -> None:
+    """The version needs no more than settings do; with all commands loaded it took ten times as long."""
+    program = (
+        "import sys; from kvstore.client.cli.main import kvstore; kvstore(['forget', '--help'], standalone_mode=False);print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "kvstore.client.cli.forget" in loaded
+    assert not {"kvstore.client.cli.blocks", "kvstore.transfer.engine", "numpy"} & set(loaded)
+
+
+def test_every_command_says_that_it_is_the_one_asked_for() -> None:
+    context = click.Context(kvstore)
+    assert [command.name for command in map(partial(kvstore.get_command, context), commands()) if command is not None] == commands()
 
 
 @pytest.mark.parametrize("name", commands())

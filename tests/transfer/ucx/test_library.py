@@ -11,7 +11,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.transfer.ucx import library as ucx_library
 
 libucx = pytest.importorskip("libucx")
-WHEEL = Path(libucx.__file__).parent / "lib"
+WHEEL = Path(libucx.__file__).resolve().parent / "lib"
 
 
 @pytest.fixture
