@@ -47,7 +47,7 @@ bench: $(BIN)/.dev etcd  ## the store against memcpy and Redis, in one run; writ
 	$(BIN)/python -m benchmarks.store
 
 .PHONY: bench-transfer
-bench-transfer: $(BIN)/.dev  ## the transfer engine against memcpy, iperf3, Mooncake, UCX and NIXL; writes benchmarks/out/transfer.json
+bench-transfer: $(BIN)/.dev namespaces  ## the transfer engine against memcpy, iperf3, Mooncake, UCX and NIXL, and reads of other hosts; writes benchmarks/out/transfer.json
 	@command -v iperf3 >/dev/null && dpkg -s libibverbs1 libnuma1 libcurl4 >/dev/null 2>&1 || { echo "installing iperf3 and Mooncake's libraries"; \
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iperf3 libibverbs1 libnuma1 libcurl4 >/dev/null; } || \
 		echo "could not install iperf3, libibverbs1, libnuma1 and libcurl4: the table lacks what needs them"

@@ -1,7 +1,7 @@
 """`make bench-transfer`: the transfer engine against everything that transfer_peers.py knows, all taking turns in one run.
 
 Our engine is measured like its peers, between two processes, every batch compared (peer_child.py). Both sides of a ratio are the best
-of all rounds. Needs about 12 GiB of memory. Rows go to benchmarks/out/transfer.json.
+of all rounds. Needs about 12 GiB of memory. Then reads of other hosts' nodes: remote.py. Rows go to benchmarks/out/transfer.json.
 """
 
 import sys
@@ -12,6 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
+from benchmarks import remote
 from benchmarks.peer_child import BLOCKS
 from benchmarks.transfer_peers import BLOCK_SIZES, ROUNDS, STREAMS, WAYS, Peer, paired, peers, take_turns
 from kvstore.client.tools.bench_report import Row, at_least, table, write
@@ -29,6 +30,7 @@ UCX_WAYS: Final[Mapping[str, Mapping[str, str]]] = {"TCP": {}, "shared memory": 
 
 def main() -> int:
     rows, troubles = measure(ROUNDS)
+    rows += remote.rows()
     Console().print(table(rows))
     for name, trouble in troubles.items():
         print(f"{name}: {trouble}", file=sys.stderr)

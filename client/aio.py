@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
+from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.reads.viewing import OpenView
@@ -212,6 +212,8 @@ class AsyncClient:
             case Later():
                 asyncio.get_running_loop().run_in_executor(None, effect.function)
                 return None
+            case Together():
+                return await run_together([self._run(operation) for operation in effect.operations])
 
 
 class AsyncView:
@@ -253,6 +255,24 @@ async def carry_out(effect: Work) -> Any:
     finally:
         gate.shut()
     return results[0]
+
+
+async def run_together(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Their results, in order, each in a task of its own. The first error cancels the others, as being cancelled does all, and is raised
+    once they have ended."""
+    tasks = [asyncio.ensure_future(operation) for operation in operations]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()  # once: what it has to give back is not to be interrupted too
+        while not all(task.done() for task in tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait(tasks)
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
 
 
 def _asynchronous(channel: AnyChannel) -> AsyncChannel:

@@ -107,10 +107,17 @@ class Sleep:
     seconds: float
 
 
+@dataclass(slots=True)
+class Together:
+    """Carry out these operations at once: a list of their results. The first error ends all of them, and is raised once they have ended."""
+
+    operations: "Sequence[Operation[Any]]"
+
+
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | AskForFds | Fill | Post | Work | Move | Later | Sleep
+Effect = Take | Ask | AskForFds | Fill | Post | Work | Move | Later | Sleep | Together
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
 

@@ -7,12 +7,13 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Work
+from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.reads.viewing import OpenView
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
+from kvstore.client.together import run_together
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.pool import Pool
 from kvstore.transfer.config import TransferSettings
@@ -215,6 +216,8 @@ class Client:
                 return time.sleep(effect.seconds)
             case Later():
                 return begin_thread(effect.function)
+            case Together():
+                return run_together(effect.operations, self._do)
 
 
 class View:

@@ -120,6 +120,64 @@ class Channel:
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
 
+    # --- a request and its answer in steps, for who waits for several channels at once ---
+
+    def fileno(self) -> int:
+        """To be polled. Readable: there is something for `take_answer` or `take_values`, or the peer is gone."""
+        return self._sock.fileno()
+
+    def ask(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
+        """Send the request; `take_answer` follows. Raises as `call`."""
+        self._send(message, deadline, payload)
+
+    def take_answer(self, answer: type[M]) -> M | None:
+        """What has come of the answer to `ask`; None if that is not all of it yet. Raises as `call`."""
+        incoming = self._incoming
+        try:
+            frame = incoming.next_frame()
+            if frame is None and (got := self._take_some((incoming.room(),))):
+                incoming.received(got)
+                frame = incoming.next_frame()
+            if frame is None:
+                return None
+            reply = self._exchange.answer(frame[0], frame[1], answer)
+        except (KVStoreError, OSError) as error:
+            raise self._broken(error) from None
+        self._is_midway = False
+        if isinstance(reply, KVStoreError):
+            raise reply
+        return reply
+
+    def values_into(self, destinations: Sequence[memoryview]) -> deque[memoryview]:
+        """What `take_values` fills, as `read_into` does. Raises ProtocolError; the channel is closed then."""
+        try:
+            return self._exchange.destinations(destinations)
+        except ProtocolError as error:
+            raise self._broken(error) from None
+
+    def take_values(self, pending: deque[memoryview]) -> bool:
+        """Read what has come into the front of `pending`, which loses it. True: that was all. Try once before polling: values may have come
+        along with the answer. Raises as `read_into`."""
+        exchange = self._exchange
+        try:
+            exchange.payload_left -= self._incoming.move_into(pending)
+            got = self._take_some(list(islice(pending, MAX_VECTORS))) if pending else 0
+        except (KVStoreError, OSError) as error:
+            raise self._broken(error) from None
+        exchange.payload_left -= got
+        advance(pending, got)
+        return not pending
+
+    def _take_some(self, views: Sequence[memoryview]) -> int:
+        """Bytes into `views`, 0 if there are none now. Raises OSError."""
+        try:
+            got = self._sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+        except BlockingIOError:
+            return 0
+        if not got:
+            raise self._exchange.peer_closed()
+        return got
+
     # --- one request and its answer ---
 
     def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:

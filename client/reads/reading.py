@@ -4,10 +4,11 @@ Sans-I/O: see effects.py.
 Where the keys are is found by finding.py. What is done with the values depends on how they come: inline.py, mapped.py, fetching.py.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
-from kvstore.client.effects import Operation
+from kvstore.client.effects import Operation, Together
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.fetching import EngineFetch
 from kvstore.client.reads.finding import Finding, Wanted
@@ -27,6 +28,11 @@ R = TypeVar("R")
 ATTEMPTS: Final = 3
 """A hint may be stale, and the node that the master then names may be gone: the third try knows both."""
 
+PART_BYTES: Final = 8 << 20
+"""Of values that one message asks of another host's node: long beside a round trip, and in the processor's cache when it is verified."""
+PARTS_AT_ONCE: Final = 2
+"""Asked of one node: one on its way, one being verified."""
+
 
 class Reading(Generic[R]):
     """One get of a batch. Use once: `yield from Reading(...).run()`."""
@@ -43,6 +49,7 @@ class Reading(Generic[R]):
         self._resources = resources
         self._keys = keys
         self._mapped_use = mapped_use
+        self._part_bytes = int(resources.settings.frame_bytes)
         self._deadline = deadline
         self._clock_ns = clock_ns
         self._progress = Progress(resources, keys, sink, deadline)
@@ -55,8 +62,11 @@ class Reading(Generic[R]):
         finding = Finding(self._resources, self._keys, self._deadline)
         found = finding.known() or (yield from finding.first())
         for attempt in range(1, ATTEMPTS + 1):
-            for node_id, wanted in found.items():
-                yield from self._read_from(node_id, wanted)
+            lanes = [lane for node_id, wanted in found.items() for lane in self._lanes(node_id, wanted)]
+            if len(lanes) == 1:
+                yield from lanes[0]
+            elif lanes:
+                yield Together(lanes)
             again = self._progress.take_again()
             if not again or attempt == ATTEMPTS:
                 break
@@ -64,18 +74,25 @@ class Reading(Generic[R]):
             found = yield from finding.anew(again)
         return self._progress.finish()
 
-    def _read_from(self, node_id: int, wanted: list[Wanted]) -> Operation[None]:
+    def _lanes(self, node_id: int, wanted: list[Wanted]) -> list[Operation[None]]:
+        """What is read from one node, in parts: while one is verified the next is on its way."""
+        parts = deque(self._parts(wanted, is_local=self._resources.daemons.nodes.is_local(node_id)) if len(wanted) > 1 else (wanted,))
+        return [self._read_from(node_id, parts) for _ in range(min(PARTS_AT_ONCE, len(parts)))]
+
+    def _read_from(self, node_id: int, parts: deque[list[Wanted]]) -> Operation[None]:
+        """Read from the node what is left of `parts`, one after another. Several may do so at once."""
         daemons, progress = self._resources.daemons, self._progress
         node = daemons.nodes.get(node_id) or (yield from daemons.find_node(node_id, self._deadline))
-        if node is None:
-            progress.retry(node_id, wanted)
-            return
-        for part in self._parts(wanted) if len(wanted) > 1 else (wanted,):
+        while parts:
+            part = parts.popleft()
+            if node is None:
+                progress.retry(node_id, part)
+                continue
             # The first stands for all: to look at each would cost more than it saves.
             shares = part[0][1].replicas > 1
             attempt = Deadline(self._deadline.left_s() / 2) if shares else self._deadline
             try:
-                while part:  # noqa: PLW2901
+                while part:
                     part = yield from self._read(node, part, attempt)
             except DeadlineExceeded as error:
                 if not shares:
@@ -87,14 +104,14 @@ class Reading(Generic[R]):
             except Unavailable:
                 progress.retry((yield from daemons.node_to_avoid(node_id, self._deadline)), part)
 
-    def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
-        """Cut where a message's values or keys become too many."""
+    def _parts(self, wanted: list[Wanted], *, is_local: bool) -> Iterator[list[Wanted]]:
+        """Cut where a message's values or keys become too many; and, for a node of another host, where they can overlap."""
         part: list[Wanted] = []
-        left = int(self._resources.settings.frame_bytes)
+        part_bytes = left = self._part_bytes if is_local else min(self._part_bytes, PART_BYTES)
         for item in wanted:
             if part and (item[1].size_bytes > left or len(part) == MAX_BATCH):
                 yield part
-                part, left = [], int(self._resources.settings.frame_bytes)
+                part, left = [], part_bytes
             part.append(item)
             left -= item[1].size_bytes
         yield part

@@ -129,6 +129,8 @@ class Oracle:
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.Move] = []
+        self.together: list[int] = []
+        """How many operations were to be carried out at once, each time."""
         self.resources = ClientResources(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
 
     def deadline(self) -> Deadline:
@@ -180,6 +182,9 @@ class Oracle:
                 self.later.append(effect.function)
             case effects.Sleep():
                 self.slept_s += effect.seconds
+            case effects.Together():
+                self.together.append(len(effect.operations))
+                return [self.run(operation) for operation in effect.operations]
         return None
 
     def _move(self, move: effects.Move) -> None:

@@ -554,3 +554,58 @@ def test_a_peer_that_does_not_welcome_is_left_at_the_deadline(listener: socket.s
     with pytest.raises(DeadlineExceeded):
         Channel.open(Address(*listener.getsockname()), Hello(1), Deadline(SOON_S))
     assert open_descriptors() == before
+
+
+# --- in steps ---
+
+
+def test_in_steps_an_answer_and_its_values_are_taken_as_they_come(line: Line) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    assert line.channel.take_answer(Flags) is None
+    whole = frame(Flags(b"\1"), payload=b"values")
+    line.peer.sendall(whole[:10])
+    assert line.channel.take_answer(Flags) is None
+    line.peer.sendall(whole[10:-4])
+    assert line.channel.take_answer(Flags) == Flags(b"\1")
+    found = bytearray(6)
+    pending = line.channel.values_into([memoryview(found)[:3], memoryview(found)[3:]])
+    assert not line.channel.take_values(pending)
+    assert not line.channel.is_settled
+    line.peer.sendall(whole[-4:])
+    assert line.channel.take_values(pending)
+    assert found == b"values"
+    assert line.channel.is_settled
+
+
+def test_in_steps_the_peers_typed_error_leaves_the_channel_usable(line: Line) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    line.peer.sendall(frame(Failure(Full.code, "no room")))
+    with pytest.raises(Full):
+        line.channel.take_answer(Flags)
+    line.peer.sendall(frame(Flags(b"\1"), request_id=2))
+    assert line.exists() == Flags(b"\1")
+
+
+@pytest.mark.parametrize("sent", [b"", frame(Ok()), frame(Flags(b"\1"), payload=b"val")], ids=["nothing", "nonsense", "too few values"])
+def test_in_steps_what_breaks_a_channel_closes_it(line: Line, sent: bytes) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    line.peer.sendall(sent)
+    line.peer.close()
+    with pytest.raises((Unavailable, ProtocolError)):
+        line.channel.take_answer(Flags)
+        while not line.channel.take_values(line.channel.values_into([memoryview(bytearray(3))])):
+            pass
+        line.channel.values_into([memoryview(bytearray(1))])
+    assert not line.channel.is_open
+
+
+def test_in_steps_a_peer_that_hangs_up_within_the_values_is_unavailable(line: Line) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    line.peer.sendall(frame(Flags(b"\1"), payload=b"values")[:-1])
+    line.peer.close()
+    assert line.channel.take_answer(Flags) is not None
+    pending = line.channel.values_into([memoryview(bytearray(6))])
+    with pytest.raises(Unavailable):
+        while not line.channel.take_values(pending):
+            pass
+    assert not line.channel.is_open

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client.locations import Hint
+from kvstore.client.reads.reading import PART_BYTES
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     ProtocolError,
@@ -209,3 +210,35 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(node
     assert [len(read.keys) for read in oracle.sent(Read)] == [3, 2, 1]
     assert len(oracle.sent(Lookup)) == 1
     assert oracle.resources.counters.snapshot().stale_hints == 0
+
+
+def test_nodes_are_asked_all_at_once_and_one_alone_is_asked_as_ever(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.store(b"here", BIG, 1)
+    oracle.store(b"there", BIG, 2)
+    assert get(oracle, b"here", b"there") == [BIG, BIG]
+    assert oracle.together == [2]
+    assert get(oracle, b"there") == [BIG]
+    assert get(oracle, b"here", b"here") == [BIG, BIG]
+    assert oracle.together == [2]
+
+
+def test_of_parts_of_one_node_two_are_asked_for_at_a_time(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=250_000)
+    keys = [b"%d" % i for i in range(9)]
+    for key in keys:
+        oracle.store(key, BIG, 2)
+    assert get(oracle, *keys) == [BIG] * 9
+    assert oracle.together == [2]
+    assert len(oracle.sent(Read)) == 5
+
+
+def test_a_batch_of_another_host_is_read_in_parts_that_can_overlap(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    value = b"v" * (PART_BYTES // 2 + 1)
+    keys = [b"a", b"b", b"c"]
+    for key in keys:
+        oracle.store(key, value, 2)
+    assert get(oracle, *keys) == [value] * 3
+    assert [len(message.keys) for message in oracle.sent(Read)] == [1, 1, 1]
+    assert oracle.together == [2]
