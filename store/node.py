@@ -32,6 +32,7 @@ from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.prefault import Prefaulter
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -144,8 +145,9 @@ class Node:
         self._claims = Claims(self._table, self._answers, self._publisher)
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
         slots = Slots(self._table, self._waiting)
-        self._in_place = InPlacePuts(self._table, dram, self._publisher, slots, self._answers, self._regions)
-        self._sent = SentPuts(self._table, dram, self._publisher, slots, self._answers, self._claims)
+        self._checker = Checker(self.reactor)
+        self._in_place = InPlacePuts(self._table, dram, self._publisher, slots, self._answers, self._checker, self._regions)
+        self._sent = SentPuts(self._table, dram, self._publisher, slots, self._answers, self._claims, self._checker)
         self._reads = ReadService(
             self._table,
             dram,
@@ -272,6 +274,7 @@ class Node:
         self._server.close()
         self._master.close()
         self._copies.close()
+        self._checker.close()
         self._mover.close()
         self._prefaulter.join(self._settings.shutdown_timeout_s)
         for tier in self._tiers.values():

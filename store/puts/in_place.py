@@ -2,8 +2,7 @@
 
 import contextlib
 from collections import Counter
-
-import xxhash
+from collections.abc import Mapping, Sequence
 
 from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.frames import Header
@@ -11,11 +10,11 @@ from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Ope
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import Grant, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
@@ -25,7 +24,14 @@ class InPlacePuts:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
-        self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, regions: SharedRegions | None
+        self,
+        table: BlockTable,
+        dram: DramTier,
+        publisher: Publisher,
+        slots: Slots,
+        answers: Answers,
+        checker: Checker,
+        regions: SharedRegions | None,
     ) -> None:
         """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
         self._table = table
@@ -33,6 +39,7 @@ class InPlacePuts:
         self._publisher = publisher
         self._slots = slots
         self._answers = answers
+        self._checker = checker
         self._regions = regions
         self.in_bytes = 0
 
@@ -84,8 +91,25 @@ class InPlacePuts:
         return ahead[:MAX_SLABS]
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
-        """Make written puts visible, and answer when the master has made them durable."""
+        """Make written puts visible, and answer when the master has made them durable. What came by the transfer engine is verified first:
+        once nobody writes it any more."""
         caller = peer_of(session)
+        puts = (self._table.put(put_id, session) for put_id in message.put_ids)
+        ended = [put for put in puts if put is not None and put.grant is not None and put.grant.revoke()]
+        if not ended:
+            self._commit(session, header, caller, message, {})
+            return
+
+        def checked(sums: Sequence[int]) -> None:
+            try:
+                self._commit(session, header, caller, message, {put.put_id: found for put, found in zip(ended, sums, strict=True)})
+            except Exception as error:
+                session.fail(header.request_id, error)
+
+        self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
+
+    def _commit(self, session: Session, header: Header, caller: Caller, message: Commit, found: Mapping[int, int]) -> None:
+        """`found` is the checksum of each put by the engine that is whole, by its number."""
         flags = bytearray()
         stored: list[Block] = []
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
@@ -93,7 +117,7 @@ class InPlacePuts:
             if put is None:
                 self._table.settle(put_id, session)
                 flags.append(ASK_AGAIN)
-            elif put.grant is not None and not self._is_whole(put, put.grant, checksum):
+            elif put.grant is not None and found.get(put_id) != checksum:
                 self._table.abort(put)
                 flags.append(ASK_AGAIN)
             else:
@@ -105,10 +129,6 @@ class InPlacePuts:
             self._publisher.when_published(stored[-1].event_seq, self._answers.begin(session, header, flags).give)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
-
-    def _is_whole(self, put: OpenPut, grant: Grant, checksum: int) -> bool:
-        """A value that came by the transfer engine: nobody writes it any more, and it is what the writer said."""
-        return grant.revoke() and xxhash.xxh3_64_intdigest(self._dram.view(put.slot)) == checksum
 
     def abort(self, session: Session, header: Header, message: Abort) -> None:
         """Forget these puts; what they held can be used again."""

@@ -1,6 +1,6 @@
 """Puts whose values come through the socket, each behind its message, straight into its slot: the message Put."""
 
-import xxhash
+from collections.abc import Iterable, Sequence
 
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
@@ -9,10 +9,12 @@ from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import Caller, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.tiers.dram import DramTier
@@ -23,13 +25,16 @@ DISCARD_BYTES = 1 << 20
 class SentPuts:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, claims: Claims) -> None:
+    def __init__(
+        self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, claims: Claims, checker: Checker
+    ) -> None:
         self._table = table
         self._dram = dram
         self._publisher = publisher
         self._slots = slots
         self._answers = answers
         self._claims = claims
+        self._checker = checker
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self.in_bytes = 0
 
@@ -60,26 +65,32 @@ class SentPuts:
         return views
 
     def arrived(self, session: Session, header: Header) -> None:
-        """The payload is whole: verify, make visible, answer when published. Whatever is raised, none of its puts stays open."""
+        """The payload is whole: verify, make visible, answer when published. Whatever goes wrong, none of its puts stays open."""
         caller = peer_of(session)
         frame, caller.frame = caller.frame, None
         if frame is None:
             raise ProtocolError("a Put without values")
+        arrived = [(put, checksum) for put, checksum in zip(frame.puts, frame.checksums, strict=True) if put is not None]
+
+        def checked(sums: Sequence[int]) -> None:
+            if session.is_open:  # else its puts have ended with it
+                self._checked(session, header, caller, frame, zip(arrived, sums, strict=True))
+
+        self._checker.check([put for put, _ in arrived], [value for value in frame.values if value is not None], checked)
+
+    def _checked(
+        self, session: Session, header: Header, caller: Caller, frame: PutFrame, found: Iterable[tuple[tuple[OpenPut, int], int]]
+    ) -> None:
+        """`found` has each put, the checksum that its writer told, and that of what has arrived."""
         try:
-            self._verify(frame)
+            _verify(found)
             if frame.is_claim and GRANTED in frame.statuses:
                 self._claims.claim(session, header, frame)
             else:
                 self._commit(session, header, caller, frame)
-        except BaseException:
+        except Exception as error:
             self._slots.abort(frame.puts)
-            raise
-
-    def _verify(self, frame: PutFrame) -> None:
-        """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
-        for put, value, checksum in zip(frame.puts, frame.values, frame.checksums, strict=True):
-            if put is not None and value is not None and xxhash.xxh3_64_intdigest(value) != checksum:
-                raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
+            session.fail(header.request_id, error)
 
     def _commit(self, session: Session, header: Header, caller: Caller, frame: PutFrame) -> None:
         flags = bytearray()
@@ -99,6 +110,13 @@ class SentPuts:
             self._publisher.when_published(frame.wait_seq, self._answers.begin(session, header, flags).give)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
+
+
+def _verify(found: Iterable[tuple[tuple[OpenPut, int], int]]) -> None:
+    """What crossed a socket is checked before anyone can read it. A bad value fails the request; none of it becomes visible."""
+    for (put, told), checksum in found:
+        if checksum != told:
+            raise ChecksumMismatch(f"the value of key {put.block.key.hex()} arrived damaged: send it again")
 
 
 class _PutRequest(SlotRequest):

@@ -30,6 +30,7 @@ from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -90,8 +91,9 @@ class Served:
         self.claims = Claims(self.store.table, self.answers, self.publisher)
         self.regions = SharedRegions(self.store.dram, engine) if engine is not None else None
         table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
-        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.regions)
-        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims)
+        self.checker = Checker(self.reactor)
+        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.checker, self.regions)
+        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims, self.checker)
         self.turns = ReadTurns(node_bytes=read_bytes, peer_bytes=limits.queued_bytes)
         self.waiting_reads = WaitingRoom(max_of_owner=MAX_WAITING)
         self.reads = ReadService(
@@ -185,6 +187,7 @@ class Served:
             self.service.link.close()
         self.publisher.close()
         self.copies.close()
+        self.checker.close()
         self.mover.close()
         self.turns.check_integrity()
         self.store.table.check_integrity()
