@@ -15,6 +15,10 @@ from typing import Final
 MAX_VECTORS: Final = 512
 """Buffers in one sendmsg or recvmsg; the kernel takes at most 1,024."""
 
+TURN_BYTES: Final = 1 << 20
+"""Sent or received by one connection before others have their turn, some 0.2 ms: a kernel's buffers hold tens of MiB, and a peer that reads
+as fast as it is written to would never let go."""
+
 OnSent = Callable[[], None]
 
 
@@ -58,13 +62,13 @@ class Outbox:
 
         Raises OSError when the connection is broken; the entry is queued then, for `abandon` to end it.
         """
-        sent = 0
-        if not self._entries and not fds:
+        sent, size = 0, len(head) + sum(map(len, payload))
+        if not self._entries and not fds and size <= TURN_BYTES:
             try:
                 sent = self._sock.sendmsg([head, *payload[: MAX_VECTORS - 1]]) if payload else self._sock.send(head)
             except OSError:
                 sent = 0  # full or broken: flush finds out again, with the entry in the queue
-            if sent == len(head) + sum(map(len, payload)):
+            if sent == size:
                 if on_sent is not None:
                     self._guarded(on_sent)
                 return
@@ -76,15 +80,17 @@ class Outbox:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now. Raises OSError when the connection is broken."""
-        while self._entries:
+        """Send what the socket takes now, and no more than TURN_BYTES. Raises OSError when the connection is broken."""
+        left_bytes = TURN_BYTES
+        while self._entries and left_bytes:
             entry = self._entries[0]
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", entry.fds))] if entry.fds else []
             try:
-                sent = self._sock.sendmsg(list(islice(entry.buffers, MAX_VECTORS)), ancillary)
+                sent = self._sock.sendmsg(first(entry.buffers, left_bytes), ancillary)
             except BlockingIOError:
                 return
             entry.fds = ()
+            left_bytes -= sent
             self.queued_bytes -= sent
             advance(entry.buffers, sent)
             if not entry.buffers:
@@ -99,6 +105,17 @@ class Outbox:
         for entry in entries:
             if entry.on_sent is not None:
                 self._guarded(entry.on_sent)
+
+
+def first(buffers: deque[memoryview], limit_bytes: int) -> list[memoryview]:
+    """The vector's beginning: no more than `limit_bytes`, in no more parts than the kernel takes."""
+    found = []
+    for part in islice(buffers, MAX_VECTORS):
+        found.append(part[:limit_bytes])
+        limit_bytes -= len(found[-1])
+        if not limit_bytes:
+            break
+    return found
 
 
 def advance(buffers: deque[memoryview], size: int) -> None:

@@ -8,7 +8,6 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code, typed
@@ -17,7 +16,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.incoming import Incoming
-from kvstore.rpc.outbox import MAX_VECTORS, Outbox, SendLimits, advance
+from kvstore.rpc.outbox import TURN_BYTES, Outbox, SendLimits, advance, first
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
 
 MAX_FRAMES_A_TURN: Final = 64
@@ -206,15 +205,13 @@ class Session:
             self._end_payload()
 
     def _fill_destinations(self) -> bool:
-        """Read from the socket into the destinations; True when the payload is whole."""
+        """Read from the socket into the destinations, no more than TURN_BYTES; True when the payload is whole."""
         destinations = self._destinations
         assert destinations is not None
         if self._refusal is not None:
             got = self._sock.recv_into(bytearray(min(self._left_bytes, DISCARD_BYTES)))
-        elif len(destinations) == 1:
-            got = self._sock.recv_into(destinations[0])
         else:
-            got = self._sock.recvmsg_into(list(islice(destinations, MAX_VECTORS)))[0]
+            got = self._sock.recvmsg_into(first(destinations, TURN_BYTES))[0]
         if not got:
             self.close("the peer closed the connection within a payload")
             return False

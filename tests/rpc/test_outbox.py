@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.rpc.outbox import MAX_VECTORS, OnSent, Outbox, advance
+from kvstore.rpc.outbox import MAX_VECTORS, TURN_BYTES, OnSent, Outbox, advance, first
 
 
 class Pair:
@@ -127,3 +127,27 @@ def test_advance_drops_exactly_the_first_bytes(parts: list[bytes], data: st.Data
     advance(buffers, size)
     assert b"".join(buffers) == whole[size:]
     assert not buffers or len(buffers[0]) > 0
+
+
+def test_a_peer_that_reads_as_fast_as_it_is_written_to_gets_no_more_than_its_turn() -> None:
+    """Of a socket that would take all of it at once, where the system allows it so much."""
+    mine, peer = socket.socketpair()
+    mine.setblocking(False)
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
+    outbox, value = Outbox(mine, lambda on_sent: on_sent(), lambda: 0), os.urandom(3 * TURN_BYTES)
+    outbox.send(b"head", [value], None, ())
+    before = outbox.queued_bytes
+    assert before >= 2 * TURN_BYTES + 4
+    outbox.flush()
+    assert before - outbox.queued_bytes <= TURN_BYTES
+    outbox.abandon()
+    mine.close()
+    peer.close()
+
+
+def test_the_first_of_a_vector_is_as_many_bytes_as_asked_in_as_many_parts_as_the_kernel_takes() -> None:
+    parts = deque(memoryview(b"abc") for _ in range(MAX_VECTORS + 1))
+    assert b"".join(first(parts, 7)) == b"abcabca"
+    assert b"".join(first(parts, 6)) == b"abcabc"
+    assert len(first(parts, 1 << 20)) == MAX_VECTORS
+    assert first(deque(), 5) == []

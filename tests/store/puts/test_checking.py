@@ -52,6 +52,11 @@ def free_bytes(node: Served) -> int:
     return node.store.dram.free_bytes
 
 
+def hang_up(node: Served) -> None:
+    for session in list(node.server.sessions):
+        session.close()
+
+
 def is_waiting(node: Served) -> bool:
     return node.checker._threads._work_queue.qsize() > MAX_THREADS - node.checker._threads._max_workers
 
@@ -113,7 +118,7 @@ def test_a_writer_that_leaves_while_its_value_is_checked_leaves_nothing(node: Se
     with held(node.checker):
         writer, _ = in_background(lambda: client.put({"large": LARGE}, checksums=checksums))
         until(node, lambda: is_waiting(node))
-        node.call(lambda: [session.close() for session in list(node.server.sessions)])
+        node.call(lambda: hang_up(node))
         writer.join()
         assert node.call(lambda: free_bytes(node)) < free, "somebody may be reading its slot"
     until(node, lambda: free_bytes(node) == free)
