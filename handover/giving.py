@@ -18,7 +18,7 @@ from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Sh
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.spans import Batch, Runs, Span
 from kvstore.transfer.streams.connection import Connection
 
 
@@ -110,7 +110,7 @@ class Giving:
         if self.reads_pool:
             return None
 
-        def prepare() -> Sequence[Copy]:
+        def prepare() -> Batch:
             if not self._plan.is_staged:
                 return self._copies(part)
             staging = self._gathered(part, at, size_bytes)
@@ -126,11 +126,10 @@ class Giving:
         self._remapping.gather(self._resources.rank, self.info.rank, memory, self._blocks, out=out, **self._plan.extent(part))
         return self._staging
 
-    def _copies(self, part: PartId) -> list[Copy]:
+    def _copies(self, part: PartId) -> Runs:
         """Straight from the pool into the receiver's."""
         found = self._remapping.copies(self._resources.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
-        columns = zip(*(column.tolist() for column in found), strict=True)
-        return [(Span(self._resources.regions[a], b), Span(self._targets[c], d), size) for a, b, c, d, size in columns]
+        return Runs(self._resources.regions, self._targets, *found)
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""

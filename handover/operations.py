@@ -4,7 +4,7 @@ An Operation has the transfer engine move them, and may gather before and scatte
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from kvstore.handover.streams import Move, Stream, cancelled
 from kvstore.protocol.errors import Closed, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.spans import Copy
+from kvstore.transfer.paths.spans import Batch
 from kvstore.transfer.paths.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")
@@ -38,7 +38,7 @@ class Operation:
         reactor: Reactor,
         worker: Executor,
         engine: TransferEngine | None,
-        prepare: Callable[[], Sequence[Copy]],
+        prepare: Callable[[], Batch],
         follow: Callable[[], None] | None = None,
         *,
         deadline_s: float,

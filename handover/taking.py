@@ -19,7 +19,7 @@ from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES,
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.spans import Copy, Runs, Span
 from kvstore.transfer.streams.connection import Connection
 
 
@@ -131,11 +131,10 @@ class Taking:
 
         return scatter
 
-    def _copies(self, part: PartId) -> list[Copy]:
+    def _copies(self, part: PartId) -> Runs:
         """Straight from the sender's pool into this one."""
         found = self._remapping.copies(self.info.rank, self._resources.rank, self._their_blocks, self._blocks, **self.plan.extent(part))
-        columns = zip(*(column.tolist() for column in found), strict=True)
-        return [(Span(self._sources[a], b), Span(self._resources.regions[c], d), size) for a, b, c, d, size in columns]
+        return Runs(self._sources, self._resources.regions, *found)
 
     def release(self, *, is_fenced: bool) -> None:
         """The request is over. Staging that somebody may still be at is not used again."""

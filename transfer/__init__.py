@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvstore.transfer.engine import TransferEngine
-    from kvstore.transfer.paths.spans import Span
+    from kvstore.transfer.paths.spans import Runs, Span
     from kvstore.transfer.paths.transfers import Priority, Transfer
 
-__all__ = ["Priority", "Span", "Transfer", "TransferEngine"]
+__all__ = ["Priority", "Runs", "Span", "Transfer", "TransferEngine"]
 
-_MODULES = {"Priority": "paths.transfers", "Span": "paths.spans", "Transfer": "paths.transfers", "TransferEngine": "engine"}
+_MODULES = {
+    "Priority": "paths.transfers",
+    "Runs": "paths.spans",
+    "Span": "paths.spans",
+    "Transfer": "paths.transfers",
+    "TransferEngine": "engine",
+}
 
 if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.memory.pieces import Pieces, regions_here, total_bytes
+from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.shield import Shield
 
 
@@ -59,7 +60,7 @@ class Request:
 
     direction: Direction
     remote: Remote
-    pieces: Sequence[Piece]
+    pieces: Pieces
     deadline: Deadline
     callback: "Callable[[Request], None] | None" = None
     """Called by `finish`, in whatever thread that is: it must be short and must not block."""
@@ -86,7 +87,7 @@ class Request:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self.size_bytes = sum([piece.size_bytes for piece in self.pieces])
+        self.size_bytes = total_bytes(self.pieces)
 
     def finish(self, error: KVStoreError | None = None) -> None:
         """For the agent. After this no byte of the request moves any more: its memory may be used for something else."""
@@ -177,14 +178,14 @@ class TransferAgent(ABC):
     def close(self) -> None:
         """End threads and connections; requests under way end with Closed. A second close is a no-op."""
 
-    def transfer(self, direction: Direction, remote: Remote, pieces: Sequence[Piece], deadline: Deadline) -> None:
+    def transfer(self, direction: Direction, remote: Remote, pieces: Pieces, deadline: Deadline) -> None:
         """Submit and wait. Raises what the request failed with; DeadlineExceeded, and whatever a signal handler raises meanwhile, when
         the request is over all the same."""
         request = Request(direction, remote, pieces, deadline)
         with Shield() as shield, ExitStack() as held:
-            for piece in pieces:
-                piece.local.hold()
-                held.callback(piece.local.release)
+            for region in regions_here(pieces):
+                region.hold()
+                held.callback(region.release)
             self.submit(request)
             shield.cancels(functools.partial(self.cancel, request))
             try:

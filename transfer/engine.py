@@ -18,18 +18,19 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.address import network_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, TransferAgent
+from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.pieces import regions_here, total_bytes
+from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.memory.shield import Shield, shielded
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.slices import cut
-from kvstore.transfer.paths.spans import Copy, flat, piece_of
+from kvstore.transfer.paths.spans import Batch, flat, groups_of
 from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
 from kvstore.transfer.paths.transports import Maker, first_of_each
 from kvstore.transfer.streams.target import Target
@@ -201,7 +202,7 @@ class TransferEngine:
 
     def submit(
         self,
-        batch: Sequence[Copy],
+        batch: Batch,
         *,
         deadline_s: float | None = None,
         priority: Priority = Priority.FOREGROUND,
@@ -220,16 +221,14 @@ class TransferEngine:
                 transfer.abandon()
         return transfer
 
-    def transfer(self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
+    def transfer(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
             transfer = self._begin(batch, deadline_s, priority, None, waits=True)
             shield.cancels(transfer.cancel)
             transfer.wait()
 
-    async def transfer_async(
-        self, batch: Sequence[Copy], *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND
-    ) -> None:
+    async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """As `transfer`, for a task. When the task is cancelled, the transfer is, and the task goes on once no byte of it moves."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
@@ -254,7 +253,7 @@ class TransferEngine:
 
     def _begin(
         self,
-        batch: Sequence[Copy],
+        batch: Batch,
         deadline_s: float | None,
         priority: Priority,
         on_done: Callable[[Transfer], None] | None,
@@ -262,21 +261,15 @@ class TransferEngine:
         waits: bool,
     ) -> Transfer:
         deadline = self._deadline(deadline_s)
-        groups: dict[tuple[Peer, Direction], list[Piece]] = {}
-        held: dict[int, Region] = {}
-        for copy in batch:
-            peer, direction, piece = piece_of(copy)
-            groups.setdefault((peer, direction), []).append(piece)
-            held[id(piece.local)] = piece.local
-        if any(peer.owner is not self for peer, _ in groups):
+        groups = groups_of(batch)
+        if any(peer.owner is not self for peer, _, _ in groups):
             raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
-        regions = _hold(list(held.values()))
+        regions = _hold(list({id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()))
         transfer = Transfer(deadline, priority, regions, self._mover.abort, self._mover.help, on_done)
         parts: dict[Peer, list[Slice]] = {}
-        for (peer, direction), pieces in groups.items():
+        for peer, direction, pieces in groups:
             for cut_pieces in cut(pieces, self._slice_bytes(peer)):
-                size = sum([piece.size_bytes for piece in cut_pieces])
-                parts.setdefault(peer, []).append(Slice(transfer, peer, direction, cut_pieces, size))
+                parts.setdefault(peer, []).append(Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces)))
         transfer.size_bytes = sum(part.size_bytes for slices in parts.values() for part in slices)
         transfer.slices_left = sum(map(len, parts.values()))
         try:

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,7 +29,7 @@ from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.spans import Copy, Runs, Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
@@ -121,6 +123,42 @@ def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
     copy = bytearray(64 * 2000)
     engine.transfer([(engine.import_region(engine.connect(other.describe()), other.export(region)), copy, len(copy))])
     assert copy == region.memory
+
+
+def test_runs_arrive_over_every_transport_and_both_ways() -> None:
+    for transport in ("shm", "tcp"):
+        used = TransferSettings(transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)  # type: ignore[arg-type]
+        with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
+            theirs, ours = other.allocate(400 * 100), [engine.allocate(200 * 100), engine.allocate(200 * 100)]
+            theirs.memory[:] = np.random.default_rng(0).bytes(400 * 100)
+            remote = engine.import_region(engine.connect(other.describe()), other.export(theirs, writable=True))
+            order, index = np.random.default_rng(1).permutation(400) * 100, np.arange(400)
+            none, length = np.zeros(400, np.int64), np.broadcast_to(100, 400)
+            engine.transfer(Runs([remote], ours, none, order, index % 2, index // 2 * 100, length))
+            found = np.stack([np.frombuffer(region.memory, np.uint8).reshape(-1, 100) for region in ours], axis=1).reshape(-1, 100)
+            assert np.array_equal(found, np.frombuffer(theirs.memory, np.uint8).reshape(-1, 100)[order // 100])
+            engine.transfer(Runs(ours, [remote], index % 2, index // 2 * 100, none, index * 100, length))
+            assert np.array_equal(found, np.frombuffer(theirs.memory, np.uint8).reshape(-1, 100))
+
+
+def test_a_hundred_thousand_runs_call_no_function_each_from_the_caller_to_the_wire() -> None:
+    """They stay columns; what is called is called a slice."""
+    used = TransferSettings(transports="tcp", rails="lo", tcp_streams=1)
+    with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
+        count, calls = 100_000, Counter[str]()
+        theirs, ours, none = other.allocate(64 * count), engine.allocate(32 * count), np.zeros(count, np.int64)
+        theirs.memory[:] = np.random.default_rng(0).bytes(64 * count)
+        remote = engine.import_region(engine.connect(other.describe()), other.export(theirs))
+        runs = Runs([remote], [ours], none, np.arange(count) * 64, none, np.arange(count) * 32, none + 32)
+        sys.setprofile(lambda frame, event, _: calls.update([event]))
+        try:
+            engine.transfer(runs)
+        finally:
+            sys.setprofile(None)
+        assert calls["call"] + calls["c_call"] < count / 10
+        assert np.array_equal(
+            np.frombuffer(ours.memory, np.uint8), np.frombuffer(theirs.memory, np.uint8).reshape(-1, 64)[:, :32].reshape(-1)
+        )
 
 
 def test_memory_that_a_transport_does_not_reach_is_exported_without_it() -> None:

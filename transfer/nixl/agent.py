@@ -22,6 +22,7 @@ from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Stale
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.pieces import regions_here
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.nixl.descriptors import (
     TRANSPORT,
@@ -246,7 +247,7 @@ class NixlAgent(TransferAgent):
 
     def _begin(self, request: Request, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
         initiator = self._know(request.remote, exported)
-        for region in {piece.local.region_id: piece.local for piece in request.pieces}.values():
+        for region in regions_here(request.pieces):
             self._register(initiator, region)
         handle = initiator.prepare(request.direction, local, remote, request.remote.server)
         transfer = _Transfer(request, request.remote, handle, request.caller_runs, request.deadline.at_ns)

@@ -4,7 +4,6 @@ A description that NIXL made is carried as it is. Everything else in here is our
 """
 
 import struct
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -13,7 +12,8 @@ import numpy.typing as npt
 
 from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleHandle
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.pieces import Int64s, Pieces, table_of
+from kvstore.transfer.memory.region import Region, RemoteRegion
 
 TRANSPORT: Final = "nixl"
 MAGIC: Final = b"NIXL\x01"
@@ -96,32 +96,25 @@ def unpack_region(region: RemoteRegion, direction: Direction) -> ExportedRegion:
     return ExportedRegion(server, region_id, address, min(size_bytes, region.size_bytes), description)
 
 
-def descriptor_rows(direction: Direction, pieces: Sequence[Piece]) -> tuple[list[ExportedRegion], Rows, Rows]:
+def descriptor_rows(direction: Direction, pieces: Pieces) -> tuple[list[ExportedRegion], Rows, Rows]:
     """The peer's regions in use, and the pieces as (local rows, remote rows), without empty ones.
 
     Raises InvalidArgument (outside a region) and what `unpack_region` raises.
     """
     if not pieces:
         return [], np.empty((0, 3), np.uint64), np.empty((0, 3), np.uint64)
-    here, here_offsets, there, there_offsets, sizes = zip(*pieces, strict=True)
-    # By identity: a RemoteRegion cannot be hashed, and thousands of pieces share a few regions.
-    local: dict[int, Region] = dict(zip(map(id, here), here, strict=True))
-    exported = {key: unpack_region(region, direction) for key, region in dict(zip(map(id, there), there, strict=True)).items()}
-    regions: list[Region | ExportedRegion] = [*local.values(), *exported.values()]
-    known = [(region.address, region.size_bytes, region.region_id) for region in regions]
-    position = dict(zip((*local, *exported), range(len(known)), strict=True))
+    table = table_of(pieces)
+    exported = [unpack_region(region, direction) for region in table.there]
+    regions: list[Region | ExportedRegion] = [*table.here, *exported]
+    known = np.array([(region.address, region.size_bytes, region.region_id) for region in regions], np.int64)
     # Both sides in one array: calls of numpy are what a small request costs.
-    index = np.fromiter(map(position.__getitem__, map(id, here + there)), np.intp, 2 * len(pieces)).reshape(2, -1)
-    rows = _rows(np.array(known, np.int64)[index], (here_offsets, there_offsets), sizes)
-    return list(exported.values()), rows[0], rows[1]
+    index = np.stack((table.here_index, table.there_index + len(table.here)))
+    rows = _rows(known[index], np.stack((table.here_offset, table.there_offset)), table.length)
+    return exported, rows[0], rows[1]
 
 
-def _rows(regions: npt.NDArray[np.int64], offsets: tuple[Sequence[int], Sequence[int]], sizes: Sequence[int]) -> Rows:
+def _rows(regions: Int64s, offset: Int64s, size: Int64s) -> Rows:
     """`regions` has (address, size, id) of each side and piece, and becomes the result. Raises InvalidArgument."""
-    try:
-        offset, size = np.array(offsets, np.int64), np.array(sizes, np.int64)
-    except OverflowError as error:
-        raise InvalidArgument("an offset or size of 2^63 bytes or more") from error
     outside = (offset < 0) | (size < 0) | (offset > regions[:, :, 1] - size)
     if outside.any():
         at = np.unravel_index(outside.argmax(), outside.shape)
@@ -130,7 +123,7 @@ def _rows(regions: npt.NDArray[np.int64], offsets: tuple[Sequence[int], Sequence
     regions[:, :, 0] += offset
     regions[:, :, 1] = size
     if not size.all():
-        regions = regions[:, size > 0]
+        regions = np.ascontiguousarray(regions[:, size > 0])  # numpy lays out what it picks as it likes, NIXL wants rows
     return regions.view(np.uint64)
 
 

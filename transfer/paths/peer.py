@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from kvstore.transfer.agent import Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
+from kvstore.transfer.memory.pieces import regions_there
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.paths.choice import Path, PathChooser, PathFacts
 from kvstore.transfer.paths.transfers import Slice
@@ -85,10 +86,7 @@ class Peer:
         None when every path that reaches its regions has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
         failed it less often go first.
         """
-        reach = set(part.pieces[0].remote.descriptors)
-        for piece in part.pieces:
-            if piece.remote is not part.pieces[0].remote:
-                reach.intersection_update(piece.remote.descriptors)
+        reach = set.intersection(*(set(region.descriptors) for region in regions_there(part.pieces)))
         if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
             attempts = Counter(path.transport for path in part.tried)
             reach = {transport for transport in reach if attempts[transport] < self._max_attempts}
@@ -99,7 +97,8 @@ class Peer:
         usable = [path for path in reaching if part.tried.count(path) == fewest]
         excluded = [path for path in self.routes if path not in usable]
         states = self.chooser.states
-        far_ends = self._far_ends(part.pieces[0].local.location, part.pieces[0].remote.location)
+        first = part.pieces[0]
+        far_ends = self._far_ends(first.local.location, first.remote.location)
         return self.chooser.choose(part.size_bytes, now_ns, excluding=excluded, far_ends=far_ends) or min(
             usable, key=lambda path: (states[path].resting_until_ns, states[path].in_flight_bytes)
         )

@@ -3,18 +3,62 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
+from kvstore.transfer.memory.pieces import Int64s, Pieces, PieceTable
 from kvstore.transfer.memory.region import Piece
 
 MAX_PIECES_A_SLICE: Final = 1024
 """So that the description of a slice stays small beside its bytes, and one vectored call takes it (IOV_MAX)."""
 
 
-def cut(pieces: Sequence[Piece], slice_bytes: int) -> list[list[Piece]]:
-    """The bytes of `pieces`, in their order, as slices of exactly `slice_bytes`, but for the last and those of MAX_PIECES_A_SLICE pieces.
+def cut(pieces: Pieces, slice_bytes: int) -> Sequence[Pieces]:
+    """The bytes of `pieces`, in their order, as slices of exactly `slice_bytes`, but for the last and those where MAX_PIECES_A_SLICE
+    comes first.
 
     The pieces are of one peer and one direction; empty ones are left out. O(pieces + slices).
     """
     assert slice_bytes > 0
+    return cut_table(pieces, slice_bytes) if isinstance(pieces, PieceTable) else cut_list(pieces, slice_bytes)
+
+
+def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:
+    """`cut` by numpy. A slice that MAX_PIECES_A_SLICE ends leaves the others where they are: the next one is shorter by that."""
+    lengths, columns = _merged_columns(pieces)
+    if not len(lengths):
+        return []
+    ends = np.cumsum(lengths)
+    # Each bound ends a piece; counted in bytes of the batch. What is to be sorted is sorted twice over, which a stable sort makes use of.
+    bounds = np.sort(np.concatenate((ends, np.arange(slice_bytes, ends[-1], slice_bytes))), kind="stable")
+    sizes = np.diff(bounds, prepend=0)
+    starts, sizes = (bounds - sizes)[sizes > 0], sizes[sizes > 0]
+    run = np.searchsorted(ends, starts, side="right")
+    within = starts - (ends - lengths)[run]
+    here_index, here_offset, there_index, there_offset = (column[run] for column in columns)
+    whole = PieceTable(pieces.here, pieces.there, here_index, here_offset + within, there_index, there_offset + within, sizes)
+    firsts = np.flatnonzero(starts % slice_bytes == 0)
+    return [
+        whole[at : min(at + MAX_PIECES_A_SLICE, end)]
+        for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(starts)], strict=True)
+        for at in range(first, end, MAX_PIECES_A_SLICE)
+    ]
+
+
+def _merged_columns(pieces: PieceTable) -> tuple[Int64s, list[Int64s]]:
+    """Lengths and the other columns, neighbours that continue one another at both ends made one, empty pieces left out."""
+    kept = pieces.length > 0
+    *columns, lengths = (column[kept] for column in pieces.columns())
+    goes_on = np.ones(max(0, len(lengths) - 1), np.bool_)
+    for index, offset in (columns[:2], columns[2:]):
+        goes_on &= (index[1:] == index[:-1]) & (offset[1:] - offset[:-1] == lengths[:-1])
+    if not goes_on.any():
+        return lengths, columns
+    starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    return np.add.reduceat(lengths, starts), [column[starts] for column in columns]
+
+
+def cut_list(pieces: Sequence[Piece], slice_bytes: int) -> list[list[Piece]]:
+    """`cut` piece by piece: quicker for few."""
     slices: list[list[Piece]] = []
     current: list[Piece] = []
     room_bytes = slice_bytes

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
-from kvstore.transfer.memory.region import Piece, Region
+from kvstore.transfer.memory.pieces import Pieces
+from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.paths.choice import Path
 
@@ -149,7 +150,7 @@ class Slice:
     transfer: Transfer
     peer: "Peer"
     direction: Direction
-    pieces: list[Piece]
+    pieces: Pieces
     size_bytes: int
     path: Path | None = None
     begun_ns: int = 0

@@ -37,10 +37,10 @@ from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.liveness import CLOSED_COUNT
 from kvstore.transfer.memory.mapping import Slab, map_slab
 from kvstore.transfer.memory.memcpy import copy
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
+from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.shm.target import SharedTarget
-from kvstore.transfer.streams.lane import check_local
 
 MAGIC: Final = b"kvshm1 "
 """Metadata: this, the `socket_id` of the Unix socket, a space, its path."""
@@ -157,7 +157,7 @@ class SharedMemoryAgent(TransferAgent):
     def submit(self, request: Request) -> None:
         peer = _as_process(request.remote)
         try:
-            check_local(request)
+            check_pieces(request.pieces, is_read=request.direction is Direction.READ)
             request.deadline.left_s()
             with self._lock:
                 if self._is_closed:
@@ -198,26 +198,25 @@ class SharedMemoryAgent(TransferAgent):
 
     def _copy(self, peer: _Process, request: Request) -> None:
         """Raises StaleHandle, Denied, InvalidArgument, Unreachable, DeadlineExceeded or Cancelled."""
-        is_read = request.direction is Direction.READ
-        parts = self._parts(peer, request)
-        for number, (piece, (memory, _)) in enumerate(zip(request.pieces, parts, strict=True)):
-            if not number % 64 or piece.size_bytes >= 1 << 20:
+        found = self._reach(peer, request)
+        here, there = views_here(request.pieces), views_there(request.pieces, lambda region: found[id(region)][0])
+        destinations, sources = (here, there) if request.direction is Direction.READ else (there, here)
+        for number, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
+            if not number % 64 or len(source) >= 1 << 20:
                 request.deadline.left_s()
                 if request.is_cancelled:
                     raise cancelled()
-            remote = memory[piece.remote_offset : piece.remote_offset + piece.size_bytes]
-            local = piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes]
-            copy(*((local, remote) if is_read else (remote, local)))
-        for piece, (_, place) in zip(request.pieces, parts, strict=True):
-            if not peer.is_live(piece.remote.region_id, place):
-                raise StaleHandle(f"region {piece.remote.region_id} was closed while it was copied")
+            copy(destination, source)
+        for region in regions_there(request.pieces):
+            if not peer.is_live(region.region_id, found[id(region)][1]):
+                raise StaleHandle(f"region {region.region_id} was closed while it was copied")
 
-    def _parts(self, peer: _Process, request: Request) -> list[tuple[memoryview, int]]:
-        """For each piece the mapped memory of its region and the region's place."""
+    def _reach(self, peer: _Process, request: Request) -> dict[int, tuple[memoryview, int]]:
+        """The mapped memory of each of the peer's regions and its place, by the identity of its description."""
         writable = request.direction is Direction.WRITE
         with self._connected(peer, request.deadline) as channel:
             peer.unmap_closed()
-            return [self._find(peer, channel, piece, writable, request.deadline) for piece in request.pieces]
+            return {id(region): self._find(peer, channel, region, writable, request.deadline) for region in regions_there(request.pieces)}
 
     @contextmanager
     def _connected(self, peer: _Process, deadline: Deadline) -> Iterator[Channel]:
@@ -250,12 +249,11 @@ class SharedMemoryAgent(TransferAgent):
             raise
         peer.channel, peer.live, peer.closed_count = channel, np.frombuffer(table, np.uint64), 0
 
-    def _find(self, peer: _Process, channel: Channel, piece: Piece, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
-        remote = piece.remote
+    def _find(self, peer: _Process, channel: Channel, remote: RemoteRegion, writable: bool, deadline: Deadline) -> tuple[memoryview, int]:
         slab, place = peer.mapped.get((remote.region_id, remote.key, writable)) or self._attach(peer, channel, remote, writable, deadline)
         if not peer.is_live(remote.region_id, place):
             raise StaleHandle(f"region {remote.region_id} is closed")
-        if piece.remote_offset + piece.size_bytes > len(slab.memory):
+        if remote.size_bytes > len(slab.memory):
             raise InvalidArgument(f"region {remote.region_id} has {len(slab.memory)} bytes, not {remote.size_bytes}")
         return slab.memory, place
 

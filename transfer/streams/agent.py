@@ -19,11 +19,12 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
-from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest, check_local
+from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest
 from kvstore.transfer.streams.target import Target
 
 MAGIC: Final = b"kvagent1 "
@@ -164,9 +165,9 @@ class ConnectionAgent(TransferAgent):
         try:
             if len(request.pieces) > MAX_PIECES or request.size_bytes > MAX_REQUEST_BYTES:
                 raise InvalidArgument(f"a request has at most {MAX_PIECES} pieces and {MAX_REQUEST_BYTES} bytes: cut it")
-            if any(piece.size_bytes > MAX_PIECE_BYTES for piece in request.pieces):
+            if longest_bytes(request.pieces) > MAX_PIECE_BYTES:
                 raise InvalidArgument(f"a piece has at most {MAX_PIECE_BYTES} bytes: cut it")
-            check_local(request)
+            check_pieces(request.pieces, is_read=request.direction is Direction.READ)
             request.deadline.left_s()
         except KVStoreError as error:
             return error

@@ -14,7 +14,6 @@ from kvstore.protocol.errors import (
     Cancelled,
     Closed,
     DeadlineExceeded,
-    InvalidArgument,
     KVStoreError,
     ProtocolError,
     Unreachable,
@@ -26,6 +25,7 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request
+from kvstore.transfer.memory.pieces import views_here, wire_columns
 from kvstore.transfer.streams.connection import Connection
 
 MAX_AHEAD_PIECES: Final = 2048
@@ -174,17 +174,11 @@ class Lane:
             return
         if request.fences:
             link.ask(Fence(list(request.fences)), Ok, deadline)
-        pieces = request.pieces
-        columns = (
-            [piece.remote.region_id for piece in pieces],
-            [piece.remote.key for piece in pieces],
-            [piece.remote_offset for piece in pieces],
-            [piece.size_bytes for piece in pieces],
-        )
+        columns = wire_columns(request.pieces)
         if request.direction is Direction.READ:
             link.send(Fetch(*columns), deadline)
         else:
-            link.send(Store(*columns), deadline, local_views(request), request.size_bytes)
+            link.send(Store(*columns), deadline, views_here(request.pieces), request.size_bytes)
 
     def _answer(self, link: Link, request: Request) -> None:
         """Take the answer to the oldest request. A typed error of the peer's ends that request alone."""
@@ -193,7 +187,7 @@ class Lane:
             payload_bytes = request.size_bytes if request.direction is Direction.READ else 0
             link.receive(Ok, request.deadline, payload_bytes=payload_bytes)
             if payload_bytes:
-                link.connection.recv_into(local_views(request), request.deadline)
+                link.connection.recv_into(views_here(request.pieces), request.deadline)
         except KVStoreError as failure:
             if not link.connection.is_open:
                 raise
@@ -248,21 +242,3 @@ def _own_reason(request: Request) -> KVStoreError | None:
     except DeadlineExceeded as error:
         return error
     return None
-
-
-def local_views(request: Request) -> list[memoryview]:
-    """The request's memory on this side, piece by piece."""
-    return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in request.pieces]
-
-
-def check_local(request: Request) -> None:
-    """Raises InvalidArgument for pieces outside their regions, and for reads into read-only memory."""
-    for piece in request.pieces:
-        piece.local.check(piece.local_offset, piece.size_bytes)
-        if piece.remote_offset < 0 or piece.remote_offset + piece.size_bytes > piece.remote.size_bytes:
-            raise InvalidArgument(
-                f"bytes {piece.remote_offset} to {piece.remote_offset + piece.size_bytes} are outside the peer's region "
-                f"of {piece.remote.size_bytes} bytes"
-            )
-        if request.direction is Direction.READ and piece.local.memory.readonly:
-            raise InvalidArgument("a read needs writable memory on this side; this region is read-only")

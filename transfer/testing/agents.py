@@ -20,6 +20,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, TransferAgent
+from kvstore.transfer.memory.pieces import table_of
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.testing.peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.testing.scene import MARK, Pair, ask, is_overwritten, notifications, outcome, overwrite, whole
@@ -119,6 +120,22 @@ class AgentConformance:
                 assert (bytes(ours.memory[:5]), bytes(theirs.memory)) == (pattern(2, size_bytes)[:5], pattern(1, size_bytes))
             else:
                 assert (bytes(theirs.memory[:3]), bytes(ours.memory)) == (pattern(1, size_bytes)[:3], pattern(2, size_bytes))
+
+    @both_directions
+    def test_a_table_of_pieces_is_moved_as_a_list_is(self, pair: Pair, direction: Direction) -> None:
+        """The engine hands on what came as columns (`Runs`) as a PieceTable."""
+        size_bytes, count = 300, 500
+        regions = [pair.regions(2 * size_bytes * count) for _ in range(3)]
+        pieces = [
+            Piece(regions[at % 3][1], at * size_bytes, regions[at % 2][2], 2 * at * size_bytes, at % size_bytes) for at in range(count)
+        ]
+        ask(pair.user, direction, pair.remote, table_of(pieces)).wait(Deadline(PATIENCE_S))
+        before = pattern(1 if direction is Direction.READ else 2, 2 * size_bytes * count)
+        for at, piece in enumerate(pieces):
+            begin = piece.remote_offset if direction is Direction.READ else piece.local_offset
+            moved = before[begin : begin + piece.size_bytes]
+            assert piece.local.part(piece.local_offset, piece.size_bytes) == moved
+            assert regions[at % 2][0].part(piece.remote_offset, piece.size_bytes) == moved
 
     @both_directions
     def test_one_piece_of_64_mib(self, pair: Pair, direction: Direction) -> None:

@@ -134,6 +134,14 @@ def naive_rows(pieces: list[Piece]) -> tuple[list[list[int]], list[list[int]]]:
     return local, remote
 
 
+def test_rows_without_the_empty_ones_among_many_are_contiguous() -> None:
+    many = [Piece(HERE[at % 2], at % 40, DESCRIBED[at % 2], at % 30, at % 10) for at in range(500)]
+    _, local, remote = descriptor_rows(Direction.WRITE, many)
+    assert (local.tolist(), remote.tolist()) == naive_rows(many)
+    assert local.flags.c_contiguous
+    assert remote.flags.c_contiguous
+
+
 @pytest.mark.parametrize("offset", [(1 << 63) - 1, 1 << 63, 1 << 70])
 def test_offsets_beyond_all_memory_are_refused(offset: int) -> None:
     with pytest.raises(InvalidArgument):

@@ -95,7 +95,7 @@ def test_a_path_must_reach_every_region_of_the_slice() -> None:
     assert peer.choose(waiting(peer, Priority.FOREGROUND, "shm,tcp", "tcp"), 0) == FIRST
     assert peer.choose(waiting(peer, Priority.FOREGROUND, "shm", "tcp"), 0) is None
     one = waiting(peer, Priority.FOREGROUND, "shm")
-    one.pieces.append(one.pieces[0])
+    one.pieces = [*one.pieces, *one.pieces]
     assert peer.choose(one, 0) == SHM
 
 

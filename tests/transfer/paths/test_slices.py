@@ -1,9 +1,12 @@
 """Promises of slices.py; a naive byte-by-byte list of moves is the oracle."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.transfer.memory.pieces import Pieces, regions_here, regions_there, table_of
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE, cut
 
@@ -15,11 +18,11 @@ def piece(local_offset: int, remote_offset: int, size_bytes: int, *, local: int 
     return Piece(LOCALS[local], local_offset, REMOTES[remote], remote_offset, size_bytes)
 
 
-def sizes(slices: list[list[Piece]]) -> list[list[int]]:
+def sizes(slices: Sequence[Pieces]) -> list[list[int]]:
     return [[part.size_bytes for part in one] for one in slices]
 
 
-def moves(pieces: list[Piece]) -> list[tuple[int, int, int, int]]:
+def moves(pieces: Pieces) -> list[tuple[int, int, int, int]]:
     """Every byte as (local region, its offset, remote region, its offset), in order."""
     return [
         (part.local.region_id, part.local_offset + at, part.remote.region_id, part.remote_offset + at)
@@ -62,7 +65,23 @@ def test_an_empty_piece_does_not_part_its_neighbours() -> None:
 
 def test_a_slice_has_at_most_so_many_pieces() -> None:
     pieces = [piece(2 * at, at * 3, 1) for at in range(2 * MAX_PIECES_A_SLICE + 1)]
-    assert [len(one) for one in cut(pieces, 1 << 20)] == [MAX_PIECES_A_SLICE, MAX_PIECES_A_SLICE, 1]
+    for some in (pieces, table_of(pieces)):
+        assert [len(one) for one in cut(some, 1 << 20)] == [MAX_PIECES_A_SLICE, MAX_PIECES_A_SLICE, 1]
+
+
+def test_columns_are_cut_at_the_same_places_after_a_slice_of_too_many_pieces() -> None:
+    """A list would begin to count anew there; columns need not be walked for that."""
+    pieces = [piece(2 * at, at * 3, 1) for at in range(MAX_PIECES_A_SLICE + 10)]
+    whole = MAX_PIECES_A_SLICE + 4
+    assert [len(one) for one in cut(pieces, whole)] == [MAX_PIECES_A_SLICE, 10]
+    assert [len(one) for one in cut(table_of(pieces), whole)] == [MAX_PIECES_A_SLICE, 4, 6]
+
+
+def test_slices_of_columns_name_the_regions_that_they_use_and_no_others() -> None:
+    first, second = cut(table_of([piece(0, 0, 100), piece(0, 0, 100, local=1, remote=1)]), 100)
+    assert list(regions_here(first)) == [LOCALS[0]]
+    assert list(regions_here(second)) == [LOCALS[1]]
+    assert [region.region_id for region in regions_there(second)] == [REMOTES[1].region_id]
 
 
 @given(
@@ -84,6 +103,7 @@ def test_slices_are_the_same_bytes_in_the_same_order(pieces: list[Piece], follow
     assert all(sum(map(len_of, one)) == slice_bytes for one in slices[:-1])
     assert all(0 < sum(map(len_of, one)) <= slice_bytes for one in slices)
     assert all(part.size_bytes for one in slices for part in one)
+    assert [list(one) for one in cut(table_of(pieces), slice_bytes)] == slices
 
 
 def len_of(part: Piece) -> int:

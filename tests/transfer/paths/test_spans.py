@@ -14,7 +14,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import MAX_COPY_BYTES, Copy, Span, flat, piece_of
+from kvstore.transfer.paths.spans import MAX_COPY_BYTES, Copy, Runs, Span, flat, groups_of, piece_of
 
 PEER = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
 REMOTE = PeerRegion(PEER, RemoteRegion(1, 100, 7, {}))
@@ -91,3 +91,62 @@ def test_what_is_no_contiguous_buffer_is_refused(buffer: Any) -> None:
 def test_a_flat_view_is_taken_as_it_is() -> None:
     view = memoryview(bytearray(4))
     assert flat(view).obj is view.obj
+
+
+# --- runs ---
+
+OTHER = PeerRegion(PEER, RemoteRegion(2, 60, 7, {}))
+STRANGER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
+SOURCE_REGIONS, SOURCE_OFFSETS = [1, 0], [5, 60]
+DESTINATION_REGIONS, DESTINATION_OFFSETS = [0, 0], [0, 10]
+COLUMNS = (SOURCE_REGIONS, SOURCE_OFFSETS, DESTINATION_REGIONS, DESTINATION_OFFSETS)
+
+
+def test_runs_are_the_copies_that_their_rows_are() -> None:
+    for sources, destinations in (([REMOTE, OTHER], [LOCAL]), ([LOCAL, Region(memoryview(bytearray(90)))], [REMOTE])):
+        runs = Runs(sources, destinations, *COLUMNS, [3, 4])
+        if isinstance(sources[0], Region):
+            runs = Runs(sources[::-1], destinations, *COLUMNS, [3, 4])
+            sources = sources[::-1]
+        rows = zip(*COLUMNS, [3, 4], strict=True)
+        copies: list[Copy] = [(Span(sources[a], b), Span(destinations[c], d), size) for a, b, c, d, size in rows]
+        [(peer, direction, expected)] = groups_of(copies)
+        [(found_peer, found_direction, found)] = groups_of(runs)
+        assert (found_peer, found_direction, list(found)) == (peer, direction, list(expected))
+
+
+def test_columns_of_any_integers_will_do() -> None:
+    ones = np.broadcast_to(np.uint8(1), (3,))
+    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE, OTHER], np.zeros(3, np.int32), ones, ones, np.arange(3, dtype=np.uint64), [4] * 3))
+    assert list(found) == [(LOCAL, 1, OTHER.remote, at, 4) for at in range(3)]
+
+
+def test_no_runs_are_no_pieces() -> None:
+    nothing = np.empty(0, np.int64)
+    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE], *[nothing] * 5))
+    assert not len(found)
+
+
+@pytest.mark.parametrize(
+    ("runs", "reason"),
+    [
+        (Runs([LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "one side is a peer's"),
+        (Runs([REMOTE], [REMOTE], [0], [0], [0], [0], [1]), "one side is a peer's"),
+        (Runs([REMOTE, LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
+        (Runs([REMOTE, STRANGER], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
+        (Runs([], [LOCAL], [0], [0], [0], [0], [1]), "at least one region"),
+        (Runs([b"1234"], [REMOTE], [0], [0], [0], [0], [1]), "at least one region"),  # type: ignore[list-item]
+        (Runs([LOCAL], [REMOTE], [1], [0], [0], [0], [1]), "name region 1"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [-1], [0], [1]), "less than 0"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [0], [0], [1, 1]), "equally long"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [0], [[0]], [1]), "flat array"),
+        (Runs([LOCAL], [REMOTE], [0], [0.0], [0], [0], [1]), "array of integers"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [0], [0], [51]), "outside a region"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [0], [60], [41]), "outside the peer"),
+        (Runs([LOCAL], [REMOTE], [0], [0], [0], np.array([1 << 63], np.uint64), [1]), "outside the peer"),
+        (Runs([REMOTE], [Region(memoryview(b"1234"))], [0], [0], [0], [0], [1]), "read-only"),
+    ],
+)
+def test_runs_that_cannot_be_made_are_refused(runs: Runs, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        groups_of(runs)

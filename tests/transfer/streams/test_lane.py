@@ -12,7 +12,6 @@ from kvstore.protocol.errors import (
     Cancelled,
     Closed,
     DeadlineExceeded,
-    InvalidArgument,
     KVStoreError,
     ProtocolError,
     StaleHandle,
@@ -23,8 +22,8 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request
-from kvstore.transfer.memory.region import Piece, Region
-from kvstore.transfer.streams.lane import LAST_ID, MAX_AHEAD_PIECES, Lane, Link, NoticeRequest, check_local
+from kvstore.transfer.memory.region import Piece
+from kvstore.transfer.streams.lane import LAST_ID, MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.waiting import PATIENCE_S, QUIET_S
 from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
@@ -304,22 +303,3 @@ def test_a_peer_at_fault_fails_all(lane: Lane) -> None:
     request = a_request()
     under_way(lane, request)
     assert broken(lane, ProtocolError("")) == [(request, ProtocolError)]
-
-
-# --- what is refused before it is asked for ---
-
-
-@pytest.mark.parametrize(("local", "remote", "size"), [(-1, 0, 1), (1, 0, SIZE), (0, -1, 1), (0, 1, SIZE)])
-@pytest.mark.parametrize("direction", Direction)
-def test_pieces_outside_their_regions_are_refused(direction: Direction, local: int, remote: int, size: int) -> None:
-    region = make_region(SIZE)
-    with pytest.raises(InvalidArgument):
-        check_local(Request(direction, "peer", [Piece(region, local, shown(region), remote, size)], Deadline(PATIENCE_S)))
-
-
-def test_memory_that_cannot_be_written_is_not_read_into() -> None:
-    region, theirs = Region(memoryview(b"constant")), make_region(SIZE)
-    pieces = [Piece(region, 0, shown(theirs), 0, 8)]
-    check_local(Request(WRITE, "peer", pieces, Deadline(PATIENCE_S)))
-    with pytest.raises(InvalidArgument, match="read-only"):
-        check_local(Request(READ, "peer", pieces, Deadline(PATIENCE_S)))

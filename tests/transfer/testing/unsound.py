@@ -285,7 +285,7 @@ class TestMovesAfterFinish(Unsound, TestSoundAgent):
 
 class MovesNothing(SharedMemoryAgent):
     def _copy(self, peer: Any, request: Request) -> None:
-        self._parts(peer, request)
+        self._reach(peer, request)
 
 
 class TestMovesNothing(Unsound, TestSoundAgent):

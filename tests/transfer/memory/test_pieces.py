@@ -1,0 +1,94 @@
+"""What is asked of pieces has the same answer of a list and of a table."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.transfer.memory.pieces import (
+    Pieces,
+    check_pieces,
+    longest_bytes,
+    regions_here,
+    regions_there,
+    table_of,
+    table_of_used,
+    total_bytes,
+    views_here,
+    views_there,
+    wire_columns,
+)
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+
+SIZE = 64
+HERE = [Region(memoryview(bytearray(range(SIZE)))), Region(memoryview(bytearray(range(100, 100 + SIZE))))]
+THERE = [RemoteRegion(number, SIZE, (1 << 63) - number, {}) for number in (7, 9)]
+MAPPED = {7: memoryview(bytearray(range(200, 200 + SIZE // 2)) * 2), 9: memoryview(bytearray(SIZE))}
+PIECES = [Piece(HERE[0], 3, THERE[1], 5, 10), Piece(HERE[1], 0, THERE[1], 20, 0), Piece(HERE[0], 20, THERE[0], 0, 30)]
+
+places = st.integers(0, SIZE // 2)
+some_pieces = st.lists(st.builds(Piece, st.sampled_from(HERE), places, st.sampled_from(THERE), places, places), max_size=6)
+
+
+@given(some_pieces)
+def test_a_table_answers_as_the_list_that_it_was_made_of(pieces: list[Piece]) -> None:
+    table = table_of(pieces)
+    assert list(table) == pieces
+    assert [table[at] for at in range(len(table))] == pieces
+    assert (total_bytes(table), longest_bytes(table)) == (total_bytes(pieces), longest_bytes(pieces))
+    assert views_here(table) == views_here(pieces)
+    assert views_there(table, lambda region: MAPPED[region.region_id]) == views_there(pieces, lambda region: MAPPED[region.region_id])
+    for found in (wire_columns(table), wire_columns(pieces)):
+        assert [list(column) for column in found] == [
+            [piece.remote.region_id for piece in pieces],
+            [piece.remote.key for piece in pieces],
+            [piece.remote_offset for piece in pieces],
+            [piece.size_bytes for piece in pieces],
+        ]
+    for some in (pieces, table):
+        assert {region.region_id for region in regions_here(some)} == {piece.local.region_id for piece in pieces}
+        assert {region.region_id for region in regions_there(some)} == {piece.remote.region_id for piece in pieces}
+        check_pieces(some, is_read=True)
+
+
+def test_a_table_is_its_own() -> None:
+    table = table_of(PIECES)
+    assert table_of(table) is table
+
+
+def test_a_part_of_a_table_has_no_regions_that_it_does_not_use() -> None:
+    part = table_of(PIECES)[1:3]
+    assert list(part) == PIECES[1:]
+    assert list(regions_here(part[1:])) == [HERE[0]]
+    assert list(regions_there(part[:1])) == [THERE[1]]
+    columns = table_of(PIECES[2:]).columns()
+    assert table_of_used(HERE[:1], THERE[:1], *columns).columns() == columns
+    assert not table_of_used(HERE, THERE, *(column[:0] for column in columns)).here
+
+
+@pytest.mark.parametrize("offset", [1 << 63, 1 << 70])
+def test_places_beyond_all_memory_are_no_table(offset: int) -> None:
+    with pytest.raises(InvalidArgument):
+        table_of([Piece(HERE[0], 0, THERE[0], offset, 1)])
+
+
+def both(*pieces: Piece) -> list[Pieces]:
+    return [list(pieces), table_of(list(pieces))]
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "size"),
+    [(-1, 0, 1), (1, 0, SIZE), (0, -1, 1), (0, 1, SIZE), (0, 0, -1), ((1 << 63) - 1, 0, 1), (0, 1, (1 << 63) - 1)],
+)
+@pytest.mark.parametrize("is_read", [False, True])
+def test_pieces_outside_their_regions_are_refused(is_read: bool, local: int, remote: int, size: int) -> None:
+    for pieces in both(PIECES[0], Piece(HERE[1], local, THERE[0], remote, size), PIECES[2]):
+        with pytest.raises(InvalidArgument, match="outside"):
+            check_pieces(pieces, is_read=is_read)
+
+
+def test_memory_that_cannot_be_written_is_not_read_into() -> None:
+    for pieces in both(PIECES[0], Piece(Region(memoryview(b"constant")), 0, THERE[0], 0, 8)):
+        check_pieces(pieces, is_read=False)
+        with pytest.raises(InvalidArgument, match="read-only"):
+            check_pieces(pieces, is_read=True)

@@ -1,0 +1,184 @@
+"""Many pieces as columns, so that what a request of 10,000 runs costs is numpy's and not Python's; and what agents ask of pieces, be they
+columns or the short list of a small request, which is quicker as a list."""
+
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+
+Int64s = npt.NDArray[np.int64]
+_COLUMNS: Final = 5
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceTable(Sequence[Piece]):
+    """Pieces as five equally long columns of int64: piece i is `length[i]` bytes at `here_offset[i]` of `here[here_index[i]]` and at
+    `there_offset[i]` of `there[there_index[i]]`. As a sequence it makes a Piece of each: good for few, or where speed does not matter.
+
+    Every region of both tuples is used. The indexes are right; the rest is checked by `check_pieces`.
+    """
+
+    here: tuple[Region, ...]
+    there: tuple[RemoteRegion, ...]
+    here_index: Int64s
+    here_offset: Int64s
+    there_index: Int64s
+    there_offset: Int64s
+    length: Int64s
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @overload
+    def __getitem__(self, at: int) -> Piece: ...
+    @overload
+    def __getitem__(self, at: slice) -> "PieceTable": ...
+    def __getitem__(self, at: int | slice) -> "Piece | PieceTable":
+        columns = [column[at] for column in self.columns()]
+        if isinstance(at, slice):
+            return table_of_used(self.here, self.there, *columns)
+        here_index, here_offset, there_index, there_offset, length = map(int, columns)
+        return Piece(self.here[here_index], here_offset, self.there[there_index], there_offset, length)
+
+    def __iter__(self) -> Iterator[Piece]:
+        rows = zip(*(column.tolist() for column in self.columns()), strict=True)
+        for here_index, here_offset, there_index, there_offset, length in rows:
+            yield Piece(self.here[here_index], here_offset, self.there[there_index], there_offset, length)
+
+    def columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
+        return self.here_index, self.here_offset, self.there_index, self.there_offset, self.length
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.length.sum())
+
+    def first_outside(self) -> int | None:
+        """The index of the first piece that does not lie within its regions."""
+        outside = self.length < 0
+        for regions, index, offset in ((self.here, self.here_index, self.here_offset), (self.there, self.there_index, self.there_offset)):
+            sizes = np.array([region.size_bytes for region in regions], np.int64)
+            outside |= (offset < 0) | (offset > sizes[index] - self.length)
+        return int(outside.argmax()) if outside.any() else None
+
+
+def table_of_used(here: Sequence[Region], there: Sequence[RemoteRegion], *columns: Int64s) -> PieceTable:
+    """The table of these columns, which may use but some of the regions."""
+    here_index, here_offset, there_index, there_offset, length = columns
+    found_here, here_index = _used(here, here_index)
+    found_there, there_index = _used(there, there_index)
+    return PieceTable(found_here, found_there, here_index, here_offset, there_index, there_offset, length)
+
+
+def _used(regions: Sequence[T], index: Int64s) -> tuple[tuple[T, ...], Int64s]:
+    if len(regions) == 1 and len(index):
+        return tuple(regions), index
+    used, again = np.unique(index, return_inverse=True)
+    return tuple([regions[at] for at in used.tolist()]), again.astype(np.int64, copy=False)
+
+
+def table_of(pieces: "Pieces") -> PieceTable:
+    """A list of pieces as a table. Raises InvalidArgument for an offset or length of 2^63 or more."""
+    if isinstance(pieces, PieceTable):
+        return pieces
+    here, there = {id(piece.local): piece.local for piece in pieces}, {id(piece.remote): piece.remote for piece in pieces}
+    positions = [dict(zip(regions, range(len(regions)), strict=True)) for regions in (here, there)]
+    rows = [
+        (positions[0][id(local)], local_offset, positions[1][id(remote)], remote_offset, size)
+        for local, local_offset, remote, remote_offset, size in pieces
+    ]
+    try:
+        columns = np.array(rows, np.int64).reshape(-1, _COLUMNS).T
+    except OverflowError:
+        raise InvalidArgument("an offset or size of 2^63 bytes or more") from None
+    return PieceTable(tuple(here.values()), tuple(there.values()), *columns)
+
+
+Pieces = Sequence[Piece] | PieceTable
+"""What a request moves: a list of pieces, or a table of many."""
+
+
+def total_bytes(pieces: Pieces) -> int:
+    return pieces.size_bytes if isinstance(pieces, PieceTable) else sum([piece.size_bytes for piece in pieces])
+
+
+def longest_bytes(pieces: Pieces) -> int:
+    """The length of the longest piece; 0 if there is none."""
+    return int(pieces.length.max(initial=0)) if isinstance(pieces, PieceTable) else max((piece.size_bytes for piece in pieces), default=0)
+
+
+def regions_here(pieces: Pieces) -> Collection[Region]:
+    """Each region of this side that is used, once."""
+    if isinstance(pieces, PieceTable):
+        return pieces.here
+    return {id(piece.local): piece.local for piece in pieces}.values()
+
+
+def regions_there(pieces: Pieces) -> Collection[RemoteRegion]:
+    """Each region of the peer that is used, once."""
+    if isinstance(pieces, PieceTable):
+        return pieces.there
+    return {id(piece.remote): piece.remote for piece in pieces}.values()  # by identity: a RemoteRegion cannot be hashed
+
+
+def views_here(pieces: Pieces) -> list[memoryview]:
+    """The memory of this side, piece by piece."""
+    if isinstance(pieces, PieceTable):
+        return _views([region.memory for region in pieces.here], pieces.here_index, pieces.here_offset, pieces.length)
+    return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in pieces]
+
+
+def views_there(pieces: Pieces, memory_of: Callable[[RemoteRegion], memoryview]) -> list[memoryview]:
+    """The peer's memory, piece by piece, for who has it mapped."""
+    if isinstance(pieces, PieceTable):
+        return _views([memory_of(region) for region in pieces.there], pieces.there_index, pieces.there_offset, pieces.length)
+    return [memory_of(piece.remote)[piece.remote_offset : piece.remote_offset + piece.size_bytes] for piece in pieces]
+
+
+def _views(memories: Sequence[memoryview], index: Int64s, offset: Int64s, length: Int64s) -> list[memoryview]:
+    starts, ends = offset.tolist(), (offset + length).tolist()
+    if len(memories) == 1:
+        [memory] = memories
+        return [memory[start:end] for start, end in zip(starts, ends, strict=True)]
+    return [memories[at][start:end] for at, start, end in zip(index.tolist(), starts, ends, strict=True)]
+
+
+def wire_columns(pieces: Pieces) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]:
+    """Ids and keys of the peer's regions, offsets in them and lengths: the columns of Fetch and Store."""
+    if isinstance(pieces, PieceTable):
+        ids = np.array([region.region_id for region in pieces.there], np.uint64)
+        keys = np.array([region.key for region in pieces.there], np.uint64)
+        columns = (ids[pieces.there_index], keys[pieces.there_index], pieces.there_offset, pieces.length)
+        return tuple(array("Q", column.astype(np.uint64, copy=False).tobytes()) for column in columns)  # type: ignore[return-value]
+    return (
+        [piece.remote.region_id for piece in pieces],
+        [piece.remote.key for piece in pieces],
+        [piece.remote_offset for piece in pieces],
+        [piece.size_bytes for piece in pieces],
+    )
+
+
+def check_pieces(pieces: Pieces, *, is_read: bool) -> None:
+    """Raises InvalidArgument for pieces outside their regions, and for reads into read-only memory."""
+    if not isinstance(pieces, PieceTable):
+        for piece in pieces:
+            _check_place(piece)
+    elif (at := pieces.first_outside()) is not None:
+        _check_place(pieces[at])
+    if is_read and any(region.memory.readonly for region in regions_here(pieces)):
+        raise InvalidArgument("a read needs writable memory on this side; this region is read-only")
+
+
+def _check_place(piece: Piece) -> None:
+    piece.local.check(piece.local_offset, piece.size_bytes)
+    if piece.remote_offset < 0 or piece.remote_offset + piece.size_bytes > piece.remote.size_bytes:
+        raise InvalidArgument(
+            f"bytes {piece.remote_offset} to {piece.remote_offset + piece.size_bytes} are outside the peer's region "
+            f"of {piece.remote.size_bytes} bytes"
+        )
