@@ -11,20 +11,24 @@ from kvstore.protocol.errors import InvalidArgument
 Bytes = NDArray[np.uint8]
 """A region of memory: one-dimensional and contiguous."""
 Int64s = NDArray[np.int64]
+Column = NDArray[np.int64 | np.uint32]
 
 _CHUNK_BYTES: Final = 256 << 10
 """Copied at once: numpy collects what it gathers before it stores that, and so much stays in the cache."""
 
 
 class Copies(NamedTuple):
-    """Equally long arrays of int64, an entry a copy; destinations never overlap. Some are read-only views of one repeated number."""
+    """Equally long arrays, an entry a copy; destinations never overlap. Some are read-only views of one repeated number.
 
-    source_region: Int64s
-    source_offset: Int64s
+    Offsets of many copies are of uint32 where that holds the end of each, else of int64: mind what you add to them.
+    """
+
+    source_region: Column
+    source_offset: Column
     """In bytes, as all offsets and lengths."""
-    destination_region: Int64s
-    destination_offset: Int64s
-    length: Int64s
+    destination_region: Column
+    destination_offset: Column
+    length: Column
 
     @property
     def total_bytes(self) -> int:
@@ -72,7 +76,7 @@ def as_bytes(region: Any) -> Bytes:
         raise InvalidArgument(f"a region must be a contiguous buffer: {error}") from None
 
 
-def _windows(regions: Sequence[Bytes], region: int, offsets: Int64s, length: int) -> Bytes:
+def _windows(regions: Sequence[Bytes], region: int, offsets: Column, length: int) -> Bytes:
     """All places of `length` bytes in a region, as rows by offset."""
     if region >= len(regions):
         raise InvalidArgument(f"copies reach region {region}, but there are {len(regions)} regions")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.kvcache.layouts.copies import Copies, Int64s
+from kvstore.kvcache.layouts.copies import Column, Copies, Int64s
 from kvstore.kvcache.layouts.counterparts import Pair
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.strides import Placed, Places, Step, Strides, strides_of
@@ -20,6 +20,8 @@ _TEMPLATES: Final = 1024
 """Templates kept: a layer of a pair is one of 1 KB, 80 layers with runs of single tokens one of 80 KB."""
 _FEW: Final = 1024
 """Sums that are made quicker (1 us) than it is found that they are all equal (20 us)."""
+_MAX_NARROW: Final = (1 << 32) - 1
+"""What a column of 32 bits holds."""
 
 
 class Units(NamedTuple):
@@ -108,11 +110,12 @@ def copies_of(parts: Iterable[tuple[tuple[Grid, ...], Placed, Placed]]) -> Copie
     Units that follow one another on both sides become one run.
     """
     pieces = [piece for template, source, destination in parts for piece in _pieces(template, source, destination)]
+    longest = max((int(piece.lengths.max()) for piece in pieces), default=0)
     return Copies(
         _outer_sum([(piece.source.regions, piece.grid.source.runs.regions) for piece in pieces]),
-        _outer_sum([(piece.source.offsets, piece.grid.source.runs.offsets) for piece in pieces]),
+        _outer_sum([(piece.source.offsets, piece.grid.source.runs.offsets) for piece in pieces], longest),
         _outer_sum([(piece.destination.regions, piece.grid.destination.runs.regions) for piece in pieces]),
-        _outer_sum([(piece.destination.offsets, piece.grid.destination.runs.offsets) for piece in pieces]),
+        _outer_sum([(piece.destination.offsets, piece.grid.destination.runs.offsets) for piece in pieces], longest),
         _outer_sum([(piece.lengths, np.zeros_like(piece.grid.source.runs.offsets)) for piece in pieces]),
     )
 
@@ -137,18 +140,24 @@ def _pieces(template: tuple[Grid, ...], source: Placed, destination: Placed) -> 
     ]
 
 
-def _outer_sum(terms: list[tuple[Int64s, Int64s]]) -> Int64s:
-    """Of each pair of arrays all sums, one after the other. A number that repeats throughout takes no memory if it repeats often."""
+def _outer_sum(terms: list[tuple[Int64s, Int64s]], longest: int = 0) -> Column:
+    """Of each pair of arrays all sums, one after the other. A number that repeats throughout takes no memory if it repeats often.
+
+    Many are of 32 bits if these hold every sum plus `longest`: how fast memory is written is all that listing runs costs.
+    """
     total = sum(len(one) * len(other) for one, other in terms)
+    wide: type[np.int64 | np.uint32] = np.int64
     if total > _FEW:
         bounds = {int(bound) for one, other in terms for bound in (one.min() + other.min(), one.max() + other.max())}
         if len(bounds) == 1:
             return np.broadcast_to(np.int64(bounds.pop()), (total,))
-    out = np.empty(total, np.int64)
+        if max(bounds) + longest <= _MAX_NARROW:
+            wide = np.uint32
+    out = np.empty(total, wide)
     at = 0
     for one, other in terms:
         end = at + len(one) * len(other)
-        np.add.outer(one, other, out=out[at:end].reshape(len(one), len(other)))
+        np.add.outer(one.astype(wide), other.astype(wide), out=out[at:end].reshape(len(one), len(other)))
         at = end
     return out
 

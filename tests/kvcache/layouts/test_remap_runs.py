@@ -126,6 +126,21 @@ def test_columns_of_one_number_take_no_memory_if_they_are_long() -> None:
     assert set(plan(layout, several, ours, theirs).destination_region.tolist()) == set(range(20))
 
 
+@pytest.mark.parametrize(("pool_blocks", "kind"), [(99, np.uint32), (1 << 28, np.int64)])
+def test_offsets_of_many_are_of_32_bits_where_these_hold_the_end_of_each(pool_blocks: int, kind: type[np.generic]) -> None:
+    layout = layout_of(spec_of(layers=20), order="NHD", pool_blocks=pool_blocks, tp=2)
+    wide = layout_of(layout.spec, pool_blocks=pool_blocks)
+    ours, theirs = list(range(98, 2, -2)) + [pool_blocks - 1], [*range(48), pool_blocks - 1]
+    found = plan(layout, wide, ours, theirs)
+    assert found.source_offset.dtype == found.destination_offset.dtype == kind
+    alone = plan(layout, wide, ours[-1:], theirs[-1:])
+    assert alone.source_offset.dtype == np.int64
+    count = len(alone.length)
+    assert found.source_offset[-count:].tolist() == alone.source_offset.tolist()
+    assert found.destination_offset[-count:].tolist() == alone.destination_offset.tolist()
+    assert int(alone.source_offset.max()) + ELEMENT == layout.region_bytes(0, 0)
+
+
 def test_nothing_is_no_copies() -> None:
     assert [len(column) for column in copies_of([])] == [0] * 5
 
