@@ -106,8 +106,9 @@ class Claim(Message):
 class Copy(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
-    The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`. `epoch` is the
-    master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or being written, or too much is waiting already).
+    The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
+    its transfer engine is reached, if it has one. `epoch` is the master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or
+    being written, or too much is waiting already).
     """
 
     TYPE = 34
@@ -124,6 +125,8 @@ class Copy(Message):
         ("checksums", "u64s"),
         ("generations", "u64s"),
         ("parents", "parents"),
+        ("transfer", "count"),
+        ("transfer", "blobs"),
     )
     epoch: int
     tenant: str
@@ -137,6 +140,7 @@ class Copy(Message):
     checksums: Ints
     generations: Ints
     parents: list[bytes]
+    transfer: list[bytes]
 
 
 @dataclass(slots=True)

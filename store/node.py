@@ -167,6 +167,7 @@ class Node:
             batch_bytes=settings.copy_batch,
             queue_blocks=settings.copy_queue,
             timeout_s=settings.copy_timeout_s,
+            engine=self._engine,
         )
         self._prefaulter = Prefaulter(self.reactor, dram, step_bytes=settings.prefault_step, on_done=on_prefaulted)
 

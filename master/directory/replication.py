@@ -166,6 +166,7 @@ class Replication:
             [version.checksum for version in versions],
             [version.generation for version in versions],
             [version.parent for version in versions],
+            [source.description.transfer] if source.description.transfer else [],
         )
 
     def _add(self, where: _Where, order: _Order) -> bool:

@@ -1,20 +1,43 @@
 """Blocks fetched from another node: one connection, one Read, values straight into the memory given, each checked. Blocking and without
-state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/queue.py."""
+state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/queue.py.
 
+Many bytes come by the transfer engine, past the loop of the source, which only grants the lease; by messages where that fails.
+"""
+
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.errors import (
+    ChecksumMismatch,
+    Denied,
+    Fenced,
+    InvalidArgument,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+)
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.protocol.node_messages import INLINE, LATER, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read, RegionList, Regions, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_here, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.tiers.value_codec import is_raw_tensor
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.transfers import Priority
+
+ENGINE_MIN_BYTES: Final = 1 << 20
+"""Batches from this size on go by the transfer engine, as clients' do by default."""
+MAX_REGIONS: Final = 64
+"""Asked for in one message."""
+log = logging.getLogger("kvstore.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +48,8 @@ class Source:
     host_id: str
     unix: str
     tcp: str
+    transfer: bytes = b""
+    """How its transfer engine is reached; b"" for none."""
 
 
 class Wanted(NamedTuple):
@@ -36,27 +61,71 @@ class Wanted(NamedTuple):
     destination: memoryview
 
 
-def fetch(source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Deadline) -> list[int | KVStoreError]:
+def fetch(
+    source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Deadline, engine: TransferEngine | None = None
+) -> list[int | KVStoreError]:
     """For each block the xxh3_64 of the bytes that are in the destination now, or why they are not; its content is undefined then.
 
-    It is the checksum wanted, but for a raw tensor value of which the source has only what came back from an encoded copy.
+    It is the checksum wanted, but for a raw tensor value of which the source has only what came back from an encoded copy. `engine` is this
+    node's.
 
     Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing has been fetched.
     """
     channel = _open(source, hello, deadline)
     said = [(LATER, 0)] * len(wanted)
     """By the source of each: its status, and the checksum of what it sent."""
+    is_worth_it = sum(len(one.destination) for one in wanted) >= ENGINE_MIN_BYTES
+    by_engine = engine if is_worth_it and source.transfer and not channel.address.unix else None
     try:
         while left := [index for index, (status, _) in enumerate(said) if status == LATER]:
             part = [wanted[index] for index in left]
-            blocks = channel.call(Read([one.key for one in part], [one.generation for one in part], MAX_VALUE_BYTES, 0), Blocks, deadline)
-            _check(source, blocks, part)
-            channel.read_into([one.destination for one, status in zip(part, blocks.statuses, strict=True) if status == INLINE], deadline)
-            for index, status, served in zip(left, blocks.statuses, blocks.checksums, strict=True):
+            blocks = _ask(channel, source, part, deadline, by_engine=by_engine is not None)
+            statuses = bytes(blocks.statuses)
+            if blocks.lease and by_engine is not None:
+                try:
+                    _move(channel, source, blocks, part, deadline, by_engine)
+                except (Unavailable, StaleHandle, Fenced, Denied, InvalidArgument, ProtocolError) as error:
+                    if not channel.is_open:  # it is the source that is gone, not only the way to its engine
+                        raise
+                    log.warning("blocks of node %d come by message: %s", source.node_id, error)
+                    by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([LATER]))
+                channel.post(Release([blocks.lease]))
+            for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
                 said[index] = status, served
     finally:
         channel.close()
     return [_verdict(source, one, status, served) for one, (status, served) in zip(wanted, said, strict=True)]
+
+
+def _ask(channel: Channel, source: Source, wanted: Sequence[Wanted], deadline: Deadline, *, by_engine: bool) -> Blocks:
+    """One Read, and the values that come with its answer."""
+    keys, generations = [one.key for one in wanted], [one.generation for one in wanted]
+    if by_engine:
+        message = Read(keys, generations, 0, int(deadline.left_s() * 1000) + 1, 1)
+    else:
+        message = Read(keys, generations, MAX_VALUE_BYTES, 0)
+    blocks = channel.call(message, Blocks, deadline)
+    _check(source, blocks, wanted, by_engine=by_engine)
+    channel.read_into([one.destination for one, status in zip(wanted, blocks.statuses, strict=True) if status == INLINE], deadline)
+    return blocks
+
+
+def _move(channel: Channel, source: Source, blocks: Blocks, wanted: Sequence[Wanted], deadline: Deadline, engine: TransferEngine) -> None:
+    """Have the engine read what the answer points at. Raises as TransferEngine.connect, import_region and transfer do, StaleHandle for a
+    slab that is gone."""
+    places = [place for place, status in enumerate(blocks.statuses) if status == MAPPED]
+    slabs = list(dict.fromkeys(blocks.slabs[place] for place in places))
+    peer, regions = engine.connect(source.transfer), dict[int, PeerRegion]()
+    for start in range(0, len(slabs), MAX_REGIONS):
+        part = slabs[start : start + MAX_REGIONS]
+        shown = channel.call(Regions(part), RegionList, deadline).regions
+        if len(shown) != len(part) or not all(shown):
+            raise StaleHandle(f"node {source.node_id} named a slab that it does not have")
+        regions.update((slab, engine.import_region(peer, region)) for slab, region in zip(part, shown, strict=True))
+    copies: list[Copy] = [
+        (Span(regions[blocks.slabs[place]], blocks.offsets[place]), wanted[place].destination, blocks.sizes[place]) for place in places
+    ]
+    engine.transfer(copies, deadline_s=deadline.left_s(), priority=Priority.BACKGROUND)
 
 
 def _open(source: Source, hello: Hello, deadline: Deadline) -> Channel:
@@ -77,12 +146,13 @@ def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline)
     return channel
 
 
-def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted]) -> None:
+def _check(source: Source, blocks: Blocks, wanted: Sequence[Wanted], *, by_engine: bool) -> None:
     """Raises ProtocolError unless the values that follow are those asked for: their bytes go where a value of another size has no room."""
-    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= {INLINE, MISS, LATER}:
+    expected = {INLINE, MISS, LATER, MAPPED} if by_engine else {INLINE, MISS, LATER}
+    if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= expected:
         raise ProtocolError(f"node {source.node_id} did not send the {len(wanted)} blocks that it was asked for")
     for one, status, size_bytes in zip(wanted, blocks.statuses, blocks.sizes, strict=True):
-        if status == INLINE and size_bytes != len(one.destination):
+        if status in (INLINE, MAPPED) and size_bytes != len(one.destination):
             raise ProtocolError(f"node {source.node_id} has {size_bytes} bytes for a block of {len(one.destination)}")
 
 

@@ -23,6 +23,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
+from kvstore.transfer.engine import TransferEngine
 
 BATCH_BLOCKS: Final = 1024
 """Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""
@@ -84,8 +85,9 @@ class ReplicaQueue:
         batch_bytes: int,
         queue_blocks: int,
         timeout_s: float,
+        engine: TransferEngine | None = None,
     ) -> None:
-        """`timeout_s` is the time that a batch has to be fetched."""
+        """`timeout_s` is the time that a batch has to be fetched, `engine` the node's: without one all comes by message."""
         self._reactor = reactor
         self._table = table
         self._dram = dram
@@ -93,6 +95,7 @@ class ReplicaQueue:
         self._batch_bytes = batch_bytes
         self._queue_blocks = queue_blocks
         self._timeout_s = timeout_s
+        self._engine = engine
         self._queue: deque[_Item] = deque()
         self._batch: _Batch | None = None
         self._stuck_ns = 0
@@ -127,7 +130,7 @@ class ReplicaQueue:
 
     def take(self, message: Copy, hello: Hello) -> bytes:
         """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`."""
-        source = Source(message.source, message.host_id, message.unix, message.tcp)
+        source = Source(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         order = _CopyOrder(source, hello, message.namespace, self._epoch)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags = bytearray()
@@ -209,7 +212,7 @@ class ReplicaQueue:
         """In the thread."""
         results: list[int | KVStoreError]
         try:
-            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s))
+            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s), self._engine)
         except KVStoreError as error:
             results = [error] * len(wanted)
         except Exception as error:

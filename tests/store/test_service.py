@@ -51,7 +51,7 @@ def master(node: Served) -> Iterator[Master]:
 
 def copy_of(key: bytes, *, epoch: int) -> Copy:
     """From a node that is not there."""
-    return Copy(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""])
+    return Copy(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""], [])
 
 
 def find(node: Served, name: str) -> Block | None:

@@ -78,7 +78,7 @@ def pair() -> Pair:
 def test_an_order_names_the_source_and_each_block_as_it_is_known(pair: Pair) -> None:
     pair.master.publish(pair.source, Event(b"child", 4, size=50, checksum=9, parent=b"a"))
     assert pair.plan(b"child", b"a") == [
-        Copy(1, TENANT, "ns", 1, "source's host", "/source", "source:1", [b"child", b"a"], [50, 100], [9, 7], [4, 1], [b"a", b""])
+        Copy(1, TENANT, "ns", 1, "source's host", "/source", "source:1", [b"child", b"a"], [50, 100], [9, 7], [4, 1], [b"a", b""], [])
     ]
 
 

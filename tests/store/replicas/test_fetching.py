@@ -25,9 +25,13 @@ from kvstore.protocol.tokens import node_pass
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
-from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.store.regions import SharedRegions
+from kvstore.store.replicas.fetching import ENGINE_MIN_BYTES, Source, Wanted, fetch
+from kvstore.tiers.dram import DramTier
+from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Served, digest, served
+from tests.store.engines import LOOPBACK
+from tests.store.served import TIMEOUT_S, Served, digest, served, until
 
 VALUES = {"a": b"A" * 1000, "b": b"B" * 3000, "c": b"C" * 5}
 HELLO = Hello(ROLE_NODE, "red", name="asker")
@@ -213,3 +217,90 @@ def test_a_source_that_answers_nonsense_or_not_at_all_is_an_error_in_time(
             fetch(liar.source, HELLO, Room("a").wanted, Deadline(0.2 if answer is None else TIMEOUT_S))
     finally:
         liar.close()
+
+
+# --- by the transfer engine ---
+
+LARGE = {"large": b"L" * ENGINE_MIN_BYTES, "larger": b"M" * (2 * ENGINE_MIN_BYTES + 3)}
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[tuple[Served, TransferEngine]]:
+    """A node with an engine that holds LARGE, and its engine."""
+    with TransferEngine("far", LOOPBACK) as engine, served(tmp_path, dram_bytes=16 << 20, nvme_bytes=16 << 20, engine=engine) as node:
+        client = node.connect()
+        client.put(LARGE)
+        client.close()
+        yield node, engine
+
+
+@pytest.fixture
+def near() -> Iterator[TransferEngine]:
+    with TransferEngine("near", LOOPBACK) as engine:
+        yield engine
+
+
+def large_room() -> tuple[list[bytearray], list[Wanted]]:
+    memory = [bytearray(len(value)) for value in LARGE.values()]
+    columns = zip(LARGE.items(), memory, strict=True)
+    return memory, [Wanted(name.encode(), 1, digest(value), memoryview(one)) for (name, value), one in columns]
+
+
+def by_engine(node: Served, transfer: bytes, engine: TransferEngine) -> int:
+    """Fetch all of LARGE over TCP, and check that it has come: how much of it went through the source's loop."""
+    memory, wanted = large_room()
+    sent = node.reads.out_bytes
+    source = Source(5, "another", "", node.tcp, transfer)
+    assert fetch(source, HELLO, wanted, Deadline(TIMEOUT_S), engine) == [digest(value) for value in LARGE.values()]
+    assert memory == list(LARGE.values())
+    until(node, lambda: not len(node.leases))
+    return node.reads.out_bytes - sent
+
+
+def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
+    node, engine = far
+    whole = sum(map(len, LARGE.values()))
+    by_engine(node, engine.describe(), near)
+    assert engine.served_bytes == whole
+    node.demote("large")
+    by_engine(node, engine.describe(), near)
+    assert engine.served_bytes == 2 * whole - len(LARGE["large"]), "what is not in DRAM comes with the answer"
+    by_engine(node, b"", near)
+    assert engine.served_bytes == 2 * whole - len(LARGE["large"])
+
+
+def test_over_the_hosts_own_socket_and_few_bytes_come_by_message(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
+    node, engine = far
+    memory, wanted = large_room()
+    here = Source(5, socket_id(node.unix), node.unix, node.tcp, engine.describe())
+    assert fetch(here, HELLO, wanted, Deadline(TIMEOUT_S), near) == [digest(value) for value in LARGE.values()]
+    assert memory == list(LARGE.values())
+    client = node.connect()
+    client.put(VALUES)
+    client.close()
+    there = Source(5, "another", "", node.tcp, engine.describe())
+    assert fetch(there, HELLO, Room(*VALUES).wanted, Deadline(TIMEOUT_S), near) == digests(*VALUES)
+    assert engine.served_bytes == 0
+
+
+@pytest.mark.parametrize("transfer", [b"of a later release", "gone"], ids=["nonsense", "unreachable"])
+def test_where_the_engine_cannot_be_used_all_comes_by_message(
+    far: tuple[Served, TransferEngine], near: TransferEngine, transfer: bytes | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, engine = far
+    if isinstance(transfer, str):
+        with TransferEngine("another", LOOPBACK) as other:
+            transfer = other.describe()
+    by_engine(node, transfer, near)
+    assert engine.served_bytes == 0
+    assert "blocks of node 5 come by message" in caplog.text
+
+
+def test_a_slab_that_is_not_shown_leaves_its_blocks_to_a_message(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
+    node, engine = far
+    assert node.regions is not None
+    other = DramTier(1 << 20)
+    node.service._regions = SharedRegions(other, engine)  # another node's, which has no such slab
+    by_engine(node, engine.describe(), near)
+    assert engine.served_bytes == 0
+    other.close()
