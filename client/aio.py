@@ -11,6 +11,7 @@ from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Lat
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.reads.viewing import OpenView
+from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.rpc.async_channel import AsyncChannel
@@ -109,6 +110,10 @@ class AsyncClient:
         content of all the buffers is undefined.
         """
         return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+
+    def register(self, buffer: Any, *, location: str = "cpu:0") -> RegisteredMemory:
+        """As `Client.register`; asks nobody, so that there is nothing to await."""
+        return self._operations.register(buffer, location)
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> "AsyncView":
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""

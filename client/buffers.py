@@ -68,6 +68,15 @@ def as_destination(buffer: Any) -> Destination:
     return Destination(view)
 
 
+def as_memory(buffer: Any) -> memoryview:
+    """The memory of a buffer of any size, writable if the buffer is. Raises InvalidArgument: no buffer, not C-contiguous, a CUDA tensor."""
+    if not _is_tensor(buffer):
+        return _flat(buffer)
+    if buffer.is_cuda:
+        raise InvalidArgument("a CUDA tensor is no memory of this host: it is filled through pinned memory, registered or not")
+    return _tensor_bytes(buffer)
+
+
 def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
     """A bytes object of undefined content and the writable view to fill it through, before anyone else sees it.
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import AnyChannel, Ask, Move, Operation, Work
+from kvstore.client.registered import Registry
 from kvstore.client.remote import RemoteMemory, SlabId
 from kvstore.client.routes import KnownNode
 from kvstore.client.stats import Counters
@@ -26,8 +27,9 @@ TOPOLOGY_WORK_BYTES: Final = 1 << 30
 class EngineCopies:
     """The transfer engine's side of gets and puts. Threads and tasks of a client share it."""
 
-    def __init__(self, daemons: Daemons, remote: RemoteMemory, counters: Counters) -> None:
+    def __init__(self, daemons: Daemons, remote: RemoteMemory, registry: Registry, counters: Counters) -> None:
         self.remote = remote
+        self.registry = registry
         self._daemons = daemons
         self._counters = counters
 
@@ -41,7 +43,7 @@ class EngineCopies:
         """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
         DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
         try:
-            yield Move(self.remote.engine, copies, deadline)
+            yield Move(self.remote.engine, self.registry.named(copies), deadline)
         except DeadlineExceeded:
             self.remote.failed(node)
             raise

@@ -16,6 +16,7 @@ from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes, IntoBuffers
 from kvstore.client.reads.viewing import OpenView, close_view, open_view
+from kvstore.client.registered import RegisteredMemory
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.writing import Writing
@@ -77,6 +78,10 @@ class Operations:
         check_count(keys, buffers, "buffers")
         sink = IntoBuffers([as_destination(buffer) for buffer in buffers])
         return (yield from Reading(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
+
+    def register(self, buffer: Any, location: str) -> RegisteredMemory:
+        self._check_process()
+        return self.resources.engine_copies.registry.add(buffer, location)
 
     def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
         deadline = self._deadline(deadline_s)

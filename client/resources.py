@@ -8,6 +8,7 @@ from kvstore.client.daemons import Daemons
 from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.locations import Hints
 from kvstore.client.mapping import SlabMapping
+from kvstore.client.registered import Registry
 from kvstore.client.remote import RemoteMemory
 from kvstore.client.reservations import Reservations
 from kvstore.client.routes import IsHere, nowhere
@@ -30,13 +31,14 @@ class ClientResources:
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
         self.mapping = SlabMapping()
-        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), self.counters)
+        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
 
     def close(self) -> None:
         """Let go of threads and mappings; views keep theirs."""
         self.copier.close()
         self.engine_copies.remote.close()
+        self.engine_copies.registry.close()
         self.mapping.slabs.clear()
 
 

@@ -11,6 +11,7 @@ from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Lat
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.reads.viewing import OpenView
+from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.together import run_together
@@ -105,6 +106,16 @@ class Client:
         content of all the buffers is undefined.
         """
         return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+
+    def register(self, buffer: Any, *, location: str = "cpu:0") -> RegisteredMemory:
+        """Have the transfer engine know a buffer for good, until the result is closed, instead of for each call that reads into it or
+        writes from it, or from any part of it: worth it for a pool of blocks where values come from other hosts by RDMA.
+
+        The buffer (a numpy array, a CPU tensor, any writable or constant buffer, of any size) must stay as long. `location` is where
+        it lies, "cpu:N" with its NUMA node: rails near it are preferred. Asks nobody. Raises InvalidArgument (no memory of this host,
+        or some of it is registered already), Closed, Forked.
+        """
+        return self._operations.register(buffer, location)
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> "View":
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""

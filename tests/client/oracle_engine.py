@@ -13,7 +13,7 @@ from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine
-from kvstore.transfer.memory.region import RemoteRegion
+from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
 
@@ -69,14 +69,14 @@ class OracleEngines:
     def carry_out(self, move: Move, nodes: Mapping[int, Served]) -> None:
         """Make the copies. Raises Unreachable, StaleHandle, Denied."""
         for source, destination, size_bytes in move.copies:
-            if isinstance(end := _span(source), Span):
+            if (end := _theirs(source)) is not None:
                 fd, at = self._reach(end, size_bytes, nodes, writing=False)
-                cast(memoryview, destination)[:size_bytes] = os.pread(fd, size_bytes, at)
+                _ours(destination, size_bytes)[:size_bytes] = os.pread(fd, size_bytes, at)
             else:
-                end = _span(destination)
-                assert isinstance(end, Span)
+                end = _theirs(destination)
+                assert end is not None
                 fd, at = self._reach(end, size_bytes, nodes, writing=True)
-                os.pwrite(fd, cast(memoryview, source), at)
+                os.pwrite(fd, _ours(source, size_bytes), at)
 
     def _reach(self, end: Span, size_bytes: int, nodes: Mapping[int, Served], *, writing: bool) -> tuple[int, int]:
         """(descriptor, offset)"""
@@ -94,5 +94,13 @@ class OracleEngines:
         return node.fds[place.slab], place.offset + end.offset_bytes
 
 
-def _span(end: Any) -> Any:
-    return Span(end) if isinstance(end, PeerRegion) else end
+def _theirs(end: Any) -> Span | None:
+    span = end if isinstance(end, Span) else Span(end)
+    return span if isinstance(span.region, PeerRegion) else None
+
+
+def _ours(end: Any, size_bytes: int) -> memoryview:
+    if not isinstance(end, Span):
+        return cast(memoryview, end)
+    assert isinstance(end.region, Region)
+    return end.region.part(end.offset_bytes, size_bytes)

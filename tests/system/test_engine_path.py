@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvstore.client.aio import AsyncClient
@@ -82,6 +83,18 @@ def test_whoever_put_them_and_however_they_are_read_values_are_the_bytes_that_we
     counters = system.await_settled().counters
     assert counters["engine_bytes"] > 2 * LARGE
     until(lambda: system.node_status().counters["leases"] == 0, "no leases")
+
+
+def test_values_go_straight_into_and_out_of_registered_memory(system: System) -> None:
+    pool = np.empty((2, len(KEYS), 2 * MIB), np.uint8)
+    with far_client(system) as far, far.register(pool):
+        for row, value in zip(pool[0], VALUES, strict=True):
+            row[: len(value)] = np.frombuffer(value, np.uint8)
+        rows = [row[: len(value)] for row, value in zip(pool[0], VALUES, strict=True)]
+        assert far.put_batch(KEYS, rows) == [True] * 16
+        assert far.get_batch_into(KEYS, list(pool[1])) == [len(value) for value in VALUES]
+        assert all(row[: len(value)].tobytes() == value for row, value in zip(pool[1], VALUES, strict=True))
+        assert far.stats().engine_bytes == 2 * LARGE
 
 
 def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Gets from a scripted cluster."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.client.buffers import as_destination
 from kvstore.client.reads.mapped import CopyOut
@@ -16,7 +16,7 @@ def get(oracle: Oracle, *keys: bytes, now_ns: Callable[[], int] = lambda: 1000) 
     return read(oracle, keys, FreshBytes(len(keys)), now_ns)
 
 
-def get_into(oracle: Oracle, keys: Sequence[bytes], buffers: Sequence[bytearray]) -> list[int | None]:
+def get_into(oracle: Oracle, keys: Sequence[bytes], buffers: Sequence[Any]) -> list[int | None]:
     return read(oracle, keys, IntoBuffers([as_destination(buffer) for buffer in buffers]), lambda: 1000)
 
 

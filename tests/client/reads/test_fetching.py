@@ -25,6 +25,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
+from kvstore.transfer.paths.spans import Span
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
 
@@ -118,6 +119,21 @@ def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Orac
     assert buffers[0] == bytearray(10)
     assert oracle.releases() == [1]
     assert oracle.resources.counters.snapshot().engine_bytes == len(OTHER)
+
+
+def test_what_lies_in_registered_memory_is_moved_as_a_part_of_that(oracle: Oracle) -> None:
+    oracle.store(b"other", OTHER, 2)
+    pool, plain = bytearray(300_000), bytearray(100_000)
+    registry = oracle.resources.engine_copies.registry
+    with registry.add(pool, "cpu:0"):
+        get_into(oracle, [b"k", b"other"], [memoryview(pool)[150_000:], plain])
+        assert (bytes(pool[150_000:250_000]), bytes(plain)) == (BIG, OTHER)
+        ends = [end for move in oracle.moves for _, end, _ in move.copies]
+        assert [end.offset_bytes for end in ends if isinstance(end, Span)] == [150_000]
+        assert len(ends) == 2
+    get_into(oracle, [b"k"], [memoryview(pool)])
+    assert bytes(pool[:100_000]) == BIG
+    assert not isinstance(oracle.moves[-1].copies[0][1], Span)
 
 
 def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
