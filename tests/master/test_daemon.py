@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kvstore.master.daemon import main
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.frames import HEADER, pack_header, unpack_header
 from kvstore.protocol.master_messages import Exists, Pin
@@ -19,6 +20,7 @@ from kvstore.rpc.channel import Channel
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
+from tests.refusals import refused_here
 
 Start = Callable[..., tuple[MasterProcess, Places]]
 
@@ -99,11 +101,12 @@ def test_another_protocol_version_is_told_so(start: Start) -> None:
 
 def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
     _master, places = start()
+    code, errors = refusal("--listen", places.listen, "--control", "127.0.0.1:0", "--run-dir", str(tmp_path / "other"))
+    assert (code, "in use" in one_line(errors)) == (2, True), errors
     file = tmp_path / "file"
     file.write_text("not a folder")
     free = ("--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "other"))
     for flags, what in (
-        (("--listen", places.listen, "--control", "127.0.0.1:0", "--run-dir", str(tmp_path / "other")), "in use"),
         ((*free, "--control", places.control), "in use"),
         ((*free, "--catalog", f"lmdb:{file}"), "lmdb:"),
         ((*free, "--catalog", "mysql:"), "is not one of"),
@@ -113,8 +116,9 @@ def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: 
         (("--listen", "unix:/tmp/x"), "HOST:PORT"),
         ((*free, "--node-ttl-s", "soon"), "--node-ttl-s"),
     ):
-        code, errors = refusal(*flags)
-        assert (code, what in one_line(errors)) == (2, True), errors
+        line = refused_here(main, *flags)
+        assert line.startswith("kvstore-master: error: ")
+        assert what in line
     still_serves(places)
 
 

@@ -14,6 +14,8 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.store.daemon import main
+from tests.refusals import refused_here
 from tests.rpc.wires import frame
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
 from tests.store.served import Client
@@ -187,7 +189,10 @@ def refusal(tmp_path: Path, *flags: str) -> str:
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )
 def test_settings_that_cannot_be_met_are_one_line_and_code_2(tmp_path: Path, flags: list[str], said: str) -> None:
-    assert said in refusal(tmp_path, *(flag.replace("FOLDER", str(tmp_path / "nvme")) for flag in flags))
+    given = [flag.replace("FOLDER", str(tmp_path / "nvme")) for flag in flags]
+    line = refused_here(main, "--run-dir", str(tmp_path / "n"), "--dram", "1MiB", *given)
+    assert line.startswith("kvstore-node: error: ")
+    assert said in line
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path) -> None:

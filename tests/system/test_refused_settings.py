@@ -1,4 +1,7 @@
-"""Settings that cannot be met: each program says so in one line and ends with code 2."""
+"""Settings that cannot be met: each program says so in one line and ends with code 2.
+
+Ports in use are met by processes of their own; the rest, which is refused on the same way, in this one.
+"""
 
 import socket
 import subprocess
@@ -8,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.client.cli.main import kvstore
+from kvstore.store.daemon import main as node
+from tests.refusals import refused_here
 from tests.system.running import System, refusal, until
 
 MASTER, NODE, CLI = "kvstore.master.daemon", "kvstore.store.daemon", "kvstore.client.cli.main"
@@ -53,7 +59,7 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_an_nvme_folder_that_cannot_be_written_is_named(tmp_path: Path, unwritable: Path) -> None:
-    line = refusal(NODE, *ANYWHERE, "--run-dir", str(tmp_path / "run"), "--dram", "1MiB", "--nvme", f"{unwritable}:16MiB")
+    line = refused_here(node, *ANYWHERE, "--run-dir", str(tmp_path / "run"), "--dram", "1MiB", "--nvme", f"{unwritable}:16MiB")
     assert str(unwritable) in line
 
 
@@ -61,13 +67,13 @@ def test_an_nvme_folder_that_cannot_be_written_is_named(tmp_path: Path, unwritab
 @pytest.mark.parametrize("tier", ["dram", "nvme"])
 def test_a_capacity_of_nothing_or_beyond_the_machine_is_refused(tmp_path: Path, tier: str, size: str) -> None:
     place = f"{tmp_path / 'nvme'}:" if tier == "nvme" else ""
-    line = refusal(NODE, *ANYWHERE, "--run-dir", str(tmp_path / "run"), f"--{tier}={place}{size}")
+    line = refused_here(node, *ANYWHERE, "--run-dir", str(tmp_path / "run"), f"--{tier}={place}{size}")
     assert tier in line.lower()
 
 
 @pytest.mark.parametrize("command", [["status"], ["nodes"], ["get", "key"], ["put", "key", __file__], ["exists", "key"], ["rm", "key"]])
 def test_an_unreachable_master_is_named_by_every_command(nowhere: str, command: list[str]) -> None:
-    assert nowhere in refusal(CLI, *command, "--master", nowhere, "--deadline-s", "1")
+    assert nowhere in refused_here(kvstore, *command, "--master", nowhere, "--deadline-s", "1")
 
 
 @pytest.mark.parametrize(("line", "why"), [('{"timestamp": 1, "hash_ids": [1, 2', "line 3"), ("", "line 3"), ("[]", "line 3")])
@@ -75,7 +81,7 @@ def test_a_damaged_trace_line_is_named_by_its_number(tmp_path: Path, line: str, 
     trace = tmp_path / "trace.jsonl"
     good = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n'
     trace.write_text(good + good + line + "\n" + good)
-    said = refusal(CLI, "replay", str(trace), "--dram", "4MiB", "--block-bytes", "4KiB")
+    said = refused_here(kvstore, "replay", str(trace), "--dram", "4MiB", "--block-bytes", "4KiB")
     assert why in said
     assert "trace.jsonl" in said
 
