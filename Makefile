@@ -10,8 +10,10 @@ TORCH ?= torch==2.13.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
-# NIXL and UCX each bring a libucp; both in one process crash.
-ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py
+# NIXL and UCX each bring a libucp; both in one process crash. The examples' transformers take each process seconds to load.
+ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py)
+# By name: to --ignore what is in the other groups has pytest compare each path with each of them.
+OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -name 'test_*.py' | LC_ALL=C sort))
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
 COMPUTING := -n auto --maxprocesses 8
 WAITING := -n $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
@@ -30,8 +32,8 @@ test: $(BIN)/.dev etcd namespaces typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	$(BIN)/python tests/own_coverage.py
-	$(PYTEST) $(WAITING) $(addprefix --ignore=,$(COVERED) $(ALONE))
-	$(PYTEST) $(WAITING) $(ALONE)
+	$(PYTEST) $(WAITING) $(OTHERS)
+	$(PYTEST) $(COMPUTING) $(ALONE)
 
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter

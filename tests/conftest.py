@@ -1,5 +1,6 @@
 """Of every folder of tests: how Hypothesis looks for examples, and a real etcd, shared by the session or one's own to kill."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,12 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 # pytest --hypothesis-profile=search: other examples each time.
 settings.register_profile("search", settings.get_profile("suite"), derandomize=False)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: no collection of garbage, some of which tests begin, need walk it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
