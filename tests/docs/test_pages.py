@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
 from tests.namespaces import TwoHosts, two_hosts
@@ -102,20 +104,15 @@ def test_there_are_programs_with_and_without_torch() -> None:
         if words[0] == "kvstore" and words[1] not in ("up", "top", "record")
     ],
 )
-def test_a_command_that_ends_runs_as_printed(page: Path, words: list[str], address: str, tmp_path: Path) -> None:
+def test_a_command_that_ends_runs_as_printed(
+    page: Path, words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a short trace, against a small cluster. `up` is below; `top` and `record` go on until they are stopped: their own tests."""
     (tmp_path / "TRACE").write_text(TRACE)
     (tmp_path / "FILE").write_bytes(b"value")
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAMS[words[0]], *words[1:]],
-        cwd=tmp_path,
-        env={**os.environ, "KVSTORE_CLIENT_MASTER": address},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner(env={"KVSTORE_CLIENT_MASTER": address}).invoke(kvstore, words[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
     assert done.stdout
 
 
