@@ -58,8 +58,8 @@ def test_what_is_not_known_is_said_before_anything_runs(changed: dict[str, Any],
 @pytest.mark.no_cover
 def test_what_knows_more_answers_sooner() -> None:
     """The order of the published comparison, on conversations with the statistics of its trace."""
-    requests = list(islice(generate(seed=1), 2500))
-    plan = Plan(prefill=8, decode=8, cache_blocks=6000, rate=1.2)
+    requests = list(islice(generate(seed=1), 1200))
+    plan = Plan(prefill=8, decode=8, cache_blocks=2880, rate=1.2)
     names = ("kvcache_centric", "local_cache_aware", "load_balancing", "random")
     means_s = [Scenario(plan=plan, dispatcher=name).run(requests).ttft.mean_s for name in names]
     assert means_s == sorted(means_s)
