@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from kvstore.protocol.errors import Broken, ConfigError, DeadlineExceeded
 
@@ -20,6 +20,36 @@ LAST_WORDS: Final = re.compile(r"kvstore-\w+: error: (.*)")
 """What a daemon says when it ends because it cannot do what it was told."""
 STOP_DEADLINE_S: Final = 10.0
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
+
+
+class Process(Protocol):
+    """What a Child needs of the process that it is told of: `subprocess.Popen[str]` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    @property
+    def stderr(self) -> IO[str] | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def launched(module: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Process:
+    """The module as a program that gets SIGTERM when the thread ends that calls this. It has a process group of its own."""
+    program = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        process_group=0,
+    )
+
 
 OnLog = Callable[[str, str], None]
 """Called with (name of the child, line of its standard error) in a thread of the child's."""
@@ -40,8 +70,9 @@ class Child:
         environment: Mapping[str, str],
         on_log: OnLog,
         on_end: Callable[["Child"], None],
+        start: Callable[..., Process] = launched,
     ) -> None:
-        """Starts it. `on_end` is called, in a thread, when the process has ended for whatever reason."""
+        """Starts it, by `start`. `on_end` is called, in a thread, when the process has ended for whatever reason."""
         self.name = name
         self._on_log = on_log
         self._on_end = on_end
@@ -49,17 +80,7 @@ class Child:
         self._facts: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._ended = False
-        program = [sys.executable, "-m", module, *arguments]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *program],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=environment,
-            process_group=0,
-        )
+        self._process = start(module, arguments, environment=environment)
         self._log_reader = threading.Thread(target=self._read_log, name=f"{name}-log", daemon=True)
         self._reader = threading.Thread(target=self._read_facts, name=f"{name}-facts", daemon=True)
         self._log_reader.start()

@@ -15,13 +15,18 @@ PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> None:
     """Never returns."""
     starter_pid, program = int(arguments[0]), arguments[1:]
+    end_with(starter_pid)
+    os.execv(program[0], program)
+
+
+def end_with(starter_pid: int) -> None:
+    """Have this process get SIGTERM when its parent ends; it ends now if that has happened."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     # The starter may have gone before the wish was made known.
     if os.getppid() != starter_pid:
         sys.exit(1)
-    os.execv(program[0], program)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
+from tests.forked import Forked
 
 
 class Process:
@@ -20,9 +19,7 @@ class Process:
     def __init__(self, module: str, *flags: str, log: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
         with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *flags], stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
-            )
+            self._process = Forked(module, flags, environment=environment, stderr=errors)
         assert self._process.stdout is not None
         self.ready: dict[str, Any] = {}
         while self.ready.get("event") != "ready":

@@ -15,18 +15,23 @@ import grpc
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.transfer.testing.waiting import eventually
+from tests.forked import Forked
 
 MODULES = {"master": "kvstore.master.daemon", "node": "kvstore.store.daemon"}
 
 
+def plain_environment() -> dict[str, str]:
+    """Without settings of kvstore."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+
+
 def start(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> "subprocess.Popen[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     with log.open("ab") as errors:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", MODULES[kind], *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment,
+            env=plain_environment(),
             text=True,
         )
 
@@ -36,7 +41,12 @@ class Daemon:
 
     def __init__(self, kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> None:
         self.log = log
-        self.process = start(kind, *flags, log=log, prefix=prefix)
+        self.process: Forked | subprocess.Popen[str]
+        if prefix:
+            self.process = start(kind, *flags, log=log, prefix=prefix)
+        else:
+            with log.open("ab") as errors:
+                self.process = Forked(MODULES[kind], flags, environment=plain_environment(), stderr=errors)
         self.facts = self.line()
 
     def line(self) -> dict[str, Any]:

@@ -18,10 +18,11 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.client.tools.child import Child
+from kvstore.client.tools.child import Child, launched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_server import free_ports
+from tests.forked import MODULES, Forked
 
 DEADLINE_S: Final = 120.0
 POLL_S: Final = 0.01
@@ -146,6 +147,7 @@ class System:
             environment=environment,
             on_log=lambda child, line: self.logs.append(f"{child} | {line}"),
             on_end=lambda _child: None,
+            start=Forked if module in MODULES else launched,
         )
 
 

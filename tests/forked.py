@@ -1,0 +1,191 @@
+"""Daemons as processes of their own that need not load their modules: forked from one that has, the template, of which each process of
+the tests has one.
+
+To load them takes 0.6 s of processor time, five times as long as all else that a daemon does to begin. What follows is the same: its
+`main` with flags, environment, signals and exit status. Tests of the program itself and of whoever starts it start it by its name.
+"""
+
+import array
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Final
+
+from kvstore.client.tools.launch import end_with
+
+MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
+FDS: Final = 3
+"""That come with a request: standard output, standard error, and where the status goes."""
+_LENGTH_BYTES: Final = 4
+
+
+class Forked:
+    """One daemon. What it can be asked is what `subprocess.Popen` has of the same name."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: IO[Any] | None = None) -> None:
+        """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own."""
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        out, out_end = os.pipe()
+        error, error_end = os.pipe() if stderr is None else (-1, os.dup(stderr.fileno()))
+        self._status, status_end = os.pipe()
+        self.pid = _template().fork(module, arguments, environment, [out_end, error_end, status_end])
+        for descriptor in (out_end, error_end, status_end):
+            os.close(descriptor)
+        self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by whoever started it
+        self.stderr: IO[str] | None = None if error < 0 else open(error, encoding="utf-8", errors="replace")  # noqa: SIM115
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        with self._lock:
+            if self.returncode is None:
+                poll = select.poll()  # `select` takes no descriptors above 1023
+                poll.register(self._status, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1000):
+                    raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout or 0)
+                told = os.read(self._status, 16)
+                os.close(self._status)
+                self.returncode = int(told) if told else -signal.SIGKILL  # the template is gone, and its children with it
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Template:
+    """The process that forks them, and ends with this one."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._sock = ours
+        self._lock = threading.Lock()
+        with theirs:
+            command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
+        atexit.register(self.close)
+
+    def fork(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """The new process's pid."""
+        request = json.dumps({"module": module, "arguments": list(arguments), "environment": dict(environment)}).encode()
+        with self._lock:
+            socket.send_fds(self._sock, [len(request).to_bytes(_LENGTH_BYTES)], descriptors)
+            self._sock.sendall(request)
+            return int.from_bytes(_exactly(self._sock, _LENGTH_BYTES))
+
+    def close(self) -> None:
+        self._sock.close()
+        self._process.wait()
+
+
+@cache
+def _template() -> _Template:
+    return _Template()
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        got = sock.recv(size - len(data))
+        if not got:
+            raise EOFError
+        data += got
+    return data
+
+
+# --- in the template ---
+
+
+def _request(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Raises EOFError when nobody asks any more."""
+    length, descriptors, _flags, _place = socket.recv_fds(sock, _LENGTH_BYTES, FDS)
+    if not length:
+        raise EOFError
+    length += _exactly(sock, _LENGTH_BYTES - len(length))
+    return json.loads(_exactly(sock, int.from_bytes(length))), list(array.array("i", descriptors))
+
+
+def serve(sock: socket.socket) -> dict[str, Any] | None:
+    """Fork as asked until nobody asks any more: None then. In each new process it returns the request."""
+    template_pid = os.getpid()
+    statuses: dict[int, tuple[int, int]] = {}
+    """By pidfd: the process, and where its status goes."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while True:
+        for ready, _event in poll.poll():
+            if ready != sock.fileno():
+                poll.unregister(ready)
+                pid, status_end = statuses.pop(ready)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(status_end, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                os.close(status_end)
+                os.close(ready)
+                continue
+            try:
+                request, descriptors = _request(sock)
+            except (EOFError, ConnectionError):
+                return None
+            pid = os.fork()
+            if not pid:
+                os.setpgid(0, 0)
+                end_with(template_pid)
+                _become(request, descriptors)
+                return request
+            pidfd = os.pidfd_open(pid)
+            statuses[pidfd] = pid, descriptors[2]
+            poll.register(pidfd, select.POLLIN)
+            for descriptor in descriptors[:2]:
+                os.close(descriptor)
+            sock.sendall(pid.to_bytes(_LENGTH_BYTES))
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    """Take on what `subprocess.Popen` would have given it."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for ours, given in enumerate((null, *descriptors[:2])):
+        os.dup2(given, ours)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = [request["module"], *request["arguments"]]
+
+
+def main() -> None:
+    for module in MODULES:
+        import_module(module)
+    gc.collect()
+    gc.freeze()
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    request = serve(sock)
+    if request is not None:
+        sock.detach()
+        import_module(request["module"]).main()
+
+
+if __name__ == "__main__":
+    main()
