@@ -56,7 +56,12 @@ class TransferSettings:
         64, "Connections that have not said yet who they are, beside max_connections; one more takes the oldest's place.", minimum=1
     )
     handshake_timeout_s: float = setting(5.0, "A connection that has not said by then who it is is closed.", minimum=0.001)
-    serve_threads: int = setting(16, "Threads that serve peers; connections beyond wait their turn.", minimum=1, maximum=256)
+    serve_threads: int = setting(
+        16,
+        "Threads that serve peers; connections beyond wait their turn, and get threads of their own where those are held up.",
+        minimum=1,
+        maximum=256,
+    )
     copy_threads: int = setting(0, "Threads that copy shared memory; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     link_poll_interval_s: float = setting(1.0, "How often the state of the links is looked at.", minimum=0.01)
 

@@ -5,13 +5,13 @@ none, and nor does one that has not said who it is (strangers.py). It chooses no
 """
 
 import contextlib
+import functools
 import logging
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unavailable
@@ -22,6 +22,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
 from kvstore.transfer.streams.connection import Connection, Listener
+from kvstore.transfer.streams.servers import Servers
 from kvstore.transfer.streams.strangers import Greeting, Strangers
 
 LINGER_MS: Final = 20
@@ -67,9 +68,9 @@ class Target:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._threads: list[threading.Thread] = []
-        self._pool = ThreadPoolExecutor(settings.serve_threads, thread_name_prefix="kvstore-serve")
+        self._servers = Servers(settings.serve_threads, settings.serve_threads + settings.max_connections)
         self._demand = 0
-        """Connections that have a thread of the pool or wait for one."""
+        """Connections that have one of these threads or wait for one."""
         self._wanted_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Counts connections for which a thread that lingers is to leave its own."""
         self._closing = threading.Event()
@@ -116,8 +117,8 @@ class Target:
             listener.close()
         for peer in peers:
             self._drop(peer)
-        self._pool.shutdown(wait=True)
-        for peer in peers:  # those without a descriptor are served by no thread of the pool
+        self._servers.close()
+        for peer in peers:  # those without a descriptor are served by threads of their own
             peer.gone.wait(HANG_UP_S)
         for thread in self._threads:
             thread.join()
@@ -174,11 +175,12 @@ class Target:
         self._forget(peer)
 
     def _dispatch(self) -> None:
-        """Give connections on which something arrived to a thread; hear strangers out, and see them off."""
+        """Give connections on which something arrived to a thread, to one more where the others are held up; hear strangers out, and see
+        them off."""
         while not self._closing.is_set():
             with self._lock:
-                next_ns = self._strangers.next_ns()
-            for fd, _ in self._epoll.poll(None if next_ns is None else max(next_ns - time.monotonic_ns(), 0) / 1e9):
+                due_ns = [due_ns for due_ns in (self._strangers.next_ns(), self._servers.next_ns()) if due_ns is not None]
+            for fd, _ in self._epoll.poll(max(min(due_ns) - time.monotonic_ns(), 0) / 1e9 if due_ns else None):
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
                     continue
@@ -193,6 +195,7 @@ class Target:
                 late = self._strangers.expire(time.monotonic_ns())
             for peer in late:
                 self._drop(peer)
+            self._servers.relieve(time.monotonic_ns())
 
     def _queue(self, peer: _Inbound) -> None:
         """Have a thread serve it. Called with the lock held."""
@@ -200,7 +203,7 @@ class Target:
         self._demand += 1
         if self._demand > self._settings.serve_threads:
             os.eventfd_write(self._wanted_fd, 1)
-        self._pool.submit(self._serve_queued, peer)
+        self._servers.submit(functools.partial(self._serve_queued, peer))
 
     def _greet(self, peer: _Inbound) -> None:
         """A stranger has said something. Waits for nothing: an answer to a first message always has room."""

@@ -17,6 +17,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.streams import answering
+from kvstore.transfer.streams import servers as servers_module
 from kvstore.transfer.streams import target as target_module
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES
@@ -193,8 +194,11 @@ def test_a_number_is_free_again_once_its_connection_is_fenced(metadata: bytes) -
             again.join("raw", 1)
 
 
-def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(exports: Exports, region: Region) -> None:
+def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(
+    exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it had sent is not written, neither now nor when a thread is free."""
+    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 62)  # no other thread comes to its relief
     with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as old, RawAsker(metadata) as asker:
             old.join("raw", 1)
@@ -458,6 +462,23 @@ def test_more_askers_than_threads_are_served_without_delay(exports: Exports, cap
 
         asking = in_background(ask)  # 200 times 20 ms would be 4 s
         asking.result(target_module.LINGER_MS / 1000 * 25 * 8 / 2)
+
+
+def test_readers_that_trickle_keep_nobody_else_waiting(exports: Exports) -> None:
+    """They hold more threads than are usual; others are served long before they would take this side for dead."""
+    large = make_region(1 << 20, b"ours")
+    exports.add(large)
+    with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (_, metadata), ExitStack() as stack:
+        tricklers = [stack.enter_context(RawAsker(metadata)) for _ in range(4)]
+        for number, trickler in enumerate(tricklers):
+            trickler.join("trickler", number)
+            trickler.send(fetch([(shown(large), 0, 1 << 20)] * 256))  # more than sockets hold
+            trickler.socket.recv(1)
+        with RawAsker(metadata) as other:
+            other.join("other")
+            assert other.works()
+        for trickler in tricklers:
+            assert trickler.socket.recv(1), "and they still are, too"
 
 
 def test_close_hangs_up_on_everyone_quickly(exports: Exports, region: Region) -> None:

@@ -1,0 +1,122 @@
+"""Promises of servers.py: a thread for everyone in the end, and no more of them than are needed."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.transfer.streams.servers import RELIEF_NS, Servers
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
+
+USUAL, MOST = 2, 4
+
+
+class Work:
+    """Something that lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        self.let_go.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    servers = Servers(USUAL, MOST)
+    yield servers
+    servers.close()
+    assert not servers._threads
+
+
+def submit(servers: Servers, count: int) -> list[Work]:
+    found = [Work() for _ in range(count)]
+    for work in found:
+        servers.submit(work)
+    return found
+
+
+def let_go(works: list[Work]) -> None:
+    for work in works:
+        work.let_go.set()
+
+
+def later_ns() -> int:
+    return time.monotonic_ns() + RELIEF_NS
+
+
+def begun(works: list[Work]) -> int:
+    return sum(work.begun.is_set() for work in works)
+
+
+def test_threads_are_made_up_to_the_usual_number_and_used_again(servers: Servers) -> None:
+    assert servers.next_ns() is None
+    for _ in range(3):
+        works = submit(servers, USUAL)
+        eventually(lambda works=works: begun(works) == USUAL, "both are at work")  # type: ignore[misc]
+        let_go(works)
+        eventually(lambda: servers._free == USUAL, "both are idle")
+        assert len(servers._threads) == USUAL
+
+
+def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: Servers) -> None:
+    held = submit(servers, USUAL)
+    eventually(lambda: begun(held) == USUAL, "all threads are held")
+    before_ns = time.monotonic_ns()
+    waiting = submit(servers, 1)
+    due_ns = servers.next_ns()
+    assert due_ns is not None
+    assert before_ns + RELIEF_NS <= due_ns <= time.monotonic_ns() + RELIEF_NS
+    servers.relieve(due_ns - 1)
+    assert (len(servers._threads), begun(waiting)) == (USUAL, 0)
+    for _ in range(3):
+        servers.relieve(due_ns)
+    eventually(lambda: begun(waiting) == 1, "it is served")
+    assert len(servers._threads) == USUAL + 1, "one is enough"
+    assert servers.next_ns() is None
+    let_go(held + waiting)
+    eventually(lambda: len(servers._threads) == servers._free == USUAL, "the one too many has left")
+
+
+def test_there_are_no_more_threads_than_the_most(servers: Servers) -> None:
+    held = submit(servers, MOST + 2)
+    servers.relieve(later_ns())
+    eventually(lambda: begun(held) == MOST, "all that may be are held")
+    assert servers.next_ns() is None
+    servers.relieve(later_ns())
+    assert len(servers._threads) == MOST
+    let_go(held)
+    eventually(lambda: begun(held) == MOST + 2, "the others had their turn")
+
+
+def test_where_the_system_has_no_thread_more_the_others_do(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    held = submit(servers, USUAL)
+    waiting = submit(servers, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        servers.relieve(later_ns())
+    assert "has 2 threads and gets no more" in caplog.text
+    assert servers.next_ns() is None
+    let_go(held + waiting)
+    eventually(lambda: begun(waiting) == 1, "it had its turn")
+
+
+def test_close_waits_for_what_is_at_work_and_takes_no_more() -> None:
+    servers = Servers(USUAL, MOST)
+    held = submit(servers, USUAL)
+    closing = threading.Thread(target=servers.close)
+    closing.start()
+    eventually(lambda: servers._is_closed, "it closes")
+    late = submit(servers, 1)
+    assert closing.is_alive()
+    let_go(held)
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert begun(late) == 0

@@ -1,0 +1,95 @@
+"""Threads that serve connections, one each at a time: as many as are set, and more for as long as those are held up.
+
+A peer that takes what it asked for in drops holds a thread until its deadline. Were their number fixed, a few such peers would keep all
+others waiting, who would take this side for dead.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+RELIEF_NS: Final = 50_000_000
+"""What has waited for a thread for this long gets one more: well before its peer's `stall_timeout_s`."""
+log = logging.getLogger("kvstore.transfer")
+
+
+class Servers:
+    """Thread-safe. `submit` and `close` never wait for what is served; `close` waits for its end."""
+
+    def __init__(self, usual: int, most: int) -> None:
+        """`usual` threads stay, up to `most` are made."""
+        self._usual = usual
+        self._most = most
+        self._changed = threading.Condition()
+        self._line: deque[tuple[int, Callable[[], None]]] = deque()
+        """What waits, and since when."""
+        self._threads: set[threading.Thread] = set()
+        self._free = 0
+        """Threads that will take what is first in the line: idle ones and those that have just been made."""
+        self._is_closed = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have a thread do this, in its turn. Nothing, once closed."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._line.append((time.monotonic_ns(), work))
+            if self._free < len(self._line) and len(self._threads) < self._usual:
+                self._start()
+            self._changed.notify()
+
+    def next_ns(self) -> int | None:
+        """When `relieve` is due; None: not before the next `submit`."""
+        with self._changed:
+            waits = len(self._line) > self._free and len(self._threads) < self._most
+            return self._line[self._free][0] + RELIEF_NS if waits else None
+
+    def relieve(self, now_ns: int) -> None:
+        """Make a thread more for each that has waited for long."""
+        with self._changed:
+            late = sum(since_ns + RELIEF_NS <= now_ns for since_ns, _ in self._line) - self._free
+            for _ in range(min(late, self._most - len(self._threads))):
+                self._start()
+
+    def _start(self) -> None:
+        """One more, if the system has one."""
+        thread = threading.Thread(target=self._run, name="kvstore-serve", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.error("the transfer engine has %d threads and gets no more: %s", len(self._threads), error)
+            self._most = len(self._threads)
+            return
+        self._threads.add(thread)
+        self._free += 1
+
+    def _run(self) -> None:
+        with self._changed:
+            self._free -= 1
+        while (work := self._next()) is not None:
+            work()
+            del work  # with it goes its connection
+
+    def _next(self) -> Callable[[], None] | None:
+        """What is next. None: this thread is one too many, or all is over."""
+        with self._changed:
+            while not self._line:
+                if self._is_closed or len(self._threads) > self._usual:
+                    self._threads.discard(threading.current_thread())
+                    self._changed.notify_all()
+                    return None
+                self._free += 1
+                self._changed.wait()
+                self._free -= 1
+            return self._line.popleft()[1]
+
+    def close(self) -> None:
+        """Return when all that was submitted has been done."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            while self._threads:
+                self._changed.wait()
