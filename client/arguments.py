@@ -1,16 +1,20 @@
 """What a caller's arguments must be. Nothing is sent for those that are refused."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.frames import check_key
+from kvstore.protocol.frames import MAX_KEY_BYTES, check_key
+
+KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
     if isinstance(keys, (bytes, str)):
         raise InvalidArgument("keys is a sequence of keys, not one key")
+    if set(map(type, keys)) == {bytes} and set(map(len, keys)) <= KEY_LENGTHS:
+        return  # as a rule, and much faster
     for key in keys:
         check_key(key)
 

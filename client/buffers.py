@@ -86,6 +86,24 @@ def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
     return value, _view_memory(id(value) + _BYTES_HEADER, size_bytes, _PYBUF_WRITE)
 
 
+def too_small(index: int, room_bytes: int, value_bytes: int) -> InvalidArgument:
+    return InvalidArgument(f"the buffer of key {index} has {room_bytes} bytes, its value has {value_bytes}")
+
+
+def as_rows(buffers: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """One writable C-contiguous array or CPU tensor of two dimensions or more, as bytes of shape (first dimension, rest); None for anything
+    else, a sequence of buffers among them."""
+    if _is_tensor(buffers):
+        if buffers.is_cuda or buffers.dim() < 2 or not buffers.is_contiguous():
+            return None
+        flat = np.frombuffer(_tensor_bytes(buffers), np.uint8)
+    elif isinstance(buffers, np.ndarray) and buffers.ndim > 1 and buffers.flags.c_contiguous and buffers.flags.writeable:
+        flat = np.frombuffer(_flat(buffers), np.uint8)
+    else:
+        return None
+    return flat.reshape(len(buffers), -1) if len(buffers) and len(flat) else None
+
+
 def checksum(value: memoryview) -> int:
     """xxh3_64."""
     return int(xxhash.xxh3_64_intdigest(value))

@@ -40,6 +40,15 @@ class ClientSettings:
     max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
     view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)
     read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)
+    use_index: bool = setting(
+        True, "Find blocks of nodes on this host in shared memory, without asking. Off: every read is a message, as on another host."
+    )
+    verify_bytes: Size = setting(
+        Size(64 << 10),
+        "Single values up to this size that are read in shared memory are compared with their checksum. Larger ones are where the "
+        "processor may change the order of loads (not x86-64).",
+        minimum=0,
+    )
     max_channels: int = setting(64, "Connections to one daemon; an open view holds one.", minimum=1)
     peer_timeout_s: float = setting(
         PEER_TIMEOUT_S,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Slabs
+from kvstore.protocol.node_messages import OpenIndex, Slabs
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
@@ -29,6 +29,8 @@ class AnyChannel(Protocol):
 
     @property
     def is_settled(self) -> bool: ...
+
+    def has_hung_up(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -57,7 +59,7 @@ class AskForFds:
     """Send `message`; (SlabFds, descriptors), which the operation closes."""
 
     channel: AnyChannel
-    message: Slabs
+    message: Slabs | OpenIndex
     deadline: Deadline
 
 

@@ -43,6 +43,14 @@ class SlabMapping:
                 raise StaleHandle(f"node {node_id} named a slab that it does not have")
         return self.slabs.get(keys)
 
+    def let_go(self, channel: AnyChannel, node_id: int, deadline: Deadline) -> Operation[None]:
+        """Unmap the slabs that the node has given up."""
+        epoch = channel.welcome.epoch
+        held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
+        if held:
+            answer, _ = yield AskForFds(channel, Slabs([], 0, held), deadline)
+            self.slabs.drop(node_id, epoch, answer.gone)
+
     def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
         """Have slabs that later puts will use mapped in the background."""
         keys = self.slabs.missing([SlabKey(node_id, channel.welcome.epoch, slab, True) for slab in slabs])[:MAX_FDS]

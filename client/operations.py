@@ -4,17 +4,21 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from kvstore.client.arguments import check_count, check_deadline, check_keys, check_parents, namespace_text
-from kvstore.client.buffers import as_destination, as_source
+from kvstore.client.buffers import as_destination, as_rows, as_source
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
+from kvstore.client.local.nodes import LocalNodes
+from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
-from kvstore.client.reads.sinks import FreshBytes, IntoBuffers
+from kvstore.client.reads.sinks import FreshBytes, IntoBuffers, IntoRows, Part, Sink
 from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.resources import ClientResources
@@ -25,6 +29,8 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
+
+R = TypeVar("R")
 
 
 class Operations:
@@ -45,6 +51,8 @@ class Operations:
         self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
         self.resources = ClientResources(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
+        self.near = LocalReads(self.local, self.resources.copier, verify_bytes=int(self.settings.verify_bytes))
         self._questions = Questions(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
@@ -67,17 +75,55 @@ class Operations:
         text = namespace_text(namespace)
         return (yield from Writing(self.resources, keys, sources, namespace=text, parents=parents, deadline=deadline).run())
 
+    # --- this host ---
+
+    def come_near(self, deadline_s: float | None) -> Operation[None]:
+        """Do what is to be done before more is read without asking: find the nodes of this host, map slabs in which something was found."""
+        deadline = self._deadline(deadline_s)
+        yield from self._near(deadline)
+        yield from self._map_wanted(deadline)
+
+    def _near(self, deadline: Deadline) -> Operation[LocalReads | None]:
+        """What reads blocks of this host. None: there is nothing that could be read."""
+        if self.local.is_due():
+            yield from self.local.attach(deadline)
+        return self.near if self.local.ready else None
+
+    def _map_wanted(self, deadline: Deadline) -> Operation[None]:
+        wanted = self.near.wanted
+        while wanted:
+            node, slabs = wanted.popitem()
+            yield from self.local.map_slabs(node, sorted(slabs), deadline)
+
     def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
-        return (yield from Reading(self.resources, keys, FreshBytes(len(keys)), self._copy_out, deadline, self._clock_ns).run())
+        return (yield from self._read(keys, FreshBytes(len(keys)), deadline))
 
-    def get_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None) -> Operation[list[int | None]]:
+    def get_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None) -> Operation[list[int | None]]:
         deadline = self._deadline(deadline_s)
         check_keys(keys)
         check_count(keys, buffers, "buffers")
-        sink = IntoBuffers([as_destination(buffer) for buffer in buffers])
-        return (yield from Reading(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
+        rows = as_rows(buffers)
+        sink: Sink[int] = IntoRows(rows) if rows is not None else IntoBuffers([as_destination(buffer) for buffer in buffers])
+        return (yield from self._read(keys, sink, deadline))
+
+    def _read(self, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
+        """What lies on this host without a question, then the rest."""
+        near = yield from self._near(deadline)
+        left: Sequence[int] = range(len(keys))
+        if near is not None:
+            left = yield from near.read(keys, sink)
+            if left and near.wanted:
+                yield from self._map_wanted(deadline)
+                more = yield from near.read([keys[i] for i in left], Part(sink, left))
+                left = [left[i] for i in more]
+            if not left:
+                return sink.results()
+        if len(left) == len(keys):
+            return (yield from Reading(self.resources, keys, sink, self._copy_out, deadline, self._clock_ns).run())
+        part: Part[R] = Part(sink, left)
+        return (yield from Reading(self.resources, [keys[i] for i in left], part, self._copy_out, deadline, self._clock_ns).run())
 
     def register(self, buffer: Any, location: str) -> RegisteredMemory:
         self._check_process()
@@ -89,14 +135,34 @@ class Operations:
         return (yield from open_view(self.resources, key, deadline, self._clock_ns))
 
     def close_view(self, view: OpenView) -> Operation[None]:
-        self._check_process()
+        self.check_process()
         return close_view(view, self._clock_ns)
 
     def exists(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bool]]:
-        return self._questions.exists(keys, self._deadline(deadline_s))
+        deadline = self._deadline(deadline_s)
+        check_keys(keys)
+        near = yield from self._near(deadline)
+        if near is None or not keys:
+            return (yield from self._questions.exists(keys, deadline))
+        is_here = near.exists_batch(keys)
+        found: list[bool] = is_here.tolist()
+        if not is_here.all():
+            left = np.flatnonzero(~is_here).tolist()
+            for index, is_there in zip(left, (yield from self._questions.exists([keys[i] for i in left], deadline)), strict=True):
+                found[index] = is_there
+        return found
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
-        return self._questions.match_prefix(keys, self._deadline(deadline_s))
+        deadline = self._deadline(deadline_s)
+        check_keys(keys)
+        near = yield from self._near(deadline)
+        if near is None or not keys:
+            return (yield from self._questions.match_prefix(keys, deadline))
+        is_here = near.exists_batch(keys)
+        matched = len(keys) if is_here.all() else int(is_here.argmin())
+        if matched < len(keys):
+            matched += yield from self._questions.match_prefix(keys[matched:], deadline)
+        return matched
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
         return self._questions.locate(keys, self._deadline(deadline_s))
@@ -107,21 +173,26 @@ class Operations:
     def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None) -> Operation[list[bool]]:
         return self._questions.pin(keys, self._deadline(deadline_s), pinned=pinned)
 
+    def close(self) -> None:
+        """Let go of nodes, threads and mappings; views keep theirs. A second close is a no-op."""
+        self.local.close()
+        self.resources.close()
+
     def stats(self) -> ClientStats:
-        return self.resources.counters.snapshot()
+        return self.resources.counters.snapshot(*self.local.counts())
 
     @property
     def is_forked(self) -> bool:
         """This is not the process in which the client was made."""
         return os.getpid() != self._pid
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         """Raises Forked: two processes that share a connection would read each other's answers."""
         if self.is_forked:
             raise Forked(f"this client is that of process {self._pid}, which process {os.getpid()} was forked from: make one here")
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
-        self._check_process()
+        self.check_process()
         if deadline_s is None:
             return Deadline(self.settings.deadline_s)
         check_deadline(deadline_s)

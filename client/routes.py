@@ -123,9 +123,16 @@ class KnownNodes:
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
         self.is_known = False
+        self.version = 0
+        """Rises whenever the master named other nodes than before."""
 
     def get(self, node_id: int) -> KnownNode | None:
         return self._nodes.get(node_id)
+
+    def local(self) -> list[KnownNode]:
+        """The nodes of this host, the one to be preferred first."""
+        found = [node for node in self._nodes.values() if node.route.is_local]
+        return sorted(found, key=lambda node: node.node_id != self.local_id)
 
     def is_local(self, node_id: int) -> bool:
         node = self._nodes.get(node_id)
@@ -151,6 +158,8 @@ class KnownNodes:
             nodes[node_id] = KnownNode(node_id, name, Route(primary, self._is_here, who), revision, transfer)
             nodes[node_id].route.offer(unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
+        if nodes != self._nodes:
+            self.version += 1
         self._nodes = nodes
         self.local_id = local[self._spread % len(local)] if local else 0
         self.is_known = True

@@ -61,8 +61,12 @@ class Counters:
             values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
             values["misses"] = values.get("misses", 0) + misses
 
-    def snapshot(self) -> ClientStats:
+    def snapshot(self, calls: int = 0, hits: int = 0, size_bytes: int = 0) -> ClientStats:
+        """With what was read in shared memory, which is counted there."""
         with self._lock:
             values: dict[str, Any] = dict(self._values)
+            for name, more in (("requests", calls), ("hits", hits), ("bytes_in", size_bytes)):
+                values[name] = values.get(name, 0) + more
             by_tier = {name: self._by_tier[bit] for name, bit in TIER_BITS.items()}
+        by_tier["dram"] += hits
         return ClientStats(**values, hits_by_tier=by_tier)

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from kvstore.client.arguments import check_deadline
+from kvstore.client.buffers import as_destination
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
+from kvstore.client.local.index import is_showable
+from kvstore.client.local.reads import LocalReads
+from kvstore.client.local.view import LocalView
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations
 from kvstore.client.reads.viewing import OpenView
@@ -89,6 +94,13 @@ class Client:
 
     def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
+        if (near := self._near(deadline_s)) is not None and is_showable(key):
+            value = near.get(key)
+            if value is None and near.wanted:
+                self._run(self._operations.come_near(deadline_s))
+                value = near.get(key)
+            if value is not None:
+                return value
         return self._run(self._operations.get([key], deadline_s=deadline_s))[0]
 
     def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
@@ -97,10 +109,20 @@ class Client:
 
     def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
+        destination = as_destination(buffer)
+        if (near := self._near(deadline_s)) is not None and is_showable(key):
+            size = near.get_into(key, destination)
+            if size is None and near.wanted:
+                self._run(self._operations.come_near(deadline_s))
+                size = near.get_into(key, destination)
+            if size is not None:
+                return size
         return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
 
-    def get_batch_into(self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None) -> list[int | None]:
-        """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss.
+    def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+        """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
+
+        `buffers` may be one C-contiguous array or CPU tensor: its rows are the buffers then, and cost no object each.
 
         Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an error the
         content of all the buffers is undefined.
@@ -123,6 +145,8 @@ class Client:
 
     def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
+        if (near := self._near(deadline_s)) is not None and near.exists(key):
+            return True
         return self._run(self._operations.exists([key], deadline_s=deadline_s))[0]
 
     def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
@@ -163,13 +187,22 @@ class Client:
         if self._tidying is not None and self._tidying.acquire(timeout=CLEANUP_S):
             self._tidying.release()
         self._pool.close()
-        self._operations.resources.close()
+        self._operations.close()
 
     def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _near(self, deadline_s: float | None) -> LocalReads | None:
+        """What reads blocks of this host without asking; None: everything is to be asked for."""
+        if deadline_s is not None:
+            check_deadline(deadline_s)
+        operations = self._operations
+        if operations.local.is_due():
+            self._run(operations.come_near(deadline_s))
+        return operations.near if operations.local.ready else None
 
     # --- driving operations ---
 
@@ -244,13 +277,27 @@ class View:
         self._key = key
         self._deadline_s = deadline_s
         self._view: OpenView | None = None
+        self._near_view: LocalView | None = None
 
     def __enter__(self) -> memoryview | None:
         client = self._client
+        if (near := client._near(self._deadline_s)) is not None and is_showable(self._key):
+            view = LocalView()
+            is_here = near.look(self._key, view)
+            if not is_here and near.wanted:
+                client._run(client._operations.come_near(self._deadline_s))
+                is_here = near.look(self._key, view)
+            if is_here:
+                self._near_view = view
+                return view.memory
         self._view = client._run(client._operations.open_view(self._key, deadline_s=self._deadline_s))
         return None if self._view is None else self._view.memory
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._near_view is not None:
+            near_view, self._near_view = self._near_view, None
+            self._client._operations.check_process()
+            near_view.close()
         view, self._view = self._view, None
         if view is not None:
             self._client._run(self._client._operations.close_view(view))

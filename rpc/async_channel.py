@@ -20,7 +20,7 @@ from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, not_a_name, share_s
 from kvstore.rpc.channel import MAX_FDS, POST_TIMEOUT_S
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, notice, take_descriptors
+from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
@@ -202,6 +202,10 @@ class AsyncChannel:
     def is_settled(self) -> bool:
         """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
         return not self._is_midway and not self._exchange.payload_left
+
+    def has_hung_up(self) -> bool:
+        """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""
+        return not self.is_open or has_hung_up(self._sock)
 
     def close(self) -> None:
         """Hang up. A second close is a no-op."""

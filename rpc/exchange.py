@@ -3,6 +3,7 @@
 channel.py and async_channel.py move the bytes; `incoming.py` cuts them into frames.
 """
 
+import socket
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -77,6 +78,16 @@ class Exchange:
         if count == sum(map(bool, slabs.sizes)):
             return None
         return ProtocolError(f"{self._address} sent {count} descriptors for slabs of {list(slabs.sizes)} bytes")
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the peer has closed its end. Reads nothing, so a call of another thread may be under way."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def notice(message: Message) -> deque[memoryview]:

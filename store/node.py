@@ -42,6 +42,7 @@ from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.store.shown.showing import Showing
 from kvstore.store.status import NodeStatus
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
@@ -51,6 +52,8 @@ from kvstore.transfer.config import TransferSettings
 
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
+BEAT_S = 0.02
+"""How often the indexes say that the node lives, and what clients read by themselves is counted."""
 FLUSH_INTERVAL_S = 1.0
 """How often queued deletions are written down in a tier that nothing else is written to."""
 
@@ -111,6 +114,8 @@ class Node:
         assert isinstance(dram, DramTier)
         self._dram = dram
         self._publisher = Publisher(self._visible, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
+        self._showing = Showing(dram)
+        opened.callback(self._showing.close)
         self._table = BlockTable(
             self._tiers,
             make_policy=lambda: make_policy(settings.policy),
@@ -121,6 +126,7 @@ class Node:
             low_watermark=settings.low_watermark,
             encoding_of=self._encoding if self._codec is not None else None,
             max_table_bytes=max_table_bytes(settings),
+            showing=self._showing,
         )
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
@@ -205,6 +211,7 @@ class Node:
             self._reads,
             self._regions,
             self._copies,
+            self._showing,
             identity=self._identity,
         )
         self._server.handler = self._service
@@ -252,6 +259,7 @@ class Node:
         """Look for the master, and set the clockwork going."""
         self.reactor.after_events += [self._mover.kick, self._publisher.flush]
         self.reactor.every(TICK_S, self._tick)
+        self.reactor.every(BEAT_S, self._beat)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
         if self._watch is not None:
@@ -273,6 +281,7 @@ class Node:
         if self._engine is not None:
             self._engine.close()
         self._server.close()
+        self._showing.close()
         self._master.close()
         self._copies.close()
         self._checker.close()
@@ -303,11 +312,19 @@ class Node:
             lambda: self._reads.expire(now_ns=now_ns),
             self._waiting.retry,  # whatever made room: an answer that has been sent lets go of its blocks without a word
             self._copies.step,
+            self._showing.sweep,
         ]
         if self._regions is not None:
             work.append(self._regions.sweep)
         for part in work:  # each is done whatever another raises
             self.reactor.guarded(part)
+
+    def _beat(self) -> None:
+        """Clients of this host see that the node lives, and it sees what they read; at once again while there is more of that."""
+        is_more = self._showing.beat(self.reactor.now_ns())
+        is_more |= self._showing.take_accesses(self._table.read_unasked)
+        if is_more:
+            self.reactor.call_soon(self._beat)
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         return self._status.now()

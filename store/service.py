@@ -9,7 +9,7 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.node_messages import Abort, Commit, Open, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import Abort, Commit, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
 from kvstore.rpc.session import Session
@@ -23,6 +23,7 @@ from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.shown.showing import Showing
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 
@@ -45,6 +46,7 @@ class NodeService:
         reads: ReadService,
         regions: SharedRegions | None,
         copies: ReplicaQueue,
+        showing: Showing,
         *,
         identity: Identity,
     ) -> None:
@@ -58,6 +60,7 @@ class NodeService:
         self._reads = reads
         self._regions = regions
         self._copies = copies
+        self._showing = showing
         self._identity = identity
         self.node_id = 0
         self.master_epoch = 0
@@ -73,6 +76,7 @@ class NodeService:
             Read.TYPE: reads.read,
             Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
+            OpenIndex.TYPE: self._attach,
             Regions.TYPE: self._show_regions,
             Drop.TYPE: self._drop,
             Hold.TYPE: self._hold,
@@ -102,6 +106,7 @@ class NodeService:
             self._leases.forget_owner,
             self._table.forget_owner,
             self._table.events.forget_asker,
+            self._showing.forget_owner,
         ]
         for forget in tidying:  # what one of them raises is no reason to keep the rest
             session.reactor.guarded(forget, session)
@@ -152,6 +157,18 @@ class NodeService:
         gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
         session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=close_fds)
 
+    def _attach(self, session: Session, header: Header, message: OpenIndex) -> None:
+        peer = writer_of(session)
+        if not session.is_local:
+            raise InvalidArgument("an index is passed over Unix sockets")
+        answer, fds = self._showing.attach(session, peer.tenant, lambda: self._table.blocks_of(peer.tenant))
+
+        def close_fds() -> None:
+            for fd in fds:
+                os.close(fd)
+
+        session.reply(header.request_id, answer, fds=fds, on_sent=close_fds)
+
     def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
         peer = peer_of(session)
         if self._regions is None or len(message.slabs) > MAX_SLABS:
@@ -197,7 +214,7 @@ class NodeService:
         for key, generation in zip(message.keys, message.generations, strict=True):
             block = self._table.find(message.tenant, key)
             is_ours = block is not None and block.generation <= generation
-            if block is not None and is_ours and (message.force or not (block.readers or block.pinned)):
+            if block is not None and is_ours and (message.force or not (block.readers or block.pinned or self._table.is_looked_at(block))):
                 was_moving |= block.moving
                 self._table.drop(block)
                 flags.append(1)

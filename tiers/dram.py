@@ -78,6 +78,11 @@ class DramTier(SlabTier):
         memory.fix_size()
         return memory.bytes.data.toreadonly()
 
+    @property
+    def slabs_gone(self) -> int:
+        """Slabs given up since the tier was made: whoever maps some may ask `has_slab` when it rises."""
+        return self._pool.slabs_gone
+
     def has_slab(self, slab_id: int) -> bool:
         """Whether the slab is there: it goes when its memory is needed for another tenant or size."""
         try:

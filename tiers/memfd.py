@@ -148,6 +148,8 @@ class MemfdPool:
         if refusal is not None:
             raise ConfigError(f"cannot make {len(sizes)} slabs of shared memory: {refusal}") from refusal
         self._held_bytes = capacity_bytes
+        self.slabs_gone = 0
+        """Slabs given up since the pool was made."""
         # (memory, begin, end): what is still to be faulted in. Only `prefault_step`, in its thread, changes it after this.
         self._cold = deque((memory, 0, memory.size_bytes) for memory in self._spares)
         self._cold_bytes = capacity_bytes
@@ -177,6 +179,7 @@ class MemfdPool:
         return count
 
     def release(self, slab: int) -> None:
+        self.slabs_gone += 1
         # In front: its pages are warm, so it is the one to take next.
         self._spares.appendleft(self._of_slab.pop(slab))
 

@@ -12,6 +12,7 @@ from kvstore.tiers.value_codec import Encoding
 TIERS: Final = ("hbm", "dram", "nvme")
 """Tier indexes from the fastest down; a block's `slots` and the table's tiers are in this order."""
 HBM, DRAM, NVME = range(3)
+NOT_SHOWN: Final = -1
 TAG_VERSION: Final = 1
 LOSSY_TAG_VERSION: Final = 2
 """Of copies that are not what was put. All others are tagged as ever, so that releases before this version find them."""
@@ -37,7 +38,8 @@ class Block:
 
     `size_bytes` and `checksum` are those of the value as it was put: they are the block's identity at the master, whatever its copies
     have become. `lossy` is empty, or by tier what is known of copies that give other bytes, all of them the same ones: else nobody could
-    read the block twice. `stays_raw` is set once the codec has refused it.
+    read the block twice. `shown` is its entry in the index that clients of this host read (store/shown/). `stays_raw` is set once the
+    codec has refused it.
     """
 
     tenant: str
@@ -58,6 +60,7 @@ class Block:
     event_seq: int = 0
     lossy: tuple[Loss | None, ...] = ()
     stays_raw: bool = False
+    shown: int = NOT_SHOWN
 
     def loss_in(self, tier: int) -> Loss | None:
         return self.lossy[tier] if self.lossy else None

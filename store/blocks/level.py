@@ -51,9 +51,13 @@ class Level:
         blocks_of: Callable[[str], Mapping[bytes, Block]],
         high: float,
         low: float,
+        *,
+        may_leave: Callable[[Block], bool],
     ) -> None:
-        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of`: see EvictionOrder."""
+        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of`: see EvictionOrder; `may_leave`: whether
+        nobody uses a block's copy here."""
         self.index = index
+        self.may_leave = may_leave
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
@@ -94,9 +98,9 @@ class Level:
 
     def victims(self, group: int) -> list[Block]:
         """Who leaves for a newcomer of `group`: its own coldest block, or all blocks of the slab that another group owes it."""
-        own = self.order.victim(group, is_evictable)
+        own = self.order.victim(group, self.may_leave)
         if own is not None:
-            colder = self.order.coldest_elsewhere(group, is_evictable)
+            colder = self.order.coldest_elsewhere(group, self.may_leave)
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
             if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
@@ -127,7 +131,7 @@ class Level:
             slot = self._slot(block)
             if slot.index not in known:
                 mates = self._mates(block)
-                answer = all(holder is not None and is_evictable(holder) for _, holder in mates)
+                answer = all(holder is not None and self.may_leave(holder) for _, holder in mates)
                 known.update((mate.index, answer) for mate, _ in mates)
             return known[slot.index]
 

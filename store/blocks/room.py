@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.level import Level, is_evictable
+from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.move import TierMove
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
@@ -90,7 +90,7 @@ class Room:
 
     def _relieve(self, level: Level) -> None:
         while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
-            block = level.order.coldest(is_evictable)
+            block = level.order.coldest(level.may_leave)
             if block is None:
                 return
             if block.is_also_outside(level.index):

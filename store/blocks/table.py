@@ -18,6 +18,7 @@ from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
+from kvstore.store.blocks.showing import Showing, ShowsNothing
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
@@ -45,21 +46,33 @@ class BlockTable:
         low_watermark: float,
         encoding_of: Callable[[Block], Encoding | None] | None = None,
         max_table_bytes: int | None = None,
+        showing: Showing | None = None,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
         at once, each taken for TABLE_BYTES; None: as many as the tiers hold.
+
+        `showing` is told what has a copy in DRAM, and keeps what clients look at there.
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._levels = {
-            index: Level(index, tier, make_policy, self._blocks.__getitem__, high_watermark, low_watermark)
+            index: Level(
+                index,
+                tier,
+                make_policy,
+                self._blocks.__getitem__,
+                high_watermark,
+                low_watermark,
+                may_leave=self._may_leave_dram if index == DRAM else is_evictable,
+            )
             for index, tier in sorted(tiers.items())
         }
         self._landing = self._levels[DRAM]
         self._emit = emit
         self.room = Room(self._levels, self.drop, self.drop_copy, encoding_of)
         self.events = events
+        self._showing = showing or ShowsNothing()
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self._max_blocks = max(1, max_table_bytes // TABLE_BYTES) if max_table_bytes is not None else None
@@ -138,6 +151,11 @@ class BlockTable:
 
     # --- reads ---
 
+    def read_unasked(self, block: Block) -> None:
+        """A client of this host has read the copy in DRAM by itself: an access, which may have earned it a place in HBM."""
+        self.hit(block)
+        self.room.warm(block)
+
     def hit(self, block: Block) -> None:
         """A reader gets the visible block: an access."""
         index = block.fastest()
@@ -183,6 +201,7 @@ class BlockTable:
         if not of_tenant:
             del self._blocks[block.tenant]
         block.is_gone = True
+        self._showing.hide(block)
         self._stop_leaving(block)
         for index, slot in enumerate(block.slots):
             if slot is not None:
@@ -202,11 +221,17 @@ class BlockTable:
         if sum(other is not None for other in block.slots) == 1:
             self.drop(block)
             return
+        if index == DRAM:
+            self._showing.hide(block)
         self._levels[index].remove(block)
         if block.lossy:
             block.set_loss(index, None)
         block.slots[index] = None
-        self._levels[index].tier.free(slot)
+        if index == DRAM:
+            self._levels[index].tier.quarantine(slot)
+            self._release(block, index, slot)
+        else:
+            self._levels[index].tier.free(slot)
         self._emit(EVENT_MOVED, block)
 
     def _free_quarantined(self, block: Block) -> None:
@@ -215,8 +240,23 @@ class BlockTable:
             return
         for index, slot in enumerate(block.slots):
             if slot is not None:
-                self._levels[index].tier.release(slot)
+                self._release(block, index, slot)
                 block.slots[index] = None
+
+    def _release(self, block: Block, index: int, slot: Slot) -> None:
+        """Free a quarantined slot of a copy that is hidden, once no client looks at it any more."""
+        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
+            self._showing.keep(block.tenant, slot)
+        else:
+            self._levels[index].tier.release(slot)
+
+    def is_looked_at(self, block: Block) -> bool:
+        """Whether a client of this host looks at its copy in DRAM without having asked for it."""
+        slot = block.slots[DRAM]
+        return slot is not None and self._showing.is_looked_at(block.tenant, slot)
+
+    def _may_leave_dram(self, block: Block) -> bool:
+        return is_evictable(block) and not self.is_looked_at(block)
 
     def _show(self, block: Block, level: Level) -> None:
         of_tenant = self._blocks.setdefault(block.tenant, {})
@@ -226,6 +266,8 @@ class BlockTable:
         if above is not None:
             block.parent = above.key  # the same bytes once, not twice
         level.add(block)
+        if level.index == DRAM:
+            self._showing.show(block)
         self._clock += 1
         block.last_access = self._clock
 
@@ -234,7 +276,7 @@ class BlockTable:
     def _may_know_one_more(self) -> bool:
         """Where as many blocks are known as may be, have the coldest one of the lowest tier leave. False: none of them can."""
         while self._max_blocks is not None and self._visible + len(self._puts) >= self._max_blocks:
-            lowest_first = ((level, level.order.coldest(is_evictable)) for level in reversed(self._levels.values()))
+            lowest_first = ((level, level.order.coldest(level.may_leave)) for level in reversed(self._levels.values()))
             level, block = next(((level, block) for level, block in lowest_first if block is not None), (self._landing, None))
             if block is None:
                 return False
@@ -262,6 +304,8 @@ class BlockTable:
             block.set_loss(target, loss)
         block.hits = 0
         self._levels[target].add(block)
+        if target == DRAM:
+            self._showing.show(block)
         if not was_leaving:
             self._levels[target].counts.promotions += 1
         else:
@@ -300,6 +344,10 @@ class BlockTable:
         """Every visible block; the table must not change meanwhile."""
         for of_tenant in self._blocks.values():
             yield from of_tenant.values()
+
+    def blocks_of(self, tenant: str) -> list[Block]:
+        """Every visible block of a tenant."""
+        return list(self._blocks.get(tenant, {}).values())
 
     def levels(self) -> Iterator[tuple[int, Tier, TierCounts, int]]:
         """(index, tier, counts, blocks) of each tier that is there."""

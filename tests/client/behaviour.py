@@ -136,7 +136,7 @@ class ClientBehaviour:
     def test_a_view_past_its_lease_ends_with_an_error_on_the_nodes_host(
         self, running: Cluster, make_client: MakeClient, where: str
     ) -> None:
-        with make_client(running.address, settings=ClientSettings(view_lease_s=0.001)) as client:
+        with make_client(running.address, settings=ClientSettings(view_lease_s=0.001, use_index=False)) as client:
             [key] = fresh_keys(1)
             client.put(key, b"x" * 100_000)
             if where != "here":

@@ -56,6 +56,9 @@ class OracleChannel:
         self.is_open = self.is_settled = True
         self.payload = b""
 
+    def has_hung_up(self) -> bool:
+        return not self.is_open
+
     def close(self) -> None:
         self.is_open = False
 

@@ -47,6 +47,9 @@ class Scene:
     def get_into(self) -> None:
         self.client.get_batch_into(self._keys, list(self._buffers))
 
+    def get_rows(self) -> None:
+        self.client.get_batch_into(self._keys, self._buffers)
+
     def view(self) -> None:
         with self.client.view(self._keys[0]) as memory:
             self._check(memory is not None and bytes(memory) == self._values[0])
@@ -73,7 +76,7 @@ class Scene:
             self._buffers.fill(1)
             self._let_the_other_put()
             self._check(bool((self._buffers == 1).all()))
-        elif call == self.get_into:
+        elif call in (self.get_into, self.get_rows):
             self._check([bytes(row) for row in self._buffers] == self._values)
         if call == self.put:
             found = self.client.get_batch(list(self._fresh))
@@ -100,13 +103,14 @@ class Scene:
         self.client.remove([*self._keys, *self._others, b"small"])
 
     def lent(self) -> int:
-        pool = self.client._pool
-        return sum(pool.counts(address)[0] for address in list(pool._shelf._endpoints))
+        """Connections in use, but for those that are its desks' at nodes."""
+        pool, desks = self.client._pool, len(self.client._operations.local.ready)
+        return sum(pool.counts(address)[0] for address in list(pool._shelf._endpoints)) - desks
 
 
 def main(address: str, signals: int) -> None:
     scene, striker = Scene(address), Striker(1)
-    calls = [scene.get, scene.get_into, scene.view, scene.put, scene.put, scene.small, scene.match]
+    calls = [scene.get, scene.get_into, scene.get_rows, scene.view, scene.put, scene.put, scene.small, scene.match]
     within_s = {}
     for call in calls:
         scene.before(call)

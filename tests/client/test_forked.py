@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import AsyncClient, Client
-from kvstore.protocol.errors import KVStoreError
 from tests.client.processes import Cluster, cluster
+from tests.forks import told_by_child
 
 KEYS = [b"%d" % i for i in range(20)]
 VALUES = [key * 5000 for key in KEYS]
@@ -21,26 +21,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("c")) as started:
         started.start_node("--dram", "32MiB")
         yield started
-
-
-def told_by_child(call: Callable[[], object]) -> str:
-    """What a forked child gets from the call: the name of the error, else the result."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            found = str(call())
-        except KVStoreError as error:
-            found = type(error).__name__
-        except BaseException as error:
-            found = repr(error)
-        os.write(writer, found.encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        told = pipe.read().decode()
-    os.waitpid(child, 0)
-    return told
 
 
 def sockets() -> set[str]:

@@ -60,7 +60,7 @@ def test_a_master_killed_and_started_again_is_found_at_its_address(tmp_path: Pat
             started.master.stop(signal.SIGKILL)
             assert client.get(b"k") == b"v" * 100_000  # the place is known, and nodes serve on
             with pytest.raises(Unavailable):
-                client.exists(b"k", deadline_s=1.0)
+                client.locate([b"k"], deadline_s=1.0)
             started.start_master()
             assert client.exists(b"nowhere") is False
 

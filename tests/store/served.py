@@ -124,6 +124,7 @@ class Served:
             self.reads,
             self.regions,
             self.copies,
+            self.store.showing,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
         self.service.node_id, self.service.token_digests = 5, tokens or {}

@@ -1,16 +1,20 @@
 """What the tests of the store share: a block table over real tiers, values that name their block, and a mover without threads."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
 
+from kvstore.client.local.desk import LocalDesk, Looker
+from kvstore.client.local.index import Found, IndexView
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import TABLE_BYTES, BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
+from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier
@@ -50,6 +54,41 @@ class RemoteWriter:
         return not self.under_way
 
 
+class LocalClient:
+    """What a client of this host sees of a tenant's blocks, and says."""
+
+    def __init__(self, index: IndexView, desk: LocalDesk, dram: DramTier, tenant: str) -> None:
+        self.index = index
+        self.desk = desk
+        self._dram = dram
+        self._tenant = tenant
+
+    def find(self, name: str) -> Found | None:
+        return self.index.find(name.encode())
+
+    def memory(self, found: Found) -> memoryview:
+        """The very bytes, through the mapping."""
+        return self._dram.slab_memory(found.slab, tenant=self._tenant)[found.offset : found.offset + found.size]
+
+    def read(self, name: str) -> bytes | None:
+        """As LocalReads does; None if it is not here."""
+        found = self.find(name)
+        if found is None:
+            return None
+        value = bytes(self.memory(found))
+        assert self.index.still(found)
+        self.desk.read_one(self.index, found)
+        return value
+
+    def look(self, name: str) -> tuple[memoryview, Looker] | None:
+        """A view, and what `desk.look_away` takes."""
+        found, looker = self.find(name), Looker()
+        if found is None:
+            return None
+        assert self.desk.look(self.index, found, looker)
+        return self.memory(found), looker
+
+
 class Store:
     """A table, its tiers and the events that it emitted. `dram_bytes` and the others are capacities; 0: no such tier."""
 
@@ -80,6 +119,7 @@ class Store:
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
         self.now_us = 0
         """The wall clock of recorded events."""
+        self.showing = Showing(self.dram)
         self.table = BlockTable(
             self.tiers,
             make_policy=lambda: make_policy(policy),
@@ -90,8 +130,18 @@ class Store:
             low_watermark=low,
             encoding_of=self._encoding if self.codec is not None else None,
             max_table_bytes=max_blocks * TABLE_BYTES if max_blocks is not None else None,
+            showing=self.showing,
         )
         self._generation = 0
+
+    def client(self, tenant: str = "red", owner: object = "client") -> LocalClient:
+        """A client of this host that has attached to the tenant's index."""
+        sizes, fds = self.showing.attach(owner, tenant, lambda: self.table.blocks_of(tenant))
+        try:
+            return LocalClient(IndexView(fds[0], sizes.sizes[0]), LocalDesk(fds[1], sizes.sizes[1]), self.dram, tenant)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _encoding(self, block: Block) -> Encoding | None:
         slot = block.slots[DRAM]
@@ -199,5 +249,6 @@ class Store:
         return "".join(sorted(block.key.decode() for block in (self.table.blocks() if blocks is None else blocks)))
 
     def close(self) -> None:
+        self.showing.close()
         for tier in self.tiers.values():
             tier.close()

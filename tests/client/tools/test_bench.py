@@ -13,19 +13,19 @@ from kvstore.client.tools import bench
 from kvstore.client.tools.bench import alternate, measure, microseconds
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
+LARGE = ["memcpy of {}, one thread", "put_batch {}, used memory", "put_batch {}, fresh memory", "get_batch_into {}"]
+LARGE += ["put_batch {} (used) / memcpy", "put_batch {} (fresh) / memcpy", "put_batch {} fresh / used", "get_batch_into {} / memcpy"]
 FIGURES = [
-    "memcpy, one thread",
-    "put_batch 32 x 1 MiB, used memory",
-    "put_batch 32 x 1 MiB, fresh memory",
-    "get_batch_into 32 x 1 MiB",
-    "put_batch (used) / memcpy",
-    "put_batch (fresh) / memcpy",
-    "put_batch fresh / used",
-    "get_batch_into / memcpy",
+    *(name.format("4 x 128 KiB") for name in LARGE),
+    *(name.format("1 x 512 KiB") for name in LARGE),
+    "get_batch_into 16 x 4 KiB",
+    "put_batch 16 x 4 KiB",
+    "match_prefix of 32 keys, p50",
     "view of 4 MiB, p50",
-    "view of 64 KiB, p50",
+    "view of 4 MiB after 2 ms of sleep, p50",
     "view of 4 MiB / of 64 KiB",
     "put of 4 KiB, p50",
+    "get_into of 4 KiB, p50",
     "get of 4 KiB, p50",
     "exists of 1 key, p50",
     "exists of 1,024 keys, p50",
@@ -36,7 +36,8 @@ FIGURES = [
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same calls, fewer and on less memory."""
-    for name, value in (("ROUNDS", 2), ("BLOCKS", 4), ("BLOCK_BYTES", 128 << 10), ("CALLS", 5)):
+    figures = {"ROUNDS": 2, "BLOCKS": 4, "BLOCK_BYTES": 128 << 10, "CALLS": 5, "SMALL_BLOCKS": 16, "SMALL_ROUNDS": 2, "SLEEPS": 2}
+    for name, value in figures.items():
         monkeypatch.setattr(bench, name, value)
 
 
@@ -72,7 +73,7 @@ def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatc
 def test_without_json_it_is_a_table(small: None, running: Cluster) -> None:
     result = CliRunner().invoke(kvstore, ["bench", "--master", running.address])
     assert result.exit_code == 0, result.output
-    assert "get_batch_into / memcpy" in result.stdout
+    assert "get_batch_into 4 x 128 KiB" in result.stdout
 
 
 def test_a_median_is_of_all_calls() -> None:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvstore.client.local.desk import Looker
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import is_evictable
@@ -16,7 +17,7 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.moves.job import MoveJob
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
-from tests.store.tables import PUT_TTL_NS, RemoteWriter, Store
+from tests.store.tables import PUT_TTL_NS, LocalClient, RemoteWriter, Store
 from tests.store.tensors import after, tensor_value
 
 KEYS = st.sampled_from("abcdefgh")
@@ -50,6 +51,10 @@ class TableMachine(RuleBasedStateMachine):
         """With the slot's memory, and what was in it."""
         self.moves: list[tuple[TierMove, MoveJob | None]] = []
         self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
+        self.clients: dict[str, LocalClient] = {}
+        """One a tenant, or none at all."""
+        self.looks: list[tuple[str, memoryview, bytes, Looker]] = []
+        """Views: tenant, the slot's memory, what was in it, and the hazard."""
         self.visible: dict[tuple[str, str], Block] = {}
         self.heard: dict[Block, int] = {}
 
@@ -60,8 +65,9 @@ class TableMachine(RuleBasedStateMachine):
         slab_bytes=st.sampled_from([100, 1100, 4096]),
         high=st.sampled_from([1.0, 0.6]),
         codec=st.sampled_from(["none", "int8", "int8"]),
+        has_clients=st.booleans(),
     )
-    def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float, codec: str) -> None:
+    def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float, codec: str, has_clients: bool) -> None:
         self.has_codec = codec != "none"
         self.has_nvme, self.nvme_is_large = bool(nvme_bytes), nvme_bytes > 20_000
         self.was_suspended = False
@@ -77,6 +83,54 @@ class TableMachine(RuleBasedStateMachine):
             codec=codec,
         )
         self.table = self.store.table
+        if has_clients:
+            self.clients = {tenant: self.store.client(tenant) for tenant in ("red", "blue")}
+
+    # --- clients of this host ---
+
+    @precondition(lambda self: self.clients)
+    @rule(key=KEYS, tenant=TENANTS)
+    def read_unasked(self, key: str, tenant: str) -> None:
+        block = self.visible.get((tenant, key))
+        value = self.clients[tenant].read(key)
+        assert (value is not None) == (block is not None and block.slots[DRAM] is not None)
+        if block is not None and value is not None:
+            assert value == self.store.bytes_of(block, DRAM)
+
+    @rule()
+    def count_what_was_read(self) -> None:
+        self.store.showing.take_accesses(self.table.read_unasked)
+        self.hear()
+
+    @precondition(lambda self: self.clients)
+    @rule(key=KEYS, tenant=TENANTS)
+    def look(self, key: str, tenant: str) -> None:
+        found = self.clients[tenant].look(key)
+        if found is not None:
+            memory, looker = found
+            self.looks.append((tenant, memory, bytes(memory), looker))
+
+    @precondition(lambda self: self.looks)
+    @rule(pick=PICK)
+    def look_away(self, pick: int) -> None:
+        tenant, _, _, looker = self.looks.pop(pick % len(self.looks))
+        self.clients[tenant].desk.look_away(looker)
+        self.store.showing.sweep()
+
+    @invariant()
+    def what_is_looked_at_stays_as_it_was(self) -> None:
+        for _, memory, value, _ in self.looks:
+            assert bytes(memory) == value
+
+    @invariant()
+    def what_is_shown_is_what_is_in_dram(self) -> None:
+        for (tenant, key), block in self.visible.items():
+            if self.clients:
+                found, slot = self.clients[tenant].find(key), block.slots[DRAM]
+                assert (found is None) == (slot is None)
+                assert found is None or (found.size, found.checksum) == (block.size_bytes, block.checksum_in(DRAM))
+        if hasattr(self, "store"):
+            self.store.showing.check_integrity()
 
     # --- writers ---
 
@@ -360,7 +414,9 @@ class TableMachine(RuleBasedStateMachine):
         moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
         waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
-        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering))
+        kept = self.store.showing.kept_slots
+        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept)
+        assert kept <= len(self.looks)
         assert self.table.open_puts == len(self.puts)
 
     def teardown(self) -> None:
@@ -380,6 +436,9 @@ class TableMachine(RuleBasedStateMachine):
             self.table.release(block)
         for owner in ("one", "two"):
             self.forget_owner(owner)
+        for tenant, _, _, looker in self.looks:
+            self.clients[tenant].desk.look_away(looker)
+        self.store.showing.sweep()
         for writer in self.lingering:
             writer.under_way = 0
         self.table.expire(now_ns=self.now_ns)

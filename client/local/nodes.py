@@ -1,0 +1,202 @@
+"""The nodes of this host whose index and desk this client has: how it comes to them, and when it lets go of them. Sans-I/O for what asks a
+node (see effects.py); a look at what is there asks nobody.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from kvstore.client.daemons import Daemons
+from kvstore.client.effects import AnyLoan, AskForFds, Operation, Take
+from kvstore.client.local.desk import LocalDesk
+from kvstore.client.local.index import IndexView
+from kvstore.client.mapping import SlabMapping
+from kvstore.client.routes import KnownNode
+from kvstore.protocol.errors import Broken, KVStoreError, ProtocolError
+from kvstore.protocol.node_messages import OpenIndex
+from kvstore.rpc.deadline import Deadline
+
+PROBE_NS: Final = 100_000_000
+"""A heartbeat older than this (a node beats five times as often) makes a client ask the kernel whether the node hung up."""
+STALE_NS: Final = 1_000_000_000
+"""Nothing is read from a node whose heartbeat is older than this: it is stopped, or starved, and its master may have given it up."""
+RETRY_NS: Final = 1_000_000_000
+"""How long after a look for nodes of this host the next one is due."""
+
+
+class LocalNode:
+    """One node: its index, this client's desk, and the slabs mapped so far. It holds a connection, which is the desk's."""
+
+    def __init__(self, node: KnownNode, loan: AnyLoan, index: IndexView, desk: LocalDesk) -> None:
+        self.node_id = node.node_id
+        self.who = node.route.who
+        self.loan = loan
+        self.index = index
+        """The one of now; a larger one may take its place."""
+        self.desk = desk
+        self.epoch = loan.channel.welcome.epoch
+        self.slabs: dict[int, memoryview] = {}
+        """Mapped slabs, read-only."""
+        self.slabs_gone = index.slabs_gone
+        self._is_lost = False
+
+    def is_fresh(self, now_ns: int) -> bool:
+        """Whether what the index says counts now."""
+        if self._is_lost or self.index.is_over or self.desk.is_over:
+            return False
+        age_ns = now_ns - self.index.heartbeat_ns
+        if age_ns < PROBE_NS:
+            return True
+        self._is_lost = self.loan.channel.has_hung_up()
+        return not self._is_lost and age_ns < STALE_NS
+
+    @property
+    def needs_asking(self) -> bool:
+        """For another index, for what became of its slabs, or whether it is there at all."""
+        return self.is_lost or self.index.is_over or self.slabs_gone != self.index.slabs_gone
+
+    def prune(self, held: Iterable[int]) -> None:
+        """Only these slabs are mapped still."""
+        kept = set(held)
+        for slab in [slab for slab in self.slabs if slab not in kept]:
+            self.slabs.pop(slab, None)
+
+    @property
+    def is_lost(self) -> bool:
+        """The node's process is gone, or it has hung up: its index says nothing any more, and its desk keeps nothing."""
+        return self._is_lost or self.desk.is_over
+
+    def close(self) -> None:
+        self.loan.discard()
+        self.slabs.clear()
+
+
+class LocalNodes:
+    """See the module. Threads and tasks of a client share it: `ready` is replaced, never changed; one at a time asks nodes."""
+
+    def __init__(
+        self, daemons: Daemons, mapping: SlabMapping, *, is_used: bool = True, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """Not `is_used`: there never are any."""
+        self._daemons = daemons
+        self._mapping = mapping
+        self._clock_ns = clock_ns
+        self._asking = threading.Lock()
+        self._due_ns = 0
+        self._nodes_version = -1
+        self._is_closed = not is_used
+        self._pid = os.getpid()
+        self._ended: list[LocalDesk] = []
+        self.ready: tuple[LocalNode, ...] = ()
+
+    def fresh(self) -> tuple[LocalNode, ...]:
+        """Those whose index counts now; none in a forked child."""
+        ready = self.ready
+        if not ready or os.getpid() != self._pid:
+            return ()
+        now_ns = self._clock_ns()
+        if len(ready) == 1:
+            return ready if ready[0].is_fresh(now_ns) else ()
+        return tuple(node for node in ready if node.is_fresh(now_ns))
+
+    def is_due(self) -> bool:
+        """Whether `attach` may find more than is ready."""
+        if self._is_closed or self._clock_ns() < self._due_ns:
+            return False
+        is_as_told = self._nodes_version == self._daemons.nodes.version
+        return not self.ready or not is_as_told or any(node.needs_asking for node in self.ready)
+
+    def attach(self, deadline: Deadline) -> Operation[None]:
+        """Take a desk at each node of this host, as far as that goes: what fails is left for later. Another thread's call goes on alone."""
+        if not self._asking.acquire(blocking=False):
+            return
+        try:
+            self._due_ns = self._clock_ns() + RETRY_NS
+            nodes = self._daemons.nodes
+            if not nodes.is_known:
+                yield from self._daemons.refresh_nodes(deadline)
+            self._nodes_version = nodes.version
+            self._drop_lost()
+            for node in self.ready:
+                with suppress(KVStoreError):  # one that has gone meanwhile is dropped the next time
+                    yield from self._catch_up(node, deadline)
+            have = {node.node_id for node in self.ready}
+            for known in nodes.local():
+                if known.node_id not in have:
+                    with suppress(KVStoreError):
+                        yield from self._attach_to(known, deadline)
+        except KVStoreError:
+            return  # whoever asks next the old way is told what is wrong
+        finally:
+            self._asking.release()
+
+    def map_slabs(self, node: LocalNode, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
+        """Have these mapped, as far as the node has them, and those unmapped that it has given up. Another thread's call goes on alone."""
+        if not self._asking.acquire(blocking=False):
+            return
+        try:
+            node.slabs_gone = node.index.slabs_gone
+            found = yield from self._mapping.map_slabs(node.loan.channel, node.node_id, slabs, deadline, writable=False)
+            node.slabs.update(zip(slabs, (slab.memory for slab in found), strict=True))
+        except KVStoreError:
+            return  # a get of what lies there goes the old way
+        finally:
+            node.prune(self._mapping.slabs.held(node.node_id, node.epoch))
+            self._asking.release()
+
+    def _catch_up(self, node: LocalNode, deadline: Deadline) -> Operation[None]:
+        if node.index.is_over:
+            node.index, _ = yield from self._ask(node.loan, deadline)
+        if node.slabs_gone != node.index.slabs_gone:
+            node.slabs_gone = node.index.slabs_gone
+            yield from self._mapping.let_go(node.loan.channel, node.node_id, deadline)
+            node.prune(self._mapping.slabs.held(node.node_id, node.epoch))
+
+    def _attach_to(self, node: KnownNode, deadline: Deadline) -> Operation[None]:
+        address = node.route.address()
+        loan: AnyLoan = yield Take(address, deadline)
+        try:
+            if not node.route.is_meant(address, loan.channel.welcome):
+                raise Broken(f"at {address} there is another daemon by now")
+            found = LocalNode(node, loan, *(yield from self._ask(loan, deadline)))
+            if self._is_closed:
+                raise Broken("the client is closed")
+            self.ready = (*self.ready, found)
+        except BaseException:
+            loan.discard()
+            raise
+
+    def _ask(self, loan: AnyLoan, deadline: Deadline) -> Operation[tuple[IndexView, LocalDesk]]:
+        """The index of now and the connection's desk. Raises ProtocolError and Broken, too."""
+        answer, fds = yield AskForFds(loan.channel, OpenIndex(), deadline)
+        try:
+            if len(fds) != 2:
+                raise ProtocolError(f"a node gave {len(fds)} descriptors for an index and a desk")
+            return IndexView(fds[0], answer.sizes[0]), LocalDesk(fds[1], answer.sizes[1])
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _drop_lost(self) -> None:
+        known = {(node.node_id, node.route.who) for node in self._daemons.nodes.local()}
+        lost = [node for node in self.ready if node.is_lost or (node.node_id, node.who) not in known]
+        self.ready = tuple(node for node in self.ready if node not in lost)
+        for node in lost:
+            self._ended.append(node.desk)
+            node.close()
+
+    def counts(self) -> tuple[int, int, int]:
+        """Calls that were served here, blocks read, and their bytes."""
+        desks = [*self._ended, *(node.desk for node in self.ready)]
+        return sum(desk.calls for desk in desks), sum(desk.hits for desk in desks), sum(desk.bytes_in for desk in desks)
+
+    def close(self) -> None:
+        """Hang up. A second close is a no-op."""
+        self._is_closed = True
+        ready, self.ready = self.ready, ()
+        for node in ready:
+            self._ended.append(node.desk)
+            node.close()

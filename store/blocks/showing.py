@@ -1,0 +1,36 @@
+"""What the block table says to whoever shows its blocks to the clients of this host, and asks."""
+
+from typing import Protocol
+
+from kvstore.store.blocks.block import Block
+from kvstore.tiers.tier import Slot
+
+
+class Showing(Protocol):
+    """See store/shown/showing.py, which is one."""
+
+    def show(self, block: Block) -> None:
+        """The block has a copy in DRAM from now on, whose bytes are all there."""
+
+    def hide(self, block: Block) -> None:
+        """The block's copy in DRAM is about to go. One that is not shown is left alone."""
+
+    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
+        """Whether a client looks at what is in the DRAM slot. For what is hidden no is final."""
+
+    def keep(self, tenant: str, slot: Slot) -> None:
+        """Release a quarantined DRAM slot when nobody looks at it any more."""
+
+
+class ShowsNothing:
+    """A Showing without clients."""
+
+    def show(self, block: Block) -> None: ...
+
+    def hide(self, block: Block) -> None: ...
+
+    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
+        return False
+
+    def keep(self, tenant: str, slot: Slot) -> None:
+        raise AssertionError("nobody looks")

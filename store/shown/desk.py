@@ -1,0 +1,81 @@
+"""The desk of one client of this host: what it is looking at, and what it has read, in memory that it writes and the node reads.
+
+Nothing that stands there is believed: a client that writes nonsense keeps its own tenant's slots from reuse, HAZARDS at most, and no more.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+
+from kvstore.protocol.errors import Broken, TierFailed
+from kvstore.protocol.shown_index import (
+    ACCESSES,
+    AT_ACCESSES,
+    AT_DESK_MAGIC,
+    AT_DESK_OVER,
+    AT_HAZARDS,
+    AT_HAZARDS_USED,
+    AT_RING,
+    AT_TAKEN,
+    DESK_BYTES,
+    HAZARDS,
+    MAGIC,
+)
+from kvstore.transfer.memory.mapping import map_slab
+
+
+class Desk:
+    """See the module. Belongs to a connection. The node's loop is the only caller."""
+
+    def __init__(self) -> None:
+        """Raises TierFailed: the system has no descriptor or memory left."""
+        try:
+            self.fd = os.memfd_create("kvstore-desk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as refusal:
+            raise TierFailed(f"no shared memory for a client's desk: {refusal}") from refusal
+        try:
+            os.fchmod(self.fd, 0o600)
+            os.ftruncate(self.fd, DESK_BYTES)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = map_slab(os.dup(self.fd), DESK_BYTES, writable=True).memory
+        except (OSError, Broken) as refusal:
+            os.close(self.fd)
+            raise TierFailed(f"no shared memory of {DESK_BYTES} bytes for a client's desk: {refusal}") from refusal
+        self._words = memory.cast("Q")
+        self._hazards = self._words[AT_HAZARDS : AT_HAZARDS + HAZARDS]
+        self._ring = self._words[AT_RING : AT_RING + ACCESSES]
+        self._taken = 0
+        self._words[AT_DESK_MAGIC] = MAGIC
+
+    def export(self) -> int:
+        """A new descriptor, for its client; the caller closes it."""
+        return os.dup(self.fd)
+
+    def looks_at(self, slot: int) -> bool:
+        """Whether the client is looking at the slot. After a fence that followed the hiding of what is there, no is final."""
+        return bool(self._words[AT_HAZARDS_USED]) and slot + 1 in self._hazards
+
+    def accesses(self, most: int) -> Iterator[int]:
+        """What the client has read since the last call, oldest first, `most` at most; words that ShownIndex.accessed explains."""
+        written = self._words[AT_ACCESSES]
+        count = written - self._taken
+        if not 0 < count <= ACCESSES:
+            self._taken = written  # nothing; or nonsense, which is not taken
+            return
+        begin = self._taken % ACCESSES
+        count = min(count, most, ACCESSES - begin)
+        found = self._ring[begin : begin + count].tolist()
+        self._taken += count
+        self._words[AT_TAKEN] = self._taken
+        yield from found
+
+    @property
+    def has_accesses(self) -> bool:
+        return self._words[AT_ACCESSES] != self._taken
+
+    def close(self) -> None:
+        """Its connection is gone: what it looked at may be reused. A second close is a no-op."""
+        if self.fd >= 0:
+            self._words[AT_DESK_OVER] = 1
+            os.close(self.fd)
+            self.fd = -1

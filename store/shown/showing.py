@@ -1,0 +1,200 @@
+"""What this node shows to the clients of its host: an index for each tenant that has one here, and their desks.
+
+The block table tells it what gets a place in DRAM (`show`) and what loses it (`hide`), before the place can be used again, and asks whether
+somebody still looks there (`is_looked_at`, `keep`). It owns the indexes, the desks, and the slots that were given up while a client looked.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.protocol.errors import TierFailed
+from kvstore.protocol.node_messages import SlabFds
+from kvstore.protocol.shown_index import DESK_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
+from kvstore.store.shown.desk import Desk
+from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.tier import Slot
+
+SHOWN_A_TURN: Final = 1000
+"""Blocks that a new index is given before the loop's other work has its turn."""
+TAKEN_A_TURN: Final = 4096
+"""Accesses of one client that are counted before others have their turn."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    """`left` are blocks that its new index does not show yet."""
+
+    index: ShownIndex
+    desks: dict[object, Desk] = field(default_factory=dict)
+    left: deque[Block] = field(default_factory=deque)
+
+
+class Showing:
+    """See the module. The node's loop is the only caller."""
+
+    def __init__(self, dram: DramTier) -> None:
+        self._dram = dram
+        self._tenants: dict[str, _Tenant] = {}
+        self._kept: list[tuple[str, Slot]] = []
+        self._now_ns = 0
+
+    # --- the block table ---
+
+    def show(self, block: Block) -> None:
+        """The block has a copy in DRAM from now on, whose bytes are all there."""
+        tenant = self._tenants.get(block.tenant)
+        if tenant is None:
+            return
+        if tenant.index.is_full:
+            self._grow(tenant)
+        self._show(tenant.index, block)
+
+    def _show(self, index: ShownIndex, block: Block) -> None:
+        slot = block.slots[DRAM]
+        assert slot is not None
+        slab, offset = self._dram.locate(slot)
+        index.show(block, slab, offset, block.checksum_in(DRAM), slot.index)
+
+    def hide(self, block: Block) -> None:
+        """The block's copy in DRAM is about to go."""
+        if block.shown != NOT_SHOWN:
+            self._tenants[block.tenant].index.hide(block)
+
+    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
+        """Whether a client looks at what is in the slot. What is hidden nobody begins to look at: for that, no is final."""
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is None or not of_tenant.desks:
+            return False
+        of_tenant.index.fence()
+        return any(desk.looks_at(slot.index) for desk in of_tenant.desks.values())
+
+    def keep(self, tenant: str, slot: Slot) -> None:
+        """A quarantined slot is the showing's from now on: it is released when nobody looks any more."""
+        self._kept.append((tenant, slot))
+
+    # --- clients ---
+
+    def attach(self, owner: object, tenant: str, blocks: Callable[[], list[Block]]) -> tuple[SlabFds, list[int]]:
+        """Give a client the tenant's index and its own desk: their sizes and descriptors, which the caller closes.
+
+        `blocks` gives all of the tenant's, for its first client. Raises TierFailed: the system has no memory or descriptor left.
+        """
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is None:
+            left = deque(block for block in blocks() if block.slots[DRAM] is not None and len(block.key) <= MAX_KEY_BYTES)
+            of_tenant = _Tenant(ShownIndex(_sets_for(len(left))), left=left)
+            of_tenant.index.beat(self._now_ns)
+            of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
+            self._tenants[tenant] = of_tenant
+            self._show_more(of_tenant)
+        desk = of_tenant.desks.get(owner)
+        if desk is None:
+            desk = of_tenant.desks[owner] = Desk()
+        fds = [of_tenant.index.export()]
+        try:
+            fds.append(desk.export())
+        except OSError as refusal:
+            os.close(fds[0])
+            raise TierFailed(f"no descriptor is left for a client's desk: {refusal}") from refusal
+        return SlabFds([of_tenant.index.size_bytes, DESK_BYTES]), fds
+
+    def forget_owner(self, owner: object) -> None:
+        """A connection is gone, and with it what its client looked at."""
+        for name, of_tenant in list(self._tenants.items()):
+            desk = of_tenant.desks.pop(owner, None)
+            if desk is not None:
+                desk.close()
+                self.sweep()
+            if not of_tenant.desks and not of_tenant.index.count and not of_tenant.left:
+                of_tenant.index.close()
+                del self._tenants[name]
+
+    # --- the clockwork ---
+
+    def take_accesses(self, hit: Callable[[Block], None], tenant: str | None = None) -> bool:
+        """Call `hit` for every block that clients have read since the last call, in each one's order; whether some are left.
+
+        `tenant`: only what its clients read.
+        """
+        is_more = False
+        for name in list(self._tenants) if tenant is None else [tenant]:
+            of_tenant = self._tenants.get(name)
+            if of_tenant is None:
+                continue
+            for desk in list(of_tenant.desks.values()):
+                for word in desk.accesses(TAKEN_A_TURN):
+                    block = of_tenant.index.accessed(word)
+                    if block is not None:
+                        hit(block)
+                is_more |= desk.has_accesses
+        return is_more
+
+    def beat(self, now_ns: int) -> bool:
+        """Tell clients that the node lives, and go on with what is begun; whether there is more to do at once."""
+        self._now_ns = now_ns
+        gone = self._dram.slabs_gone
+        is_more = False
+        for of_tenant in self._tenants.values():
+            of_tenant.index.beat(now_ns)
+            of_tenant.index.tell_slabs_gone(gone)
+            if of_tenant.left:
+                self._show_more(of_tenant)
+                is_more |= bool(of_tenant.left)
+        return is_more
+
+    def sweep(self) -> None:
+        """Release the slots at which nobody looks any more."""
+        kept, self._kept = self._kept, []
+        for tenant, slot in kept:
+            if self.is_looked_at(tenant, slot):
+                self._kept.append((tenant, slot))
+            else:
+                self._dram.release(slot)
+
+    def _show_more(self, of_tenant: _Tenant) -> None:
+        for _ in range(min(SHOWN_A_TURN, len(of_tenant.left))):
+            block = of_tenant.left.popleft()
+            if not block.is_gone and block.slots[DRAM] is not None and block.shown == NOT_SHOWN:
+                self._show(of_tenant.index, block)
+
+    def _grow(self, of_tenant: _Tenant) -> None:
+        try:
+            of_tenant.index = of_tenant.index.grown()
+        except TierFailed:
+            return  # it shows what it can
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all indexes and desks."""
+        return sum(one.index.size_bytes + DESK_BYTES * len(one.desks) for one in self._tenants.values())
+
+    @property
+    def kept_slots(self) -> int:
+        """Slots given up that clients still look at."""
+        return len(self._kept)
+
+    def close(self) -> None:
+        """Nothing is shown any more, and clients are told so."""
+        for of_tenant in self._tenants.values():
+            of_tenant.index.close()
+            for desk in of_tenant.desks.values():
+                desk.close()
+        self._tenants.clear()
+
+    def check_integrity(self) -> None:
+        """For tests; O(entries)."""
+        for of_tenant in self._tenants.values():
+            of_tenant.index.check_integrity()
+
+
+def _sets_for(blocks: int) -> int:
+    """Sets of an index that begins with so many blocks: it need not grow at once."""
+    sets = FIRST_SETS
+    while sets < MAX_SETS and blocks > FULL_SHARE / 2 * sets * WAYS:
+        sets *= 2
+    return sets

@@ -1,0 +1,379 @@
+"""Reads without asking, against a running node: nothing crosses a socket, and what is not here is asked for as ever."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.config import ClientSettings
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from kvstore.transfer.testing.waiting import eventually
+from tests.client.processes import Cluster, cluster
+from tests.forks import told_by_child
+
+SIZES = [1, 100, 4096, 70_000, 3 << 20]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.start_node("--dram", "64MiB", "--nvme", f"{tmp_path_factory.mktemp('nvme')}:64MiB")
+        yield started
+
+
+@pytest.fixture
+def client(running: Cluster) -> Iterator[Client]:
+    with Client(running.address) as client:
+        yield client
+
+
+def stored(client: Any, sizes: list[int] = SIZES) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values, and the client has found its way to the node."""
+    keys, values = [os.urandom(16) for _ in sizes], [os.urandom(size) for size in sizes]
+    client.put_batch(keys, values)
+    client.get_batch(keys)
+    assert client._operations.local.ready
+    return keys, values
+
+
+class Requests:
+    """What the client sends: it counts the effects that ask somebody."""
+
+    def __init__(self, client: Any) -> None:
+        self.count = 0
+        real = client._do
+
+        def do(effect: Any) -> Any:
+            self.count += type(effect).__name__ in ("Ask", "Take", "AskForFds", "Fill", "Post")
+            return real(effect)
+
+        client._do = do
+
+
+def test_what_is_here_is_read_without_a_message(client: Client) -> None:
+    keys, values = stored(client)
+    requests = Requests(client)
+    assert [client.get(key) for key in keys] == values
+    assert client.get_batch(keys) == values
+    buffers = [bytearray(len(value) + 3) for value in values]
+    assert client.get_batch_into(keys, buffers) == SIZES
+    assert [bytes(buffer[:-3]) for buffer in buffers] == values
+    for key, value in zip(keys, values, strict=True):
+        buffer = bytearray(len(value))
+        assert client.get_into(key, buffer) == len(value)
+        assert buffer == value
+        with client.view(key) as memory:
+            assert memory is not None
+            assert memory.readonly
+            assert bytes(memory) == value
+        assert client.exists(key)
+    assert client.exists_batch(keys) == [True] * len(keys)
+    assert client.match_prefix(keys) == len(keys)
+    assert requests.count == 0
+
+
+def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
+    async def main() -> None:
+        async with AsyncClient(running.address) as client:
+            keys, values = [os.urandom(16) for _ in range(3)], [os.urandom(5000) for _ in range(3)]
+            await client.put_batch(keys, values)
+            await client.get_batch(keys)
+            rows = np.zeros((3, 5000), np.uint8)
+
+            def result(awaitable: Any) -> Any:
+                with pytest.raises(StopIteration) as end:
+                    awaitable.send(None)
+                return end.value.value
+
+            assert result(client.get(keys[0])) == values[0]
+            assert result(client.get_batch(keys)) == values
+            assert result(client.get_batch_into(keys, rows)) == [5000] * 3
+            assert [bytes(row) for row in rows] == values
+            assert result(client.get_into(keys[1], rows[0])) == 5000
+            assert result(client.exists(keys[2])) is True
+            assert result(client.exists_batch(keys)) == [True] * 3
+            assert result(client.match_prefix(keys)) == 3
+            view = client.view(keys[0])
+            assert result(view.__aenter__()) == values[0]
+            result(view.__aexit__(None, None, None))
+
+    asyncio.run(main())
+
+
+def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) -> None:
+    keys, values = stored(client, [1000] * 4)
+    other = [os.urandom(16) for _ in range(3)]
+    requests = Requests(client)
+    assert client.get_batch([*other, *keys]) == [None] * 3 + values
+    assert client.exists_batch([keys[0], *other]) == [True, False, False, False]
+    assert client.match_prefix([*keys, *other]) == 4
+    assert client.match_prefix([*other, *keys]) == 0
+    assert client.get(other[0]) is None
+    assert not client.exists(other[0])
+    assert requests.count == 2 * 6  # a Take and an Ask each
+
+
+def test_keys_of_several_lengths_and_keys_too_long_to_show(client: Client) -> None:
+    keys = [os.urandom(length) for length in (1, 7, 8, 9, 16, 32, 64, 65, 255)]
+    values = [os.urandom(50 + i) for i in range(len(keys))]
+    client.put_batch(keys, values)
+    for _ in range(2):
+        assert client.get_batch(keys) == values
+        assert [client.get(key) for key in keys] == values
+        assert client.match_prefix(keys) == len(keys)
+        assert client.exists_batch(keys) == [True] * len(keys)
+        with client.view(keys[-1]) as memory:
+            assert memory is not None
+            assert bytes(memory) == values[-1]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_rows_of_one_array_are_filled_wherever_the_blocks_lie(client: Client, dtype: Any) -> None:
+    keys, values = stored(client, [4096] * 300)
+    rows = np.zeros((300, 4096 // np.dtype(dtype).itemsize), dtype)
+    order = np.random.default_rng(1).permutation(300)
+    shuffled = [keys[i] for i in order]
+    for missing in (None, 7):
+        rows.fill(0)
+        if missing is not None:
+            shuffled[missing] = os.urandom(16)
+        sizes = client.get_batch_into(shuffled, rows)
+        assert sizes == [None if i == missing else 4096 for i in range(300)]
+        assert all(rows[i].tobytes() == values[order[i]] for i in range(300) if i != missing)
+
+
+def test_rows_longer_than_their_values_are_filled_from_the_front(client: Client) -> None:
+    keys, values = stored(client, [10, 20, 30])
+    rows = np.zeros((3, 32), np.uint8)
+    assert client.get_batch_into(keys, rows) == [10, 20, 30]
+    assert [bytes(row[:size]) for row, size in zip(rows, (10, 20, 30), strict=True)] == values
+
+
+def test_a_tensor_is_rows_too(client: Client) -> None:
+    torch = pytest.importorskip("torch")
+    keys, values = stored(client, [64] * 5)
+    tensor = torch.zeros((5, 4, 8), dtype=torch.float16)
+    assert client.get_batch_into(keys, tensor) == [64] * 5
+    assert [tensor[i].numpy().tobytes() for i in range(5)] == values
+
+
+def test_a_buffer_that_is_too_small_is_named_by_its_index(client: Client) -> None:
+    keys, _ = stored(client, [100, 100, 200])
+    with pytest.raises(InvalidArgument, match="key 2 has 150"):
+        client.get_batch_into(keys, [bytearray(150) for _ in keys])
+    with pytest.raises(InvalidArgument, match="key 2 has 150"):
+        client.get_batch_into(keys, np.zeros((3, 150), np.uint8))
+    with pytest.raises(InvalidArgument, match="key 0 has 150"):
+        client.get_into(keys[2], bytearray(150))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, key: client.get("key"),
+        lambda client, key: client.get(b""),
+        lambda client, key: client.get(b"k" * 256),
+        lambda client, key: client.get(key, deadline_s=0),
+        lambda client, key: client.get_into(key, b"read-only"),
+        lambda client, key: client.get_batch([key, "key"]),
+        lambda client, key: client.get_batch([key, b""]),
+        lambda client, key: client.get_batch_into([key], np.zeros((2, 8), np.uint8)),
+        lambda client, key: client.exists(b""),
+        lambda client, key: client.exists(key, deadline_s=-1),
+        lambda client, key: client.view(b"").__enter__(),
+        lambda client, key: client.match_prefix(key),
+    ],
+)
+def test_what_is_refused_elsewhere_is_refused_here(client: Client, call: Callable[[Client, bytes], object]) -> None:
+    keys, _ = stored(client, [100])
+    with pytest.raises(InvalidArgument):
+        call(client, keys[0])
+
+
+def test_a_removed_block_is_gone_for_every_client(client: Client, running: Cluster) -> None:
+    keys, values = stored(client, [100, 100])
+    with Client(running.address) as other:
+        assert other.get_batch(keys) == values
+        assert client.remove([keys[0]]) == 1
+        for one in (client, other):
+            assert one.get(keys[0]) is None
+            assert not one.exists(keys[0])
+            assert one.match_prefix(keys) == 0
+            assert one.get_batch(keys) == [None, values[1]]
+        client.put(keys[0], b"another")
+        assert other.get(keys[0]) == b"another"
+
+
+def test_what_is_being_looked_at_is_not_removed_but_by_force(client: Client, running: Cluster) -> None:
+    keys, values = stored(client, [100_000])
+    with Client(running.address) as other, client.view(keys[0]) as memory:
+        assert other.remove(keys) == 0
+        assert other.remove(keys, force=True) == 1
+        for _ in range(3):
+            other.put(os.urandom(16), os.urandom(100_000))
+        assert memory is not None
+        assert bytes(memory) == values[0]
+    assert client.get(keys[0]) is None
+
+
+def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Cluster) -> None:
+    keys, _ = stored(client, [1000] * 3)
+    with running.control() as control:
+
+        def hits() -> int:
+            return sum(tier.hits for node in control.status().nodes for tier in node.tiers if tier.name == "dram")
+
+        eventually(lambda: hits() == hits(), "settled")
+        before, mine = hits(), client.stats()
+        client.get(keys[0])
+        client.get_batch(keys)
+        with client.view(keys[1]):
+            pass
+        now = client.stats()
+        assert (now.requests - mine.requests, now.hits - mine.hits, now.bytes_in - mine.bytes_in) == (3, 5, 5000)
+        assert now.hits_by_tier["dram"] - mine.hits_by_tier["dram"] == 5
+        eventually(lambda: hits() >= before + 5, "the node has counted them")
+
+
+def test_what_was_promoted_is_shown_from_then_on(client: Client) -> None:
+    keys, values = stored(client, [100_000] * 3)
+    local = client._operations.local.ready[0]
+
+    def pushed_out() -> bool:
+        client.put_batch([os.urandom(16) for _ in range(50)], [b"v" * 100_000] * 50)
+        return all(local.index.find(key) is None for key in keys)
+
+    eventually(pushed_out, "more than DRAM holds: they went down to NVMe")
+    assert client.get_batch(keys) == values
+    eventually(lambda: client.get_batch(keys) == values and all(local.index.find(key) for key in keys), "promoted on their second hit")
+
+
+def test_a_client_that_uses_no_index_reads_by_messages(running: Cluster) -> None:
+    with Client(running.address, settings=ClientSettings(use_index=False)) as client:
+        keys, values = [os.urandom(16)], [os.urandom(100)]
+        client.put_batch(keys, values)
+        assert client.get_batch(keys) == values
+        assert not client._operations.local.ready
+
+
+def test_threads_share_what_is_near(client: Client) -> None:
+    keys, values = stored(client, [2000] * 50)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for i in range(300):
+            at = (7 * i + seed) % 50
+            with client.view(keys[at]) as memory:
+                if (
+                    memory is None
+                    or bytes(memory) != values[at]
+                    or client.get(keys[at]) != values[at]
+                    or client.get_batch(keys[at:]) != values[at:]
+                ):
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    local = client._operations.local.ready[0]
+    assert sorted(local.desk._free) == list(range(len(local.desk._free)))
+
+
+def test_a_forked_child_reads_nothing(client: Client) -> None:
+    keys, values = stored(client, [100])
+    for call in (lambda: client.get(keys[0]), lambda: client.exists(keys[0]), lambda: client.match_prefix(keys)):
+        assert told_by_child(call) == "Forked"
+    assert client.get(keys[0]) == values[0]
+
+
+def test_a_node_that_died_is_read_no_more(tmp_path: Any) -> None:
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "32MiB")
+        with Client(started.address) as client:
+            keys, values = stored(client)
+            with client.view(keys[0]) as memory:
+                node.stop(signal.SIGKILL)
+                eventually(lambda: not client._operations.local.fresh(), "noticed")
+                assert client.get(keys[0]) is None
+                assert memory is not None
+                assert bytes(memory) == values[0]  # its pages are there as long as somebody maps them
+            started.start_node("--dram", "32MiB")
+            eventually(lambda: _puts(client, keys, values), "the new one takes puts")
+            eventually(lambda: client.get_batch(keys) == values and bool(client._operations.local.fresh()), "and is read")
+
+
+def _puts(client: Client, keys: list[bytes], values: list[bytes]) -> bool:
+    try:
+        client.put_batch(keys, values)
+    except (Unavailable, DeadlineExceeded):
+        return False
+    return True
+
+
+def test_a_node_that_stopped_is_not_believed_for_long(tmp_path: Any) -> None:
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "32MiB")
+        with Client(started.address) as client:
+            keys, values = stored(client)
+            node.send(signal.SIGSTOP)
+            eventually(lambda: not client._operations.local.fresh(), "its heartbeat is old")
+            with pytest.raises(DeadlineExceeded):
+                client.get(keys[0], deadline_s=0.2)
+            node.send(signal.SIGCONT)
+            eventually(lambda: bool(client._operations.local.fresh()), "its heart beats")
+            assert client.get_batch(keys) == values
+
+
+def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None:
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "32MiB")
+        with Client(started.address) as client, started.control() as control:
+            keys, _ = stored(client, [100_000])
+            ready, waiting = os.pipe()
+            child = os.fork()
+            if not child:
+                with Client(started.address) as mine, mine.view(keys[0]):
+                    os.write(waiting, b"x")
+                    time.sleep(600)
+            os.read(ready, 1)
+            client.remove(keys, force=True)
+
+            def quarantined() -> int:
+                return sum(tier.quarantined_bytes for node in control.status().nodes for tier in node.tiers)
+
+            eventually(lambda: quarantined() == 100_000, "the child looks at it")
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            eventually(lambda: quarantined() == 0, "nobody looks at it")
+
+
+def test_slabs_that_the_node_gave_up_are_unmapped(tmp_path: Any) -> None:
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "16MiB")
+        with Client(started.address) as client:
+            seen: set[int] = set()
+            for size in range(100_000, 1_000_000, 60_000):
+                keys = [os.urandom(16) for _ in range(12_000_000 // size)]
+                client.put_batch(keys, [b"v" * size] * len(keys))
+                assert client.get_batch(keys[-3:]) == [b"v" * size] * 3
+                seen |= set(client._operations.local.ready[0].slabs)
+            local = client._operations.local
+
+            def is_caught_up() -> bool:
+                client.get(keys[-1])
+                return local.ready[0].slabs_gone == local.ready[0].index.slabs_gone
+
+            eventually(is_caught_up, "it has asked what became of its slabs")
+            assert len(local.ready[0].slabs) < len(seen)
+            mapped = sum(len(memory) for memory in local.ready[0].slabs.values())
+            assert mapped <= 2 * (16 << 20)

@@ -1,0 +1,89 @@
+"""The form of a shown index: one key and many have the same hash, and keys of all kinds spread over the sets."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.shown_index import (
+    BODY,
+    DESK_BYTES,
+    ENTRY,
+    ENTRY_BYTES,
+    ENTRY_WORDS,
+    KEY,
+    KEY_WORDS,
+    MAX_KEY_BYTES,
+    TAGS,
+    WAYS,
+    check_of,
+    checks_of,
+    entries_at,
+    index_bytes,
+    key_words,
+    tag_of,
+    tags_at,
+    tags_of,
+    words_of,
+)
+
+KEYS = st.binary(min_size=1, max_size=MAX_KEY_BYTES)
+
+
+@given(KEYS)
+def test_one_key_and_many_have_the_same_words_and_hash(key: bytes) -> None:
+    other = bytes(reversed(key))
+    words = words_of([key, other], len(key))
+    assert tuple(words[0].tolist()) == key_words(key)
+    assert tags_of(words, len(key)).tolist() == [tag_of(key_words(one), len(one)) for one in (key, other)]
+
+
+@given(KEYS)
+def test_a_key_and_itself_with_a_zero_behind_are_two(key: bytes) -> None:
+    assert tag_of(key_words(key), len(key)) >> 1 != tag_of(key_words(key), len(key) + 1) >> 1
+    assert tag_of(key_words(key), len(key)) != 0
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=ENTRY_WORDS, max_size=ENTRY_WORDS))
+def test_one_entry_and_many_have_the_same_check(entry: list[int]) -> None:
+    rows = np.array([entry, entry[::-1]], np.uint64)
+    assert checks_of(rows).tolist() == [check_of(entry[2:]), check_of(entry[::-1][2:])]
+
+
+def test_a_check_tells_any_word_from_another() -> None:
+    body = list(range(100, 100 + ENTRY_WORDS - 2))
+    for at in range(len(body)):
+        assert check_of(body) != check_of([*body[:at], body[at] ^ 1, *body[at + 1 :]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: os.urandom(16),
+        lambda i: os.urandom(32),
+        lambda i: b"layer-0/block-%08d" % i,
+        lambda i: i.to_bytes(8, "little"),
+        lambda i: i.to_bytes(8, "big"),
+        lambda i: i.to_bytes(16, "big"),
+    ],
+)
+def test_keys_of_all_kinds_spread_over_the_sets(make: Callable[[int], bytes]) -> None:
+    keys = [make(i) for i in range(8192)]
+    words = words_of(keys, len(keys[0]))
+    sets = Counter((tags_of(words, len(keys[0])) >> np.uint64(64 - 12)).tolist())
+    shown = sum(min(count, WAYS) for count in sets.values())
+    assert shown >= 0.98 * len(keys)
+
+
+def test_the_parts_lie_behind_one_another_and_words_are_aligned() -> None:
+    for sets in (1, 8, 4096):
+        assert tags_at(sets) % 64 == entries_at(sets) % 64 == 0
+        assert tags_at(sets) + sets * TAGS.size == entries_at(sets)
+        assert entries_at(sets) + sets * WAYS * ENTRY_BYTES == index_bytes(sets)
+    assert BODY.size + 8 == ENTRY.size == ENTRY_BYTES
+    assert KEY + KEY_WORDS == ENTRY_WORDS
+    assert DESK_BYTES % 8 == 0

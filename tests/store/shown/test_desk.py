@@ -1,0 +1,160 @@
+"""A desk: what its client reads and looks at is known to the node, whatever nonsense stands there."""
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client.local.desk import LocalDesk, Looker
+from kvstore.client.local.index import IndexView
+from kvstore.protocol.errors import Broken
+from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, DESK_BYTES, HAZARDS, words_of
+from kvstore.store.blocks.block import Block
+from kvstore.store.shown.desk import Desk
+from kvstore.store.shown.index import ShownIndex
+from tests.forks import told_by_child
+
+
+class Seat:
+    """A desk from both sides, and an index with a few blocks."""
+
+    def __init__(self) -> None:
+        self.node = Desk()
+        fd = self.node.export()
+        self.client = LocalDesk(fd, DESK_BYTES)
+        os.close(fd)
+        self.index = ShownIndex(64)
+        self.blocks = [Block("red", b"key %d" % i, 10, i + 1) for i in range(5)]
+        for i, block in enumerate(self.blocks):
+            self.index.show(block, 1, 10 * i, 0, 100 + i)
+        self.view = IndexView(self.index.fd, self.index.size_bytes)
+
+    def read(self, number: int) -> None:
+        found = self.view.find(b"key %d" % number)
+        assert found is not None
+        self.client.read_one(self.view, found)
+
+    def look(self, number: int) -> Looker | None:
+        found, looker = self.view.find(b"key %d" % number), Looker()
+        assert found is not None
+        return looker if self.client.look(self.view, found, looker) else None
+
+    def taken(self, most: int = ACCESSES) -> list[bytes]:
+        blocks = [self.index.accessed(word) for word in self.node.accesses(most)]
+        return [block.key for block in blocks if block is not None]
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    seat = Seat()
+    yield seat
+    seat.node.close()
+    seat.index.close()
+
+
+def test_what_was_read_is_taken_once_and_in_order(seat: Seat) -> None:
+    for number in (3, 1, 1, 4):
+        seat.read(number)
+    assert seat.node.has_accesses
+    assert seat.taken(most=3) == [b"key 3", b"key 1", b"key 1"]
+    seat.read(0)
+    assert seat.taken() == [b"key 4", b"key 0"]
+    assert not seat.node.has_accesses
+    assert seat.taken() == []
+    assert (seat.client.calls, seat.client.hits, seat.client.bytes_in) == (5, 5, 50)
+
+
+def test_batches_and_single_reads_share_the_ring_around_its_end(seat: Seat) -> None:
+    keys = [b"key %d" % (i % 5) for i in range(1000)]
+    batch = seat.view.find_batch(words_of(keys, 5), 5)
+    taken: list[bytes] = []
+    for _ in range(ACCESSES // 500):
+        seat.client.read_many(seat.view, batch)
+        seat.read(2)
+        taken += seat.taken() + seat.taken()
+    assert taken == (keys + [b"key 2"]) * (ACCESSES // 500)
+
+
+def test_accesses_beyond_a_full_ring_are_lost_and_nothing_else(seat: Seat) -> None:
+    keys = [b"key %d" % (i % 5) for i in range(1000)]
+    batch = seat.view.find_batch(words_of(keys, 5), 5)
+    for _ in range(ACCESSES // 1000 + 2):
+        seat.client.read_many(seat.view, batch)
+    seat.read(0)
+    assert seat.taken() == [b"key %d" % (i % 1000 % 5) for i in range(ACCESSES)]
+    seat.read(1)
+    assert seat.taken() == [b"key 1"]
+
+
+@pytest.mark.parametrize("nonsense", [0, ACCESSES + 2, (1 << 64) - 1])
+def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
+    seat.read(1)
+    seat.taken()
+    seat.client._words[AT_ACCESSES] = nonsense
+    assert seat.taken() == []
+    assert not seat.node.has_accesses
+
+
+def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
+    looker = seat.look(2)
+    assert looker is not None
+    assert [seat.node.looks_at(100 + number) for number in range(5)] == [False, False, True, False, False]
+    seat.client.look_away(looker)
+    seat.client.look_away(looker)
+    assert not any(seat.node.looks_at(100 + number) for number in range(5))
+
+
+def test_what_was_hidden_meanwhile_is_not_looked_at(seat: Seat) -> None:
+    found, looker = seat.view.find(b"key 1"), Looker()
+    assert found is not None
+    seat.index.hide(seat.blocks[1])
+    assert not seat.client.look(seat.view, found, looker)
+    seat.client.look_away(looker)
+    assert not seat.node.looks_at(101)
+
+
+def test_as_much_can_be_looked_at_as_there_are_hazards(seat: Seat) -> None:
+    lookers = [seat.look(number % 5) for number in range(HAZARDS)]
+    assert all(lookers)
+    assert seat.look(0) is None
+    first = lookers[0]
+    assert first is not None
+    seat.client.look_away(first)
+    assert seat.look(0) is not None
+
+
+def test_a_looker_that_is_no_more_looks_at_nothing_once_another_one_looks(seat: Seat) -> None:
+    assert seat.look(3) is not None  # and is forgotten at once
+    gc.collect()
+    looker = seat.look(4)
+    assert not seat.node.looks_at(103)
+    assert seat.node.looks_at(104)
+    assert looker is not None
+    looker.hazards.clear()  # a signal came between
+    seat.look(0)
+    assert not seat.node.looks_at(104)
+    assert seat.client._words[AT_HAZARDS_USED] == 1
+
+
+def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
+    looker = seat.look(2)
+    assert looker is not None
+    told_by_child(lambda: seat.client.look_away(looker))
+    assert seat.node.looks_at(102)
+
+
+def test_a_node_that_hung_up_keeps_nothing(seat: Seat) -> None:
+    seat.node.close()
+    seat.node.close()
+    assert seat.client.is_over
+    assert seat.look(1) is None
+
+
+def test_another_form_is_refused() -> None:
+    index = ShownIndex(1)
+    with pytest.raises(Broken, match="desk"):
+        LocalDesk(index.fd, index.size_bytes)
+    with pytest.raises(Broken, match="map"):
+        LocalDesk(index.fd, 1 << 40)
+    index.close()

@@ -1,0 +1,199 @@
+"""What a node shows to clients of its host: theirs alone, what it had before they came, and never a slot that another block has by now."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client.local.desk import LocalDesk
+from kvstore.client.local.index import IndexView
+from kvstore.protocol.shown_index import HEADER_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.store.blocks.block import DRAM
+from kvstore.store.shown.index import FIRST_SETS
+from kvstore.store.shown.showing import SHOWN_A_TURN
+from tests.store.tables import Store, value_of
+
+MORE_THAN_A_TURN = SHOWN_A_TURN + 500
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store(1 << 20)
+    yield store
+    store.table.check_integrity()
+    store.showing.check_integrity()
+    store.close()
+
+
+def test_a_client_finds_what_was_there_before_it_came_and_what_comes(store: Store) -> None:
+    before = store.put("before")
+    client = store.client()
+    after = store.put("after")
+    assert [client.read(name) for name in ("before", "after", "never")] == [value_of(before), value_of(after), None]
+
+
+def test_much_that_was_there_before_is_shown_turn_by_turn(store: Store) -> None:
+    blocks = [store.put(f"b{i}", 16) for i in range(MORE_THAN_A_TURN)]
+    client = store.client()
+    assert client.find("b0") is not None
+    assert client.find(f"b{MORE_THAN_A_TURN - 1}") is None
+    gone = blocks[-1]
+    store.table.drop(gone)
+    blocks[-1] = store.put(gone.key.decode(), 16)  # shown as what is new
+    while store.showing.beat(1):
+        pass
+    assert [client.read(block.key.decode()) for block in blocks] == [value_of(block) for block in blocks]
+
+
+def test_tenants_have_indexes_of_their_own(store: Store) -> None:
+    red, blue = store.client("red", "one"), store.client("blue", "two")
+    store.put("key", tenant="red")
+    assert red.find("key") is not None
+    assert blue.find("key") is None
+
+
+def test_a_key_that_is_too_long_is_not_shown(store: Store) -> None:
+    client = store.client()
+    store.put("k" * MAX_KEY_BYTES)
+    block = store.put("k" * (MAX_KEY_BYTES + 1))
+    store.table.drop(block)
+    assert client.find("k" * MAX_KEY_BYTES) is not None
+
+
+def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
+    client = store.client()
+    count = 0
+    while not client.index.is_over:
+        store.put(f"b{count}", 16)
+        count += 1
+    assert count <= FIRST_SETS * WAYS
+    again = store.client()
+    assert not again.index.is_over
+    assert again.find("b0") is not None
+    assert again.find(f"b{count - 1}") is not None
+    looker = again.look("b0")
+    assert looker is not None
+    assert client.desk._words.obj is not again.desk._words.obj
+    assert store.showing.is_looked_at("red", slot_of(store, "b0"))
+
+
+def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
+    block = store.table.find("red", name.encode())
+    assert block is not None
+    slot = block.slots[DRAM]
+    assert slot is not None
+    return slot
+
+
+def test_what_is_read_unasked_is_an_access(store: Store) -> None:
+    client = store.client()
+    block = store.put("key")
+    for _ in range(3):
+        client.read("key")
+    assert not store.showing.take_accesses(store.table.read_unasked, "blue")
+    assert block.hits == 0
+    assert not store.showing.take_accesses(store.table.read_unasked)
+    assert block.hits == 3
+
+
+def test_more_accesses_than_a_turn_takes_are_taken_in_the_next_ones(store: Store) -> None:
+    client = store.client()
+    block = store.put("key")
+    found = client.find("key")
+    assert found is not None
+    for _ in range(10_000):
+        client.desk.read_one(client.index, found)
+    turns = 1
+    while store.showing.take_accesses(store.table.read_unasked):
+        turns += 1
+    assert (block.hits, turns) == (10_000, 3)
+
+
+def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
+    store = Store(300)
+    client = store.client()
+    for name in ("a", "b", "c"):
+        store.put(name)
+    look = client.look("a")
+    assert look is not None
+    store.put("d")
+    assert [store.table.find("red", name) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    client.desk.look_away(look[1])
+    store.put("e")
+    assert store.table.find("red", b"a") is None
+    store.close()
+
+
+def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
+    store = Store(300)
+    client = store.client()
+    block = store.put("a")
+    look = client.look("a")
+    assert look is not None
+    memory, looker = look
+    store.table.drop(block)
+    assert store.showing.kept_slots == 1
+    assert store.dram.quarantined_bytes == 100
+    for name in ("b", "c", "d", "e"):
+        store.put(name)
+    store.showing.sweep()
+    assert bytes(memory) == value_of(block)
+    client.desk.look_away(looker)
+    store.showing.sweep()
+    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    store.close()
+
+
+def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
+    client = store.client(owner="one")
+    block = store.put("a")
+    assert client.look("a") is not None
+    store.table.drop(block)
+    store.showing.forget_owner("another")
+    assert store.showing.kept_slots == 1
+    store.showing.forget_owner("one")
+    assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    assert client.desk.is_over
+
+
+def test_an_index_of_which_nobody_knows_is_given_up(store: Store) -> None:
+    client = store.client(owner="one")
+    assert store.showing.memory_bytes > HEADER_BYTES
+    store.showing.forget_owner("one")
+    assert client.index.is_over
+    assert store.showing.memory_bytes == 0
+
+
+def test_slabs_that_are_given_up_are_told(store: Store) -> None:
+    client = store.client()
+    for i in range(8):
+        store.put(f"a{i}", 100_000)
+    before = client.index.slabs_gone
+    for block in list(store.table.blocks()):
+        store.table.drop(block)
+    for i in range(8):
+        store.put(f"b{i}", 100_001)
+    store.showing.beat(5)
+    assert client.index.heartbeat_ns == 5
+    assert client.index.slabs_gone > before
+
+
+def test_a_close_tells_every_client() -> None:
+    store = Store(1000)
+    client = store.client()
+    store.put("a")
+    store.close()
+    assert client.index.is_over
+    assert client.desk.is_over
+    assert client.find("a") is None
+
+
+def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sizes, fds = store.showing.attach("one", "red", list)
+    views = IndexView(fds[0], sizes.sizes[0]), LocalDesk(fds[1], sizes.sizes[1])
+    for fd in fds:
+        os.close(fd)
+    store.showing.forget_owner("one")
+    assert views[0].is_over
+    assert len(os.listdir("/proc/self/fd")) == before
