@@ -68,9 +68,10 @@ class NodeService:
         """Tenant to SHA-256 of its token, from the master; empty lets everyone in, None: not registered yet."""
         self.link: Session | None = None
         """The master's connection, the only one that may command."""
+        self._in_place = in_place
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
-            Open.TYPE: in_place.open,
+            Open.TYPE: self._open,
             Commit.TYPE: in_place.commit,
             Abort.TYPE: in_place.abort,
             Read.TYPE: reads.read,
@@ -96,7 +97,17 @@ class NodeService:
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
+        self._take_accesses(session)
         return self._sent.payload(session, header, Put.unpack(body))
+
+    def _open(self, session: Session, header: Header, message: Open) -> None:
+        self._take_accesses(session)
+        self._in_place.open(session, header, message)
+
+    def _take_accesses(self, session: Session) -> None:
+        """What the tenant's clients have read by themselves comes before a put that makes room."""
+        if isinstance(session.context, Caller):
+            self._showing.take_accesses(self._table.read_unasked, session.context.tenant)
 
     def closed(self, session: Session) -> None:
         """Everything a connection held goes with it: leases, open puts, its place in the line."""

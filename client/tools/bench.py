@@ -37,7 +37,7 @@ def measure(client: Client) -> Iterator[Row]:
 
 
 def throughput(client: Client) -> Iterator[Row]:
-    """Batches of large values into fresh and into used memory of the node and back, against one-thread memcpy; many small ones in columns."""
+    """Batches of large values into fresh and into used memory of the node and back, against memcpy in one thread; many small ones."""
     yield from large_batches(client, BLOCKS, BLOCK_BYTES)
     yield from large_batches(client, BLOCKS // 4, 4 * BLOCK_BYTES)
     yield from small_batches(client)
