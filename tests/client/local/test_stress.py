@@ -1,4 +1,4 @@
-"""Two processes, one that gives few slots to few blocks as fast as it can, one that reads them: no wrong byte. `make bench` does it longer."""
+"""A process that gives few slots to few blocks as fast as it can, and one that reads them: no wrong byte. `make bench` does it longer."""
 
 from tests.client.local.stress import stress
 
