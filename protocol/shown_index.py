@@ -16,7 +16,8 @@ the checksum of the value tell (docs/internals.md).
 
 A desk is written by its client and read by the node. It belongs to one connection and ends with it.
 
-    header     DESK_WORDS    MAGIC; is_over and accesses taken, set by the node; accesses written and hazards in use, by the client
+    header     DESK_WORDS    MAGIC; is_over and accesses taken, set by the node; accesses written and lost, and hazards in
+               use, by the client
     hazards    HAZARDS words: slot + 1 of each value that the client is looking at, which must not be reused meanwhile
     accesses   ACCESSES words, a ring: entry | the low half of its sequence << 32
 """
@@ -54,9 +55,9 @@ KEY_BYTES_SHIFT: Final = 32
 
 HAZARDS: Final = 64
 ACCESSES: Final = 32_768
-"""What a client reads between two looks of its node fits; beyond it accesses are not counted."""
+"""What a client reads between two looks of its node fits; of what is beyond it only the number is known."""
 DESK_WORDS: Final = 8
-AT_DESK_MAGIC, AT_DESK_OVER, AT_TAKEN, AT_ACCESSES, AT_HAZARDS_USED = range(5)
+AT_DESK_MAGIC, AT_DESK_OVER, AT_TAKEN, AT_ACCESSES, AT_HAZARDS_USED, AT_LOST = range(6)
 """Words of a desk's header."""
 AT_HAZARDS: Final = DESK_WORDS
 AT_RING: Final = DESK_WORDS + HAZARDS

@@ -225,6 +225,7 @@ class Node:
             self._copies,
             self._publisher,
             self._engine,
+            self._showing,
             codec_name=self._codec.name if self._codec is not None else "",
             max_table_bytes=max_table_bytes(self._settings),
             connections=lambda: len(self._server.sessions),

@@ -196,7 +196,9 @@ class NodeService:
 
     def _events(self, session: Session, header: Header, message: Events) -> None:
         """For a recorder. Another node is none: its pass is for reading values."""
-        session.reply(header.request_id, self._table.events.answer(session, writer_of(session).tenant, message))
+        tenant = writer_of(session).tenant
+        self._take_accesses(session)
+        session.reply(header.request_id, self._table.events.answer(session, tenant, message))
 
     # --- the master's commands ---
 
@@ -220,6 +222,7 @@ class NodeService:
         """Delete blocks; the answer comes after the deletions are durable and their events are on their way. It is an error where a
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_master(session, message.epoch)
+        self._showing.take_accesses(self._table.read_unasked, message.tenant)  # of what is about to go
         flags = bytearray()
         was_moving = False
         for key, generation in zip(message.keys, message.generations, strict=True):

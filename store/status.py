@@ -11,6 +11,7 @@ from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
 from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.shown.showing import Showing
 from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
 
@@ -29,6 +30,7 @@ class NodeStatus:
         copies: ReplicaQueue,
         publisher: Publisher,
         engine: TransferEngine | None,
+        showing: Showing,
         *,
         codec_name: str,
         max_table_bytes: int,
@@ -44,6 +46,7 @@ class NodeStatus:
         self._copies = copies
         self._publisher = publisher
         self._engine = engine
+        self._showing = showing
         self._codec_name = codec_name
         self._max_table_bytes = max_table_bytes
         self._connections = connections
@@ -86,6 +89,8 @@ class NodeStatus:
             "connections": self._connections(),
             "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
             "engine_connections": self._engine.served_connections if self._engine is not None else 0,
+            "index_bytes": self._showing.memory_bytes,
+            "index_clients": self._showing.clients,
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
             **self._copies.counters(),

@@ -19,6 +19,7 @@ from kvstore.protocol.shown_index import (
     AT_DESK_OVER,
     AT_HAZARDS,
     AT_HAZARDS_USED,
+    AT_LOST,
     AT_RING,
     AT_TAKEN,
     DESK_BYTES,
@@ -70,10 +71,12 @@ class LocalDesk:
             self.calls += 1
             self.hits += 1
             self.bytes_in += found.size
-            if self._written - self._words[AT_TAKEN] < ACCESSES:
-                self._words[AT_RING + self._written % ACCESSES] = index.access_word(found)
-                self._written += 1
-                self._words[AT_ACCESSES] = self._written
+            if self._written - self._words[AT_TAKEN] >= ACCESSES:
+                self._words[AT_LOST] += 1
+                return
+            self._words[AT_RING + self._written % ACCESSES] = index.access_word(found)
+            self._written += 1
+            self._words[AT_ACCESSES] = self._written
 
     def asked(self) -> None:
         """A call is over that asked nobody."""
@@ -86,7 +89,9 @@ class LocalDesk:
         with self._lock:
             self.hits += len(words)
             self.bytes_in += int(found.sizes.sum())
-            words = words[: max(0, ACCESSES - (self._written - self._words[AT_TAKEN]))]
+            room = max(0, ACCESSES - (self._written - self._words[AT_TAKEN]))
+            self._words[AT_LOST] += max(0, len(words) - room)
+            words = words[:room]
             begin = self._written % ACCESSES
             first = words[: ACCESSES - begin]
             self._ring[begin : begin + len(first)] = first

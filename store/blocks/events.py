@@ -75,6 +75,12 @@ class EventLog:
         """A client was given these, in this order."""
         self._add(READ, tenant, blocks)
 
+    def missed(self, tenant: str, count: int) -> None:
+        """Clients were given so many blocks more of which nothing is known: recorders are told that they lost them."""
+        ring = self._rings.get(tenant)
+        if ring is not None:
+            ring.end += count
+
     def removed(self, block: Block) -> None:
         """The block's last copy leaves this node."""
         self._add(REMOVED, block.tenant, (block,))

@@ -151,10 +151,16 @@ class BlockTable:
 
     # --- reads ---
 
-    def read_unasked(self, block: Block) -> None:
-        """A client of this host has read the copy in DRAM by itself: an access, which may have earned it a place in HBM."""
-        self.hit(block)
-        self.room.warm(block)
+    def read_unasked(self, tenant: str, blocks: list[Block], others: int) -> None:
+        """A client of this host has read copies in DRAM by itself: accesses, which may have earned them a place in HBM. And `others`, of
+        which only the number is known."""
+        for block in blocks:
+            self.hit(block)
+            self.room.warm(block)
+        self.events.read(tenant, blocks)
+        if others:
+            self._landing.counts.hits += others
+            self.events.missed(tenant, others)
 
     def hit(self, block: Block) -> None:
         """A reader gets the visible block: an access."""

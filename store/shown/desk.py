@@ -6,6 +6,7 @@ Nothing that stands there is believed: a client that writes nonsense keeps its o
 import fcntl
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.shown_index import (
@@ -15,6 +16,7 @@ from kvstore.protocol.shown_index import (
     AT_DESK_OVER,
     AT_HAZARDS,
     AT_HAZARDS_USED,
+    AT_LOST,
     AT_RING,
     AT_TAKEN,
     DESK_BYTES,
@@ -22,6 +24,9 @@ from kvstore.protocol.shown_index import (
     MAGIC,
 )
 from kvstore.transfer.memory.mapping import map_slab
+
+MAX_LOST: Final = 1 << 32
+"""A client that says that more were lost at once is not believed."""
 
 
 class Desk:
@@ -45,6 +50,7 @@ class Desk:
         self._hazards = self._words[AT_HAZARDS : AT_HAZARDS + HAZARDS]
         self._ring = self._words[AT_RING : AT_RING + ACCESSES]
         self._taken = 0
+        self._lost = 0
         self._words[AT_DESK_MAGIC] = MAGIC
 
     def export(self) -> int:
@@ -68,6 +74,11 @@ class Desk:
         self._taken += count
         self._words[AT_TAKEN] = self._taken
         yield from found
+
+    def newly_lost(self) -> int:
+        """Accesses since the last call that had no room in the ring."""
+        lost, self._lost = self._words[AT_LOST] - self._lost, self._words[AT_LOST]
+        return max(0, min(lost, MAX_LOST))
 
     @property
     def has_accesses(self) -> bool:

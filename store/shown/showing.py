@@ -116,23 +116,23 @@ class Showing:
 
     # --- the clockwork ---
 
-    def take_accesses(self, hit: Callable[[Block], None], tenant: str | None = None) -> bool:
-        """Call `hit` for every block that clients have read since the last call, in each one's order; whether some are left.
-
-        `tenant`: only what its clients read.
+    def take_accesses(self, note: Callable[[str, list[Block], int], None], tenant: str | None = None) -> bool:
+        """Call `note` with a tenant, the blocks that one of its clients has read since the last call, in order, and how many more of which
+        only the number is known; whether some are left to be taken. `tenant`: only what its clients read.
         """
         is_more = False
         for name in list(self._tenants) if tenant is None else [tenant]:
             of_tenant = self._tenants.get(name)
-            if of_tenant is None:
-                continue
-            for desk in list(of_tenant.desks.values()):
-                for word in desk.accesses(TAKEN_A_TURN):
-                    block = of_tenant.index.accessed(word)
-                    if block is not None:
-                        hit(block)
-                is_more |= desk.has_accesses
+            for desk in list(of_tenant.desks.values()) if of_tenant is not None else ():
+                if desk.has_accesses:
+                    self._take(name, desk, note)
+                    is_more |= desk.has_accesses
         return is_more
+
+    def _take(self, tenant: str, desk: Desk, note: Callable[[str, list[Block], int], None]) -> None:
+        index = self._tenants[tenant].index
+        found = [index.accessed(word) for word in desk.accesses(TAKEN_A_TURN)]
+        note(tenant, [block for block in found if block is not None], desk.newly_lost())
 
     def beat(self, now_ns: int) -> bool:
         """Tell clients that the node lives, and go on with what is begun; whether there is more to do at once."""
@@ -172,6 +172,11 @@ class Showing:
     def memory_bytes(self) -> int:
         """Of all indexes and desks."""
         return sum(one.index.size_bytes + DESK_BYTES * len(one.desks) for one in self._tenants.values())
+
+    @property
+    def clients(self) -> int:
+        """Connections that have a desk here."""
+        return sum(len(one.desks) for one in self._tenants.values())
 
     @property
     def kept_slots(self) -> int:

@@ -9,9 +9,9 @@ import pytest
 from kvstore.client.local.desk import LocalDesk, Looker
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
-from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, DESK_BYTES, HAZARDS, words_of
+from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, AT_LOST, DESK_BYTES, HAZARDS, words_of
 from kvstore.store.blocks.block import Block
-from kvstore.store.shown.desk import Desk
+from kvstore.store.shown.desk import MAX_LOST, Desk
 from kvstore.store.shown.index import ShownIndex
 from tests.forks import told_by_child
 
@@ -76,23 +76,26 @@ def test_batches_and_single_reads_share_the_ring_around_its_end(seat: Seat) -> N
     assert taken == (keys + [b"key 2"]) * (ACCESSES // 500)
 
 
-def test_accesses_beyond_a_full_ring_are_lost_and_nothing_else(seat: Seat) -> None:
+def test_of_accesses_beyond_a_full_ring_the_number_is_known(seat: Seat) -> None:
     keys = [b"key %d" % (i % 5) for i in range(1000)]
     batch = seat.view.find_batch(words_of(keys, 5), 5)
     for _ in range(ACCESSES // 1000 + 2):
         seat.client.read_many(seat.view, batch)
     seat.read(0)
+    assert seat.node.newly_lost() == (ACCESSES // 1000 + 2) * 1000 - ACCESSES + 1
     assert seat.taken() == [b"key %d" % (i % 1000 % 5) for i in range(ACCESSES)]
     seat.read(1)
     assert seat.taken() == [b"key 1"]
+    assert seat.node.newly_lost() == 0
 
 
 @pytest.mark.parametrize("nonsense", [0, ACCESSES + 2, (1 << 64) - 1])
 def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
     seat.read(1)
     seat.taken()
-    seat.client._words[AT_ACCESSES] = nonsense
+    seat.client._words[AT_ACCESSES] = seat.client._words[AT_LOST] = nonsense
     assert seat.taken() == []
+    assert seat.node.newly_lost() <= MAX_LOST
     assert not seat.node.has_accesses
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import IndexView
-from kvstore.protocol.shown_index import HEADER_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.event_messages import READ, Events
+from kvstore.protocol.shown_index import ACCESSES, HEADER_BYTES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import SHOWN_A_TURN
@@ -107,6 +108,31 @@ def test_more_accesses_than_a_turn_takes_are_taken_in_the_next_ones(store: Store
     while store.showing.take_accesses(store.table.read_unasked):
         turns += 1
     assert (block.hits, turns) == (10_000, 3)
+
+
+def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
+    client, asker = store.client(), object()
+    store.put("a")
+    store.put("b")
+    events = store.table.events
+    begun = events.answer(asker, "red", Events(0, 100)).next_cursor
+    client.read("b")
+    client.read("a")
+    store.showing.take_accesses(store.table.read_unasked, "red")
+    recorded = events.answer(asker, "red", Events(begun, 100))
+    assert (bytes(recorded.kinds), recorded.keys, recorded.lost) == (bytes([READ]), [b"b", b"a"], 0)
+    found = client.find("a")
+    assert found is not None
+    for _ in range(ACCESSES + 7):
+        client.desk.read_one(client.index, found)
+    while store.showing.take_accesses(store.table.read_unasked):
+        pass
+    cursor, lost, read = recorded.next_cursor, 0, 0
+    while (batch := events.answer(asker, "red", Events(cursor, 4096))).keys or batch.lost:
+        cursor, lost, read = batch.next_cursor, lost + batch.lost, read + len(batch.keys)
+    assert (lost, read) == (7, ACCESSES)
+    hits = next(counts.hits for index, _, counts, _ in store.table.levels() if index == DRAM)
+    assert hits == ACCESSES + 9
 
 
 def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
