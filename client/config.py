@@ -38,7 +38,7 @@ class ClientSettings:
     )
     copy_threads: int = setting(0, "Threads that copy a large batch; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
-    view_lease_s: float = setting(30.0, "How long a view may stay open.", minimum=0.001, maximum=3600)
+    view_lease_s: float = setting(30.0, "How long a view may stay open for which the node had to be asked.", minimum=0.001, maximum=3600)
     read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)
     use_index: bool = setting(
         True, "Find blocks of nodes on this host in shared memory, without asking. Off: every read is a message, as on another host."

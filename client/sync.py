@@ -267,9 +267,10 @@ class Client:
 class View:
     """A value looked at in place: a context manager that gives a read-only memoryview, None on a miss. Use it once.
 
-    On the node's host this is the node's memory, kept by a lease until the end; elsewhere a private copy. The memoryview ends with
-    the block. A block open for longer than the lease (setting `view_lease_s`) ends with LeaseExpired: its bytes may have been
-    replaced. Arrays made from the memoryview must not be used any more by then. An open view holds a connection of its own.
+    On the node's host this is the node's memory, which it leaves alone until the end; elsewhere a private copy. The memoryview ends with
+    the block, and arrays made from it must not be used any more by then. Where the node had to be asked (a value that was not in DRAM,
+    more than 64 views at a time, `use_index` off) the view has a lease and holds a connection: a block open for longer than that (setting
+    `view_lease_s`) ends with LeaseExpired, for its bytes may have been replaced. So does one whose node hung up.
     """
 
     def __init__(self, client: Client, key: bytes, deadline_s: float | None) -> None:
