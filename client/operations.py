@@ -126,7 +126,7 @@ class Operations:
         return (yield from Reading(self.resources, [keys[i] for i in left], part, self._copy_out, deadline, self._clock_ns).run())
 
     def register(self, buffer: Any, location: str) -> RegisteredMemory:
-        self._check_process()
+        self.check_process()
         return self.resources.engine_copies.registry.add(buffer, location)
 
     def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
