@@ -198,7 +198,7 @@ def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(
     exports: Exports, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had sent is not written, neither now nor when a thread is free."""
-    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 62)  # no other thread comes to its relief
+    monkeypatch.setattr(servers_module, "RELIEF_NS", 1 << 50)  # no other thread comes to its relief
     with a_target(exports, serve_threads=1, stall_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as old, RawAsker(metadata) as asker:
             old.join("raw", 1)
