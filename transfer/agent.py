@@ -145,7 +145,8 @@ class TransferAgent(ABC):
 
     def export(self, region: Region) -> bytes | None:
         """What peers' agents of this transport have to know of a region of ours besides its id and key, at most 64 KiB; None if this
-        transport cannot reach it.
+        transport cannot reach it. The agents of all rails are asked; where they say different things, a peer's agent finds in a region's
+        `descriptors`, by its transport's name, what the agent said that it is to reach.
 
         From now on, until the region is closed, peers that show its keys may read and write it. Registers it where that is needed.
         """

@@ -32,7 +32,7 @@ from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.slices import cut
 from kvstore.transfer.paths.spans import Batch, flat, groups_of
 from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
-from kvstore.transfer.paths.transports import Maker, first_of_each
+from kvstore.transfer.paths.transports import Maker
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import Topology
@@ -108,13 +108,8 @@ class TransferEngine:
         """Show a region to peers until it is closed. The result lets whoever has it read the region, and write it if `writable`."""
         if not self._serves:
             raise InvalidArgument("this engine serves no peers: make it with serves=True")
-        descriptors = {}
-        for transport, agent in first_of_each(self.agents).items():
-            descriptor = agent.export(region)
-            if descriptor is not None:
-                descriptors[transport] = descriptor
         key = region.write_key if writable else region.read_key
-        return pack_region(RemoteRegion(region.region_id, region.size_bytes, key, descriptors, region.location))
+        return pack_region(RemoteRegion(region.region_id, region.size_bytes, key, self._rails.export(region), region.location))
 
     # --- peers ---
 

@@ -209,6 +209,22 @@ class SpareAgent(FaultyAgent):
     transport = "spare"
 
 
+class KeyedAgent(FaultyAgent):
+    """Each rail has a key of its own to a region, as with RDMA, and rail9 reaches none."""
+
+    transport = "keyed"
+
+    def export(self, region: Region) -> bytes | None:
+        super().export(region)
+        return self.rail.device.encode() if self.rail.device != "rail9" else None
+
+    def submit(self, request: Request) -> None:
+        if any(piece.remote.descriptors != {"keyed": request.remote.device.encode()} for piece in request.pieces):
+            request.finish(Denied("not this rail's key"))
+        else:
+            super().submit(request)
+
+
 class RaisingAgent(FaultyAgent):
     """Breaks the contract of `submit`: raises instead of finishing the request, or after it."""
 

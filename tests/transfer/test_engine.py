@@ -161,6 +161,20 @@ def test_a_hundred_thousand_runs_call_no_function_each_from_the_caller_to_the_wi
         )
 
 
+@pytest.mark.parametrize("as_runs", [False, True])
+def test_each_rail_is_reached_by_what_its_own_agent_said_of_the_region(scene: Scene, as_runs: bool) -> None:
+    keyed = "tests.transfer.faulty:KeyedAgent"
+    engine, other = scene.engine("me", keyed), scene.engine("other", keyed, rails="rail0 rail1 rail9")
+    theirs, ours = other.allocate(640), engine.allocate(640)
+    theirs.memory[:] = np.random.default_rng(0).bytes(640)
+    remote = engine.import_region(engine.connect(other.describe()), other.export(theirs))
+    assert remote.remote.descriptors == {"keyed@rail0": b"rail0", "keyed@rail1": b"rail1"}
+    engine.transfer(Runs([remote], [ours], [0], [0], [0], [0], [640]) if as_runs else [(remote, ours, 640)])
+    assert ours.memory == theirs.memory
+    delivered = {path.remote_rail: state.delivered_slices for path, state in remote.peer.chooser.states.items()}
+    assert [bool(delivered[rail]) for rail in ("rail0", "rail1", "rail9")] == [True, True, False]
+
+
 def test_memory_that_a_transport_does_not_reach_is_exported_without_it() -> None:
     with TransferEngine("me", TransferSettings(transports="shm")) as engine:
         assert unpack_region(engine.export(engine.register(bytearray(4)))).descriptors == {}

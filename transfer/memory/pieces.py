@@ -3,7 +3,7 @@ columns or the short list of a small request, which is quicker as a list."""
 
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar, overload
 
 import numpy as np
@@ -125,6 +125,17 @@ def regions_there(pieces: Pieces) -> Collection[RemoteRegion]:
     if isinstance(pieces, PieceTable):
         return pieces.there
     return {id(piece.remote): piece.remote for piece in pieces}.values()  # by identity: a RemoteRegion cannot be hashed
+
+
+def by_rail(pieces: Pieces, transport: str, rail: str) -> Pieces:
+    """The pieces, their regions as an agent is to see them that reaches them by this rail of the peer's."""
+    there = regions_there(pieces)
+    if all(transport in region.descriptors for region in there):
+        return pieces
+    if isinstance(pieces, PieceTable):
+        return replace(pieces, there=tuple(region.by_rail(transport, rail) for region in there))
+    seen = {id(region): region.by_rail(transport, rail) for region in there}
+    return [piece._replace(remote=seen[id(piece.remote)]) for piece in pieces]
 
 
 def views_here(pieces: Pieces) -> list[memoryview]:

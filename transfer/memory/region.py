@@ -127,14 +127,32 @@ class PlainRegion(Region):
 
 
 class RemoteRegion(NamedTuple):
-    """A peer's region, as its owner described it. `key` is its read or its write key; `descriptors` are agents' own bytes, by transport:
-    only those named reach it. `location` is where it lies at its owner, "cpu:N"."""
+    """A peer's region, as its owner described it. `key` is its read or its write key; `location` is where it lies at its owner, "cpu:N".
+
+    `descriptors` are its agents' own bytes: by transport where they are the same on every rail, else by `on_rail`. Only agents that are
+    named reach it. An agent always finds those of the rail that it is to reach by its transport's name (`by_rail`).
+    """
 
     region_id: int
     size_bytes: int
     key: int
     descriptors: dict[str, bytes]
     location: str = "cpu:0"
+
+    def descriptor(self, transport: str, rail: str) -> bytes | None:
+        """Of the owner's agent of this transport on that rail; None: it does not reach the region."""
+        found = self.descriptors.get(transport)
+        return found if found is not None else self.descriptors.get(on_rail(transport, rail))
+
+    def by_rail(self, transport: str, rail: str) -> "RemoteRegion":
+        """As an agent is to see it that reaches it by this rail of its owner's."""
+        found = self.descriptor(transport, rail)
+        return self._replace(descriptors={transport: found} if found is not None else {})
+
+
+def on_rail(transport: str, rail: str) -> str:
+    """The name of what an agent says of a region when agents of its transport on other rails say something else."""
+    return f"{transport}@{rail}"
 
 
 class Piece(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
 from kvstore.transfer.agent import Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.pieces import by_rail
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.paths.transfers import Slice, Transfer
 
@@ -116,7 +117,8 @@ class Carrier:
             peer.pop()
             peer.chooser.begun(path, part.size_bytes, now_ns, is_retry=bool(part.tried))
             part.path, part.begun_ns = path, now_ns
-            request = Request(part.direction, remote, part.pieces, part.transfer.deadline, self._finished, context=part, fences=part.fences)
+            pieces = by_rail(part.pieces, path.transport, path.remote_rail)
+            request = Request(part.direction, remote, pieces, part.transfer.deadline, self._finished, context=part, fences=part.fences)
             request.waits_for = part.transfer
             part.transfer.in_flight[request] = None
             return agent, request

@@ -86,11 +86,13 @@ class Peer:
         None when every path that reaches its regions has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
         failed it less often go first.
         """
-        reach = set.intersection(*(set(region.descriptors) for region in regions_there(part.pieces)))
+        regions = regions_there(part.pieces)
+        reaching = [
+            path for path in self.routes if all(region.descriptor(path.transport, path.remote_rail) is not None for region in regions)
+        ]
         if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
             attempts = Counter(path.transport for path in part.tried)
-            reach = {transport for transport in reach if attempts[transport] < self._max_attempts}
-        reaching = [path for path in self.routes if path.transport in reach]
+            reaching = [path for path in reaching if attempts[path.transport] < self._max_attempts]
         fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
         if fewest >= TRIES_A_PATH:
             return None

@@ -9,6 +9,7 @@ from kvstore.protocol.errors import KVStoreError, Unreachable
 from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.description import AgentInfo, EngineInfo
+from kvstore.transfer.memory.region import Region, on_rail
 from kvstore.transfer.paths.choice import Path, PathFacts
 from kvstore.transfer.paths.peer import Peer, Route, unload
 from kvstore.transfer.paths.transports import Maker, first_of_each
@@ -53,6 +54,19 @@ class Rails:
         self._agents = {place: have[place] for place in wanted if place in have}
         self._prefer()
         return gone, bool(fresh)
+
+    def export(self, region: Region) -> dict[str, bytes]:
+        """What peers' agents have to know of a region of ours: once a transport where all its rails say the same, else once a rail."""
+        found: dict[str, dict[str, bytes | None]] = {}
+        for agent in self.agents:
+            found.setdefault(agent.transport, {})[agent.rail.device] = agent.export(region)
+        descriptors: dict[str, bytes] = {}
+        for transport, said in found.items():
+            alike = len(set(said.values())) == 1
+            for rail, descriptor in said.items():
+                if descriptor is not None:
+                    descriptors[transport if alike else on_rail(transport, rail)] = descriptor
+        return descriptors
 
     def _places(self, topology: Topology) -> dict[Place, Rail]:
         return {

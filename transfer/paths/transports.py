@@ -124,7 +124,7 @@ def _load(path: str) -> type[Any]:
 
 
 def first_of_each(agents: Sequence[TransferAgent]) -> dict[str, TransferAgent]:
-    """One agent of each transport: what they export is the same for all rails."""
+    """One agent of each transport."""
     found: dict[str, TransferAgent] = {}
     for agent in agents:
         found.setdefault(agent.transport, agent)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.memory.pieces import (
     Pieces,
+    by_rail,
     check_pieces,
     longest_bytes,
     regions_here,
@@ -49,6 +50,15 @@ def test_a_table_answers_as_the_list_that_it_was_made_of(pieces: list[Piece]) ->
         assert {region.region_id for region in regions_here(some)} == {piece.local.region_id for piece in pieces}
         assert {region.region_id for region in regions_there(some)} == {piece.remote.region_id for piece in pieces}
         check_pieces(some, is_read=True)
+
+
+def test_an_agent_finds_what_is_said_of_its_own_rail() -> None:
+    split = RemoteRegion(1, SIZE, 7, {"rdma@a": b"A", "rdma@b": b"B", "tcp": b""})
+    pieces = [Piece(HERE[0], 0, split, 0, 8), Piece(HERE[0], 8, THERE[0]._replace(descriptors={"rdma": b"any"}), 0, 8)]
+    for some in (pieces, table_of(pieces)):
+        assert by_rail(first := some[:1], "tcp", "b") is first
+        assert [piece.remote.descriptors for piece in by_rail(some, "rdma", "b")] == [{"rdma": b"B"}, {"rdma": b"any"}]
+        assert [piece._replace(remote=None) for piece in by_rail(some, "rdma", "b")] == [piece._replace(remote=None) for piece in pieces]  # type: ignore[arg-type]
 
 
 def test_a_table_is_its_own() -> None:

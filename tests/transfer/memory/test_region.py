@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.memory.region import PlainRegion, Region
+from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
@@ -136,3 +136,12 @@ def test_a_close_that_is_struck_by_a_signal_handler_raises_at_once_and_may_be_ca
     region.release()
     region.close()
     assert closed == [region]
+
+
+def test_a_rail_is_reached_by_what_its_agent_said_or_all_of_its_transport() -> None:
+    region = RemoteRegion(1, 10, 7, {"tcp": b"", on_rail("rdma", "a"): b"A", on_rail("rdma", ""): b"any"})
+    assert region.descriptor("tcp", "a") == region.descriptor("tcp", "b") == b""
+    assert (region.descriptor("rdma", "a"), region.descriptor("rdma", ""), region.descriptor("rdma", "b")) == (b"A", b"any", None)
+    assert region.by_rail("rdma", "a") == RemoteRegion(1, 10, 7, {"rdma": b"A"})
+    assert region.by_rail("tcp", "b").descriptors == {"tcp": b""}
+    assert region.by_rail("rdma", "b").descriptors == {}

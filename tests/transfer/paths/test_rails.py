@@ -11,6 +11,7 @@ from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo
 from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.choice import Path, PathFacts
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.paths.rails import Rails
@@ -180,3 +181,12 @@ def test_metadata_that_is_malformed_leaves_nothing_loaded(opened: Opened) -> Non
     with pytest.raises(ProtocolError):
         rails.routes(described(entry(0), entry(1, metadata=b"garbage")), None)
     assert loaded(rails) == 0
+
+
+def test_a_region_is_described_once_a_transport_or_once_a_rail_where_rails_differ(opened: Opened) -> None:
+    region = Region(memoryview(bytearray(8)))
+    assert opened(FAULTY, "rail0", "rail1").export(region) == {"faulty": b"faulty"}
+    keyed = "tests.transfer.faulty:KeyedAgent"
+    assert opened(keyed, "rail0", "rail9").export(region) == {"keyed@rail0": b"rail0"}
+    assert opened(keyed, "rail0").export(region) == {"keyed": b"rail0"}
+    assert opened(keyed, "rail9").export(region) == {}
