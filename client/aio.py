@@ -133,7 +133,7 @@ class AsyncClient:
         """
         return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
-    def register(self, buffer: Any, *, location: str = "cpu:0") -> RegisteredMemory:
+    def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
         """As `Client.register`; asks nobody, so that there is nothing to await."""
         return self._operations.register(buffer, location)
 

@@ -129,13 +129,13 @@ class Client:
         """
         return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
-    def register(self, buffer: Any, *, location: str = "cpu:0") -> RegisteredMemory:
+    def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
         """Have the transfer engine know a buffer for good, until the result is closed, instead of for each call that reads into it or
         writes from it, or from any part of it: worth it for a pool of blocks where values come from other hosts by RDMA.
 
         The buffer (a numpy array, a CPU tensor, any writable or constant buffer, of any size) must stay as long. `location` is where
-        it lies, "cpu:N" with its NUMA node: rails near it are preferred. Asks nobody. Raises InvalidArgument (no memory of this host,
-        or some of it is registered already), Closed, Forked.
+        it lies, "cpu:N" with its NUMA node, by default where its first page is: rails near it are preferred. Asks nobody. Raises
+        InvalidArgument (no memory of this host, or some of it is registered already), Closed, Forked.
         """
         return self._operations.register(buffer, location)
 

@@ -19,7 +19,7 @@ PARTS = {
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans",
-    "transfer/memory": "region exports mapping liveness shield pieces",
+    "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
         "directory queries pins removing rows membership placement records publishing removals reservations tenants holders"

@@ -89,17 +89,19 @@ class TransferEngine:
 
     # --- memory ---
 
-    def allocate(self, size_bytes: int, *, location: str = "cpu:0") -> Region:
+    def allocate(self, size_bytes: int, *, location: str = "") -> Region:
         """A region of fresh, zeroed shared memory, which peers of this host can map. It lasts until it is closed and no view is left.
 
-        Raises InvalidArgument (no such size) or Full (the system has no memory left).
+        `location` is where it lies, "cpu:N" with its NUMA node; by default where the kernel put its first page. Raises InvalidArgument
+        (no such size) or Full (the system has no memory left).
         """
         return allocate(size_bytes, location=location)
 
-    def register(self, buffer: Any, *, location: str = "cpu:0", fd: int = -1) -> Region:
+    def register(self, buffer: Any, *, location: str = "", fd: int = -1) -> Region:
         """A region over the caller's C-contiguous buffer, which must stay until `Region.close` has returned.
 
-        `fd` is the descriptor of the shared memory that begins with the buffer, if there is one. Raises InvalidArgument.
+        `location` as for `allocate`. `fd` is the descriptor of the shared memory that begins with the buffer, if there is one.
+        Raises InvalidArgument.
         """
         return Region(flat(buffer), location=location, fd=fd)
 

@@ -75,7 +75,7 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool) -> Slab:
     return Slab(view if writable else view.toreadonly())
 
 
-def allocate(size_bytes: int, *, location: str = "cpu:0") -> Region:
+def allocate(size_bytes: int, *, location: str = "") -> Region:
     """A region of fresh, zeroed shared memory (a memfd of fixed size). Its memory goes with the last view, its descriptor with `close`.
 
     Raises InvalidArgument (no such size) or Full (the system has no memory or descriptor left).

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.transfer.memory.location import ANYWHERE, location_of
 from kvstore.transfer.memory.shield import Shield
 
 CLOSE_TIMEOUT_S: Final = 30.0
@@ -26,11 +27,12 @@ class Region:
 
     `memory` is flat bytes. `fd` is a descriptor of the shared memory behind it (a memfd that begins at its first byte), or -1: only
     with one can peers of this host map it. The region owns neither: their owner keeps both until `close` has returned.
-    `location` is "cpu:N", N a NUMA node. `read_key` and `write_key` are what a peer must show: random, so that a peer reaches only
-    what it was told of. They are made when first asked for: most memory is never shown to peers.
+    `location` is "cpu:N", N a NUMA node: where its first page lies, if it was not named. `read_key` and `write_key` are what a peer
+    must show: random, so that a peer reaches only what it was told of. They are made when first asked for: most memory is never shown
+    to peers.
     """
 
-    def __init__(self, memory: memoryview, *, location: str = "cpu:0", fd: int = -1) -> None:
+    def __init__(self, memory: memoryview, *, location: str = "", fd: int = -1) -> None:
         """Raises InvalidArgument unless `memory` is flat, contiguous and not empty."""
         if memory.ndim != 1 or memory.format != "B" or not memory.c_contiguous or not len(memory):
             raise InvalidArgument("a region is a flat, contiguous view of at least one byte")
@@ -38,7 +40,7 @@ class Region:
         self.memory = memory
         self.size_bytes = len(memory)
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
-        self.location = location
+        self._named_location = location
         self.fd = fd
         # Entered by itself, not through the condition, whose Python code a signal handler's exception could leave locked.
         self._lock = threading.Lock()
@@ -76,6 +78,11 @@ class Region:
         """Call `callback` once the region is closed and no transfer uses it any more: an agent deregisters it then."""
         with self._lock:
             self._on_close.append(callback)
+
+    @cached_property
+    def location(self) -> str:
+        """Asked for once, when a path or a peer first wants to know: most memory is never asked about."""
+        return self._named_location or location_of(self.address)
 
     @cached_property
     def read_key(self) -> int:
@@ -137,7 +144,7 @@ class RemoteRegion(NamedTuple):
     size_bytes: int
     key: int
     descriptors: dict[str, bytes]
-    location: str = "cpu:0"
+    location: str = ANYWHERE
 
     def descriptor(self, transport: str, rail: str) -> bytes | None:
         """Of the owner's agent of this transport on that rail; None: it does not reach the region."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.transfer.memory.location import location_of
 from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
@@ -145,3 +146,10 @@ def test_a_rail_is_reached_by_what_its_agent_said_or_all_of_its_transport() -> N
     assert region.by_rail("rdma", "a") == RemoteRegion(1, 10, 7, {"rdma": b"A"})
     assert region.by_rail("tcp", "b").descriptors == {"tcp": b""}
     assert region.by_rail("rdma", "b").descriptors == {}
+
+
+def test_a_region_says_where_it_lies_named_or_asked() -> None:
+    memory = memoryview(bytearray(8))
+    assert Region(memory, location="cpu:5").location == "cpu:5"
+    region = Region(memory)
+    assert region.location == location_of(region.address)
