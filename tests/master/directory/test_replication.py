@@ -82,6 +82,12 @@ def test_an_order_names_the_source_and_each_block_as_it_is_known(pair: Pair) -> 
     ]
 
 
+def test_an_order_tells_how_the_engine_of_the_source_is_reached(pair: Pair) -> None:
+    pair.master.directory.members.describe(pair.source.node_id, pair.source.epoch, topology=None, transfer=b"by rail0")
+    [order] = pair.plan()
+    assert order.transfer == [b"by rail0"]
+
+
 def test_only_what_the_source_has_and_the_target_lacks_is_ordered_in_the_order_asked_for(pair: Pair) -> None:
     other = pair.register("other")
     pair.master.sync(other, Event(b"elsewhere", 5))
