@@ -1,7 +1,8 @@
-"""`make bench-kvcache`: codecs against memcpy, the time to plan a re-mapping, and what sending layer by layer gains. Every figure by the
-clock of this machine; ratios are of one run. Rows go to benchmarks/out/kvcache.json.
+"""`make bench-kvcache`: codecs against memcpy, the time to plan a re-mapping and to cut its runs, and what sending layer by layer gains.
+Every figure by the clock of this machine; ratios are of one run. Rows go to benchmarks/out/kvcache.json.
 """
 
+import random
 import statistics
 import sys
 import time
@@ -21,6 +22,12 @@ from kvstore.kvcache.layouts.formatter import remap
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.description import EngineInfo
+from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.paths.slices import cut
+from kvstore.transfer.paths.spans import Batch, Runs, Span, groups_of
 
 OUT: Final = Path(__file__).parent / "out" / "kvcache.json"
 SCHEMES: Final = ("fp8-tensor", "fp8-head", "int8", "int8a", "int4/32", "int4/64", "int4/128", "int2/32")
@@ -33,11 +40,14 @@ PLAN_LAYERS: Final = 80
 PLAN_BLOCKS: Final = 1000
 STAGED_TOKENS: Final = 2048
 MAX_PLAN_MS: Final = 50
+RUNS: Final = 100_000
+RUN_BYTES: Final = 32 << 10
+MAX_RUNS_MS: Final = 100
 
 
 def main() -> int:
     rows: list[Row] = []
-    for part in (codec_rows, plan_rows, staging_rows, overlap_rows):
+    for part in (codec_rows, plan_rows, run_rows, staging_rows, overlap_rows):
         for row in part():
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
@@ -130,6 +140,31 @@ def plan_rows() -> Iterator[Row]:
 def layout(tp: int, order: str, *, pool_blocks: int) -> CacheLayout:
     spec = CacheSpec(layers=PLAN_LAYERS, kv_heads=8, heads=64, head_dim=128, block_tokens=16)
     return CacheLayout(spec=spec, parallel=Parallel(tp=tp), pool_blocks=pool_blocks, order=order)
+
+
+def run_rows() -> Iterator[Row]:
+    """What many runs cost in Python before agents have them: checked and cut into slices, in processor time of this thread."""
+    peer = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
+    ours = Region(np.empty(RUNS * RUN_BYTES, np.uint8).data)  # no page of it is ever touched
+    theirs = PeerRegion(peer, RemoteRegion(1, ours.size_bytes, 7, {"tcp": b""}))
+    source, destination = (np.random.default_rng(seed).permutation(RUNS) * RUN_BYTES for seed in (0, 1))
+    none, length = np.broadcast_to(0, RUNS), np.broadcast_to(RUN_BYTES, RUNS)
+    name = f"{RUNS:,} runs of {RUN_BYTES >> 10} KiB checked and cut into slices"
+    columns = [timed_cpu(lambda: slices(Runs([ours], [theirs], none, source, none, destination, length))) for _ in range(ROUNDS)]
+    yield at_most(f"{name}, as columns", min(columns) * 1000, "ms", MAX_RUNS_MS)
+    ends = list(zip(source.tolist(), destination.tolist(), strict=True))
+    listed = timed_cpu(lambda: slices([(Span(ours, here), Span(theirs, there), RUN_BYTES) for here, there in ends]))
+    yield Row(f"{name}, as a list", listed * 1000, "ms")
+
+
+def slices(batch: Batch) -> int:
+    return sum(len(cut(pieces, TransferSettings().slice_bytes)) for _, _, pieces in groups_of(batch))
+
+
+def timed_cpu(call: Callable[[], Any]) -> float:
+    begun_s = time.thread_time()
+    call()
+    return time.thread_time() - begun_s
 
 
 def staging_rows() -> Iterator[Row]:
