@@ -73,10 +73,17 @@ class AsyncClient:
         self._tidying: asyncio.Task[None] | None = None
 
     async def put(
-        self, key: bytes, value: Any, *, namespace: Any = "", parent: bytes | None = None, deadline_s: float | None = None
+        self,
+        key: bytes,
+        value: Any,
+        *,
+        namespace: Any = "",
+        parent: bytes | None = None,
+        ack: str | None = None,
+        deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
-        operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], deadline_s=deadline_s)
+        operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s)
         return (await self._run(operation))[0]
 
     async def put_batch(
@@ -86,15 +93,29 @@ class AsyncClient:
         *,
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
+        ack: str | None = None,
         deadline_s: float | None = None,
     ) -> list[bool]:
-        """Store blocks; False for each that is already there. When it returns, every one of them can be read by all.
+        """Store blocks; False for each that is already there.
+
+        `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
+        them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
+        is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
+        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster".
 
         `namespace` is a text or a kvcache Namespace; `parents` names the block before each in its prefix, None for a first one.
         Raises Full when no room was freed, CatalogUnavailable when the blocks cannot be made visible. After an error some of the
         blocks may be stored.
         """
-        return await self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, deadline_s=deadline_s))
+        return await self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s))
+
+    async def flush(self, *, deadline_s: float | None = None) -> None:
+        """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
+
+        Raises DeadlineExceeded: some of it is not yet, and stays where it is. Raises Unavailable: a node that took puts is gone, and
+        with it what the cluster did not know (told once), or cannot be reached.
+        """
+        await self._run(self._operations.flush(deadline_s=deadline_s))
 
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""

@@ -46,6 +46,12 @@ def check_deadline(deadline_s: float) -> None:
         raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
 
 
+def check_ack(ack: str) -> None:
+    """Raises InvalidArgument unless it says when a put is answered."""
+    if ack not in ("node", "cluster"):
+        raise InvalidArgument(f"ack is 'node' or 'cluster', not {ack!r}")
+
+
 def check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
     """Raises InvalidArgument unless there is one for each key."""
     if len(keys) != len(others):

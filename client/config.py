@@ -17,6 +17,12 @@ class ClientSettings:
     tenant: str = setting("", "The tenant whose blocks are seen.")
     token: str = setting("", "The tenant's token.")
     deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
+    ack: str = setting(
+        "node",
+        "When a put is answered: `node` once this host's node holds the block, of which the cluster hears within milliseconds; `cluster` "
+        "once all can read it. Where this host has no node it is always `cluster`.",
+        choices=("node", "cluster"),
+    )
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
     put_inline_bytes: Size = setting(
         Size(64 << 10),

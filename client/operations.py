@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.client.arguments import check_count, check_deadline, check_keys, check_parents, namespace_text
+from kvstore.client.arguments import check_ack, check_count, check_deadline, check_keys, check_parents, namespace_text
 from kvstore.client.buffers import as_destination, as_rows, as_source
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
@@ -65,15 +65,23 @@ class Operations:
         *,
         namespace: Any,
         parents: Sequence[bytes | None] | None,
+        ack: str | None,
         deadline_s: float | None,
     ) -> Operation[list[bool]]:
         deadline = self._deadline(deadline_s)
+        ack = self.settings.ack if ack is None else ack
+        check_ack(ack)
         check_keys(keys)
         check_count(keys, values, "values")
         check_parents(parents, len(keys))
         sources = [as_source(value) for value in values]
         text = namespace_text(namespace)
-        return (yield from Writing(self.resources, keys, sources, namespace=text, parents=parents, deadline=deadline).run())
+        is_early = ack == "node"
+        writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        return (yield from writing.run())
+
+    def flush(self, *, deadline_s: float | None) -> Operation[None]:
+        return self.resources.early_puts.flush(self._deadline(deadline_s))
 
     # --- this host ---
 

@@ -15,16 +15,19 @@ from kvstore.rpc.deadline import Deadline
 
 
 class Questions:
-    """All raise InvalidArgument for keys that are none, and as Daemons.ask_master."""
+    """All raise InvalidArgument for keys that are none, and as Daemons.ask_master. What this client put before and the cluster does not
+    know yet is waited for: by removes and pins as long as it takes, by the others for a moment."""
 
     def __init__(self, resources: ClientResources) -> None:
         self._daemons = resources.daemons
         self._hints = resources.hints
+        self._early_puts = resources.early_puts
         self._counters = resources.counters
 
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
         self._counters.add(requests=1)
         check_keys(keys)
+        yield from self._early_puts.settle_soon(deadline)
         found: list[list[Location]] = []
         for part in cut(keys):
             reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline)
@@ -47,11 +50,13 @@ class Questions:
     def exists(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
         self._counters.add(requests=1)
         check_keys(keys)
+        yield from self._early_puts.settle_soon(deadline)
         return (yield from self._flags([Exists(list(part)) for part in cut(keys)], deadline))
 
     def match_prefix(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
+        yield from self._early_puts.settle_soon(deadline)
         matched = 0
         for part in cut(keys):
             count = (yield from self._daemons.ask_master(MatchPrefix(list(part)), Count, deadline)).value
@@ -63,12 +68,14 @@ class Questions:
     def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
+        yield from self._early_puts.settle(deadline)
         self._hints.forget(keys)
         return sum((yield from self._flags([Remove(list(part), int(force)) for part in cut(keys)], deadline)))
 
     def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool) -> Operation[list[bool]]:
         self._counters.add(requests=1)
         check_keys(keys)
+        yield from self._early_puts.settle(deadline)
         return (yield from self._flags([Pin(list(part), int(pinned)) for part in cut(keys)], deadline))
 
     def _flags(self, messages: Sequence[Message], deadline: Deadline) -> Operation[list[bool]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
+from kvstore.client.early_puts import EarlyPuts
 from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.locations import Hints
 from kvstore.client.mapping import SlabMapping
@@ -33,6 +34,7 @@ class ClientResources:
         self.mapping = SlabMapping()
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
+        self.early_puts = EarlyPuts(self.daemons)
 
     def close(self) -> None:
         """Let go of threads and mappings; views keep theirs."""

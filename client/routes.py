@@ -138,6 +138,10 @@ class KnownNodes:
         node = self._nodes.get(node_id)
         return node is not None and node.route.is_local
 
+    def is_live(self, who: Who) -> bool:
+        """Whether the master named this very process last."""
+        return any(node.route.who == who for node in self._nodes.values())
+
     def heard_from(self, master_epoch: int) -> None:
         """A master of this epoch answered. Ids of another's are forgotten: one without a catalog that lasts gives them anew."""
         if master_epoch != self._master_epoch:

@@ -77,15 +77,18 @@ class Hold(Message):
 
 @dataclass(slots=True)
 class Claim(Message):
-    """Node to master: these values of `tenant` are in its DRAM, not visible yet: may they become so? Reserve and Publish in one.
+    """Node to master: these values of `tenant` are in its DRAM, unreserved: may all see them? Reserve and Publish in one.
 
     `epoch` is the registration's. Answer: Grants, once the catalog has those that are GRANTED: they are visible at the master from then
-    on, under the generation named; the node forgets the others.
+    on, under the generation named; the node forgets the others. With `held` 1 the blocks can be read at the node already, and what is
+    PRESENT with the same size and checksum has a generation, too: the node is one more holder of that version from then on. It asks again
+    for what is BUSY, and forgets what is PRESENT without a generation: the cluster has another version.
     """
 
     TYPE = 33
     FORM = (
         ("epoch", "u64"),
+        ("held", "u8"),
         ("tenant", "text"),
         ("namespace", "text"),
         ("keys", "keys"),
@@ -100,6 +103,7 @@ class Claim(Message):
     sizes: Ints
     checksums: Ints
     parents: list[bytes]
+    held: int = 0
 
 
 @dataclass(slots=True)

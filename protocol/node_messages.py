@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from kvstore.protocol.message import Ints, Message
 
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
-"""Answers to Put and Commit: there before; stored and published; no room beside the rest of the batch, or being written."""
+"""Answers to Put and Commit: there before; stored; no room beside the rest of the batch, or being written."""
+ACK_CLUSTER, ACK_NODE = 0, 1
+"""When a Put is answered: once the master has made its blocks durable; once this node holds them."""
 MISS, INLINE, MAPPED, LATER = 0, 1, 2, 3
 """Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map; it is here, and did not
 fit into this answer: ask again."""
@@ -18,11 +20,14 @@ fit into this answer: ask again."""
 class Put(Message):
     """Write these blocks; the values follow as payload, in order. A generation of 0: not reserved, the node claims it at the master.
 
-    Answer: Flags, after publication: 1 stored, 0 already there, 2 no room beside the rest of the batch, or being written: ask again.
+    Answer: Flags: 1 stored, 0 already there, 2 no room beside the rest of the batch, being written, or not known to the master yet:
+    ask again. With `ack` 0 after publication. With 1, which takes generations of 0 only, at once: the blocks can be read at this node,
+    which claims them in its own time (Flush waits for it).
     """
 
     TYPE = 40
     FORM = (
+        ("ack", "u8"),
         ("namespace", "text"),
         ("keys", "keys"),
         ("sizes", "u64s"),
@@ -36,13 +41,14 @@ class Put(Message):
     generations: Ints
     checksums: Ints
     parents: list[bytes]
+    ack: int = ACK_CLUSTER
 
 
 @dataclass(slots=True)
 class Open(Message):
     """Give slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the transfer engine.
 
-    Answer: Opened.
+    A generation of 0: not reserved; its Commit is answered as a Put with `ack` 1 is. Answer: Opened.
     """
 
     TYPE = 41
@@ -83,7 +89,7 @@ class Opened(Message):
 class Commit(Message):
     """These puts are written; checksums are xxh3_64 of their values.
 
-    Answer: Flags, after publication: 1 stored, 2 the put had expired: ask again.
+    Answer: Flags, after publication of those that were reserved: 1 stored, 2 the put had expired: ask again.
     """
 
     TYPE = 43
@@ -208,3 +214,14 @@ class OpenIndex(Message):
     desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: SlabFds, both sizes."""
 
     TYPE = 54
+
+
+@dataclass(slots=True)
+class Flush(Message):
+    """Which of this tenant's blocks were put here with `ack` 1, or unreserved by Open, and the master has not decided about yet?
+
+    Answer: Flags, empty, once it has decided about all that were here when this was asked: they are durable there, or it has another
+    version, or they have left the node.
+    """
+
+    TYPE = 55

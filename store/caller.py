@@ -16,10 +16,12 @@ MAX_SLABS = 64
 class PutFrame:
     """A Put message whose payload is arriving: for each key its answer so far, or the open put and the slot's memory for its bytes.
 
-    `is_claim`: the writer reserved nothing, the node has to ask the master before the blocks become visible.
+    `is_claim`: the writer reserved nothing, the node has to ask the master before the blocks become visible. With `is_kept` it does so
+    afterwards.
     """
 
     is_claim: bool
+    is_kept: bool
     statuses: bytearray
     puts: list[OpenPut | None]
     values: list[memoryview | None]

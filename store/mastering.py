@@ -15,6 +15,7 @@ from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.asking import ask
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.deciding import Deciding
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
 
@@ -30,6 +31,7 @@ class MasterSession:
         service: NodeService,
         publisher: Publisher,
         claims: Claims,
+        deciding: Deciding,
         copies: ReplicaQueue,
         *,
         peer_timeout_s: float,
@@ -42,6 +44,7 @@ class MasterSession:
         self._service = service
         self._publisher = publisher
         self._claims = claims
+        self._deciding = deciding
         self._copies = copies
         self._peer_timeout_s = peer_timeout_s
         self._on_synced = on_synced
@@ -69,6 +72,7 @@ class MasterSession:
         self._copies.link_up(link.report, registration.registration_epoch)
         self._claims.link_up(link.claim, registration.registration_epoch)
         self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._on_synced)
+        self._deciding.link_up(link.claim, registration.registration_epoch)
 
     def _lost(self, session: Session) -> None:
         if session is self._session:
@@ -76,6 +80,7 @@ class MasterSession:
             self._service.link_down()
             self._publisher.link_down()
             self._claims.link_down()
+            self._deciding.link_down()
             self._copies.link_down()
             self._on_lost(self._registration_epoch)
 

@@ -21,6 +21,7 @@ from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
@@ -34,6 +35,7 @@ from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.puts.slots import Slots
@@ -113,7 +115,7 @@ class Node:
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self._dram = dram
-        self._publisher = Publisher(self._visible, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
+        self._publisher = Publisher(self._inventory, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
         self._showing = Showing(dram)
         opened.callback(self._showing.close)
         self._table = BlockTable(
@@ -149,6 +151,7 @@ class Node:
         )
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
+        self._deciding = Deciding(self.reactor, self._table, self._publisher, self._answers, on_room=self._waiting.retry)
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
         slots = Slots(self._table, self._waiting)
         self._checker = Checker(self.reactor)
@@ -212,6 +215,7 @@ class Node:
             self._regions,
             self._copies,
             self._showing,
+            self._deciding,
             identity=self._identity,
         )
         self._server.handler = self._service
@@ -239,6 +243,7 @@ class Node:
             self._service,
             self._publisher,
             self._claims,
+            self._deciding,
             self._copies,
             peer_timeout_s=settings.peer_timeout_s,
             on_synced=on_synced,
@@ -258,7 +263,7 @@ class Node:
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
-        self.reactor.after_events += [self._mover.kick, self._publisher.flush]
+        self.reactor.after_events += [self._mover.kick, self._publisher.flush, self._deciding.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(BEAT_S, self._beat)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
@@ -300,8 +305,9 @@ class Node:
         assert self._codec is not None
         return self._codec.encoding(self._dram.view(slot))
 
-    def _visible(self) -> list[Block]:
-        return list(self._table.blocks())
+    def _inventory(self) -> list[Block]:
+        """What the master has decided about: the rest is claimed."""
+        return [block for block in self._table.blocks() if block.generation != UNDECIDED]
 
     def _tick(self) -> None:
         now_ns = self.reactor.now_ns()

@@ -64,6 +64,11 @@ class Publisher:
         return self._is_synced
 
     @property
+    def has_said_all(self) -> bool:
+        """Every event until now is on its way to the master, and so is the inventory: what is sent to it now comes behind them."""
+        return self._send is not None and self._inventory is None and not self._queue
+
+    @property
     def backlog(self) -> int:
         """Events that the master has not made durable yet."""
         return self._seq - self._durable_seq

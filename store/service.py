@@ -9,7 +9,7 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.node_messages import Abort, Commit, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
 from kvstore.rpc.session import Session
@@ -18,6 +18,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
 from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
+from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
@@ -47,6 +48,7 @@ class NodeService:
         regions: SharedRegions | None,
         copies: ReplicaQueue,
         showing: Showing,
+        deciding: Deciding,
         *,
         identity: Identity,
     ) -> None:
@@ -83,6 +85,7 @@ class NodeService:
             Hold.TYPE: self._hold,
             Copy.TYPE: self._copy,
             Events.TYPE: self._events,
+            Flush.TYPE: deciding.await_all,
         }
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:

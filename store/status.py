@@ -91,6 +91,7 @@ class NodeStatus:
             "engine_connections": self._engine.served_connections if self._engine is not None else 0,
             "index_bytes": self._showing.memory_bytes,
             "index_clients": self._showing.clients,
+            "undecided": len(self._table.undecided),
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
             **self._copies.counters(),

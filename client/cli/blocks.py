@@ -40,7 +40,7 @@ def put(key: bytes, file: str, namespace: str, parent: bytes | None, as_json: bo
     """
     value = sys.stdin.buffer.read() if file == "-" else _read_file(file)
     with connect(settings) as client:
-        stored = client.put(key, value, namespace=namespace, parent=parent)
+        stored = client.put(key, value, namespace=namespace, parent=parent, ack="cluster")
     if as_json:
         echo_json({"key": show_key(key), "stored": stored, "size_bytes": len(value)})
     else:

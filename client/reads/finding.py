@@ -29,6 +29,7 @@ class Finding:
     def __init__(self, resources: ClientResources, keys: Sequence[bytes], deadline: Deadline) -> None:
         self._daemons = resources.daemons
         self._hints = resources.hints
+        self._early_puts = resources.early_puts
         self._keys = keys
         self._deadline = deadline
         self._begun_ns = deadline.at_ns - int(deadline.timeout_s * 1e9)
@@ -44,9 +45,17 @@ class Finding:
     def first(self) -> Operation[Places]:
         """As remembered, and from the master what is not, or was too long ago. Raises as Daemons.ask_master."""
         found = yield from self._find({0: list(range(len(self._keys)))}, self._deadline, from_hints=True)
+        if len(self._early_puts) and (missing := self._missing(found)) and (yield from self._early_puts.settle_soon(self._deadline)):
+            for node_id, wanted in (yield from self._find({0: missing}, self._deadline, from_hints=False)).items():
+                found.setdefault(node_id, []).extend(wanted)
         if old := self._old(found):
             found = yield from self._renew(found, old)
         return found
+
+    def _missing(self, found: Places) -> list[int]:
+        """Keys that nobody is known to have: one that this client put, and has no hint of any more, may be among them."""
+        there = {i for wanted in found.values() for i, _ in wanted}
+        return [i for i in range(len(self._keys)) if i not in there]
 
     def anew(self, wanted: dict[int, list[int]]) -> Operation[Places]:
         """From the master: keys by the node to avoid (0: none). Raises as Daemons.ask_master."""

@@ -7,7 +7,7 @@ from kvstore.client.buffers import checksum
 from kvstore.client.effects import AnyLoan, Ask, Operation, work
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
-from kvstore.client.writes.batch import PutBatch
+from kvstore.client.writes.batch import UNRESERVED, PutBatch
 from kvstore.protocol.errors import ProtocolError, Unreachable
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened
@@ -35,6 +35,8 @@ class SlotWriting:
         try:
             if len(opened.statuses) != len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
+            if self._batch.granted[indices[0]] == UNRESERVED:
+                self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
             again = yield from self._fill_slots(loan, node, indices, opened)
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends

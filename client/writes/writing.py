@@ -14,7 +14,7 @@ from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED
-from kvstore.protocol.node_messages import Put
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -34,8 +34,11 @@ class Writing:
         *,
         namespace: str,
         parents: Sequence[bytes | None] | None,
+        is_early: bool,
         deadline: Deadline,
     ) -> None:
+        """`is_early`: what goes to this host's node is stored once that has it, whatever the master knows."""
+        self._is_early = is_early
         self._resources = resources
         self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
         self._slots = SlotWriting(resources, self._batch, deadline)
@@ -90,14 +93,15 @@ class Writing:
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
-        """Small values for the node on this host need no reservation: that node claims them, which saves a round trip. And the rest."""
+        """Values for the node on this host that need no reservation, since that node claims them: all of them where it is enough that it
+        holds them, else the small ones, which saves a round trip. And the rest."""
         resources = self._resources
         if not resources.daemons.nodes.is_known:
             yield from resources.daemons.refresh_nodes(self._deadline)
         if not resources.daemons.nodes.local_id or resources.daemons.nodes.local_id == self._avoid:
             return [], pending
         inline_bytes = self._resources.settings.put_inline_bytes
-        unreserved = [i for i in pending if len(self._batch.sources[i]) <= inline_bytes]
+        unreserved = [i for i in pending if self._is_early or len(self._batch.sources[i]) <= inline_bytes]
         self._batch.granted.update(dict.fromkeys(unreserved, UNRESERVED))
         if len(unreserved) == len(pending):
             return unreserved, []
@@ -152,6 +156,8 @@ class Writing:
         yield part
 
     def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
+        if self._is_kept(indices):
+            self._resources.early_puts.begin(node)
         inline_bytes = self._resources.settings.put_inline_bytes
         large = [i for i in indices if len(self._batch.sources[i]) > inline_bytes]
         if large and (node.route.is_local or self._goes_by_engine(node, large)):
@@ -160,6 +166,10 @@ class Writing:
                 indices = [i for i in indices if len(self._batch.sources[i]) <= inline_bytes]
         if indices:
             yield from self._write_inline(node, indices, busy)
+
+    def _is_kept(self, indices: list[int]) -> bool:
+        """These are stored once their node holds them: that is asked for, and nothing has been reserved for them."""
+        return self._is_early and self._batch.granted[indices[0]] == UNRESERVED
 
     def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
@@ -172,7 +182,12 @@ class Writing:
         sources = [self._batch.sources[i] for i in indices]
         sizes = list(map(len, sources))
         sums = yield from work(lambda: [checksum(source) for source in sources], sum(sizes))
-        message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices))
+        is_kept = self._is_kept(indices)
+        ack = ACK_NODE if is_kept else ACK_CLUSTER
+        message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)
         loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, sources)
+        instance = loan.channel.welcome.epoch
         loan.give_back()
+        if is_kept:
+            self._resources.early_puts.answered(node, instance)
         yield from self._batch.ask_again(self._batch.written(node, indices, reply), busy)

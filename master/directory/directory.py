@@ -14,6 +14,7 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
+from kvstore.master.directory.claiming import Claiming
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
 from kvstore.master.directory.pins import Pins
@@ -93,6 +94,7 @@ class Directory:
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
+        self.claiming = Claiming(self._rows, self._tenants, self._reservations)
         self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch)
         self.removing = Removing(
             self._rows,

@@ -59,9 +59,11 @@ class NodeFrames:
         """Reserve and publish in one: answered when what was granted is durable and visible."""
         peer = _node(session, "claim")
         self._directory.members.check(peer.node_id, message.epoch)
-        grants = self._directory.reserve(
-            message.tenant, message.keys, message.sizes, local_node=peer.node_id, now_ns=session.reactor.now_ns()
-        )
+        now_ns = session.reactor.now_ns()
+        if message.held:
+            grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=now_ns)
+        else:
+            grants = self._directory.reserve(message.tenant, message.keys, message.sizes, local_node=peer.node_id, now_ns=now_ns)
         publish = _as_publish(message, grants, peer.node_id)
         self._counters["published"] += len(publish.keys)
         self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
@@ -132,14 +134,13 @@ def _node(session: Session, purpose: str) -> NodePeer:
 
 
 def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:
-    """The commits of what was granted at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
+    """The commits of what has a generation at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
     statuses = bytearray(grants.statuses)
-    granted = [at for at, status in enumerate(statuses) if status == GRANTED]
-    for at in granted:
-        if grants.nodes[at] != node_id:
+    for at, granted_to in enumerate(grants.nodes):
+        if statuses[at] == GRANTED and granted_to != node_id:
             statuses[at] = BUSY
     grants.statuses = bytes(statuses)
-    granted = [at for at in granted if statuses[at] == GRANTED]
+    granted = [at for at, status in enumerate(statuses) if grants.generations[at] and status != BUSY]
     count = len(granted)
     return Publish(
         epoch=claim.epoch,

@@ -68,7 +68,9 @@ class BlockStore:
             part = keys[start : start + BATCH_BLOCKS]
             arena = BlockArena(len(part), self._arena.block_bytes)  # the client reads it while others make theirs
             arena.make(_ids(part))
-            await self._client.put_batch(part, arena.views, namespace=self._namespace, parents=parents[start : start + len(part)])
+            above = parents[start : start + len(part)]
+            # The router's next decision looks in the directory.
+            await self._client.put_batch(part, arena.views, namespace=self._namespace, parents=above, ack="cluster")
 
 
 def _ids(keys: Sequence[bytes]) -> list[int]:

@@ -10,6 +10,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
 
@@ -57,6 +58,8 @@ class Room:
             self._drop_copy(block, level.index)
             return True
         lower = self._lower(level.index)
+        if lower is not None and block.generation == UNDECIDED:
+            return False  # it goes down once the master has decided
         if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
             return False
         level.counts.evictions += 1
@@ -90,7 +93,7 @@ class Room:
 
     def _relieve(self, level: Level) -> None:
         while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
-            block = level.order.coldest(level.may_leave)
+            block = level.order.coldest(lambda block: level.may_leave(block) and block.generation != UNDECIDED)
             if block is None:
                 return
             if block.is_also_outside(level.index):
@@ -101,6 +104,8 @@ class Room:
                 return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
 
     def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
+        if block.generation == UNDECIDED:
+            return False  # what a durable tier holds comes back with the next process, and must have the generation it was granted
         is_demotion = target.index > source.index
         encoding = None
         if self._encoding_of is not None and (source.index, target.index) == (DRAM, NVME) and not block.stays_raw:

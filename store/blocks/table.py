@@ -19,6 +19,7 @@ from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evic
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
+from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
@@ -73,6 +74,7 @@ class BlockTable:
         self.room = Room(self._levels, self.drop, self.drop_copy, encoding_of)
         self.events = events
         self._showing = showing or ShowsNothing()
+        self.undecided = Undecided()
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self._max_blocks = max(1, max_table_bytes // TABLE_BYTES) if max_table_bytes is not None else None
@@ -123,6 +125,20 @@ class BlockTable:
         self._show(block, self._landing)
         self._emit(EVENT_COMMIT, block)
         return block
+
+    def commit_undecided(self, put: OpenPut, checksum: int) -> Block:
+        """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
+        self._puts.close(put)
+        block = put.block
+        block.checksum = checksum
+        self._show(block, self._landing)
+        self.undecided.add(block)
+        return block
+
+    def decide(self, block: Block, generation: int) -> None:
+        """The master knows the visible block, under `generation` from now on."""
+        block.generation = generation
+        self.undecided.remove(block)
 
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
@@ -216,7 +232,10 @@ class BlockTable:
         self._free_quarantined(block)
         if self.events.is_recording:
             self.events.removed(block)
-        self._emit(EVENT_GONE, block)
+        if block.generation == UNDECIDED:
+            self.undecided.remove(block)
+        else:
+            self._emit(EVENT_GONE, block)
 
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the
@@ -387,3 +406,5 @@ class BlockTable:
             block.check_integrity()
         self._puts.check_integrity()
         self._ended.check_integrity()
+        self.undecided.check_integrity()
+        assert set(self.undecided.blocks()) == {block for block in self.blocks() if block.generation == UNDECIDED}

@@ -37,6 +37,7 @@ class _UndecidedPut:
 
     def claim(self, epoch: int) -> Claim:
         blocks = [put.block for _, put in self._wanted]
+        self._table.undecided.begin(blocks)
         return Claim(
             epoch,
             blocks[0].tenant,
@@ -49,6 +50,7 @@ class _UndecidedPut:
 
     def decided(self, reply: Grants | KVStoreError) -> None:
         """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays."""
+        self._table.undecided.end(put.block for _, put in self._wanted)
         if isinstance(reply, Grants) and len(reply.statuses) != len(self._wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
@@ -109,5 +111,6 @@ class Claims:
         try:
             self._ask(undecided.claim(self._epoch), undecided.decided)
         except BaseException:
+            self._table.undecided.end(put.block for put in frame.puts if put is not None)
             self._answers.take(answer)
             raise

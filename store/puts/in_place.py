@@ -11,6 +11,7 @@ from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -91,8 +92,8 @@ class InPlacePuts:
         return ahead[:MAX_SLABS]
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
-        """Make written puts visible, and answer when the master has made them durable. What came by the transfer engine is verified first:
-        once nobody writes it any more."""
+        """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
+        is verified first: once nobody writes it any more."""
         caller = peer_of(session)
         puts = (self._table.put(put_id, session) for put_id in message.put_ids)
         ended = [put for put in puts if put is not None and put.grant is not None and put.grant.revoke()]
@@ -121,12 +122,14 @@ class InPlacePuts:
                 self._table.abort(put)
                 flags.append(ASK_AGAIN)
             else:
-                stored.append(self._table.commit(put, checksum))
+                is_reserved = put.block.generation != UNDECIDED
+                stored.append(self._table.commit(put, checksum) if is_reserved else self._table.commit_undecided(put, checksum))
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
         self._table.events.stored(caller.tenant, stored)
-        if stored:
-            self._publisher.when_published(stored[-1].event_seq, self._answers.begin(session, header, flags).give)
+        wait_seq = max((block.event_seq for block in stored), default=0)
+        if wait_seq:
+            self._publisher.when_published(wait_seq, self._answers.begin(session, header, flags).give)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

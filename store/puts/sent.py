@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Put
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
@@ -55,7 +55,9 @@ class SentPuts:
             present = (self._table.find(caller.tenant, key) for key in message.keys)
             wait_seq = max(block.event_seq for block in present if block is not None)
         values = [self._dram.view(put.slot) if put is not None else None for put in puts]
-        caller.frame = PutFrame(not any(message.generations), statuses, puts, values, message.checksums, wait_seq)
+        is_kept = message.ack == ACK_NODE
+        is_claim = not (is_kept or any(message.generations))
+        caller.frame = PutFrame(is_claim, is_kept, statuses, puts, values, message.checksums, 0 if is_kept else wait_seq)
         views: list[memoryview] = []
         for value, size in zip(values, message.sizes, strict=True):
             if value is not None:
@@ -65,7 +67,7 @@ class SentPuts:
         return views
 
     def arrived(self, session: Session, header: Header) -> None:
-        """The payload is whole: verify, make visible, answer when published. Whatever goes wrong, none of its puts stays open."""
+        """The payload is whole: verify, make visible, answer at once or when published. Whatever goes wrong, none of its puts stays open."""
         caller = peer_of(session)
         frame, caller.frame = caller.frame, None
         if frame is None:
@@ -97,8 +99,11 @@ class SentPuts:
         stored: list[Block] = []
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
             if put is not None and self._table.is_open(put):
-                stored.append(self._table.commit(put, checksum))
-                frame.wait_seq = put.block.event_seq
+                if frame.is_kept:
+                    stored.append(self._table.commit_undecided(put, checksum))
+                else:
+                    stored.append(self._table.commit(put, checksum))
+                    frame.wait_seq = put.block.event_seq
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
                 continue

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Open, Put
+from kvstore.protocol.node_messages import ACK_NODE, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, writer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
 
@@ -45,6 +46,8 @@ class Slots:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
         if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
             raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
+        if isinstance(message, Put) and message.ack == ACK_NODE and any(message.generations):
+            raise InvalidArgument("what the master has reserved is answered once it has it: say ack 0")
         self._table.check_room(max(sizes, default=0))
 
     def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool) -> Opening | None:
@@ -60,9 +63,12 @@ class Slots:
         table = self._table
         for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
             put = None
-            if table.find(tenant, key) is not None:
-                statuses.append(PRESENT)
-            elif is_full or table.writer(tenant, key) is not None:
+            found = table.find(tenant, key)
+            if found is not None:
+                # Its writer is to be told once all can read it, and that is not yet so.
+                is_early = found.generation == UNDECIDED and not is_kept(message, generation)
+                statuses.append(BUSY if is_early else PRESENT)
+            elif is_full or self._is_at_work(tenant, key, message, generation):
                 statuses.append(BUSY)
             else:
                 block = Block(tenant, key, size, generation, message.namespace, parent)
@@ -77,18 +83,33 @@ class Slots:
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
-        """A key lacks room, and there is nothing to say of the others, but of those that another is writing. One that is there is a
-        success at once; those that lack room then wait when they are asked for alone."""
+        """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is
+        there is a success at once; those that lack room then wait when they are asked for alone."""
         if GRANTED in statuses or PRESENT in statuses:
             return False
-        writer = self._table.writer
-        return any(status == BUSY and writer(tenant, key) is None for key, status in zip(keys, statuses, strict=True))
+        table = self._table
+        busy = (key for key, status in zip(keys, statuses, strict=True) if status == BUSY)
+        return any(
+            table.writer(tenant, key) is None and table.find(tenant, key) is None and not table.undecided.is_claimed(tenant, key)
+            for key in busy
+        )
+
+    def _is_at_work(self, tenant: str, key: bytes, message: Open | Put, generation: int) -> bool:
+        """Another writer is at the key; or the master is just deciding about a block of it that has left, which a put that it is asked
+        about, too, must not overtake."""
+        table = self._table
+        return table.writer(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
 
     def abort(self, puts: Sequence[OpenPut | None]) -> None:
         """Whatever of these is open is so no more."""
         for put in puts:
             if put is not None:
                 self._table.abort(put)
+
+
+def is_kept(message: Open | Put, generation: int) -> bool:
+    """Whether a put is answered once this node holds the block, whatever the master knows."""
+    return message.ack == ACK_NODE if isinstance(message, Put) else generation == UNDECIDED
 
 
 class SlotRequest(Waiting):

@@ -78,7 +78,7 @@ class ClientBehaviour:
     def test_another_client_reads_what_this_one_put(self, client: Any, running: Cluster, make_client: MakeClient) -> None:
         keys = fresh_keys(2)
         values = [os.urandom(10), os.urandom(200_000)]
-        client.put_batch(keys, values)
+        client.put_batch(keys, values, ack="cluster")
         with make_client(running.address) as other:
             assert other.get_batch(keys) == values
             assert other.stats().hits == 2

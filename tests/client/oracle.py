@@ -21,6 +21,7 @@ from kvstore.protocol.node_messages import (
     MISS,
     Blocks,
     Commit,
+    Flush,
     Open,
     Opened,
     Put,
@@ -268,6 +269,8 @@ class Oracle:
                     assert xxhash.xxh3_64_intdigest(value) == total
                     self._publish(node, key, value, generation)
                 return Flags(b"\x01" * len(message.keys))
+            case Flush():
+                return Flags(b"")
             case Open():
                 return self._open(node, message)
             case Commit():
@@ -337,7 +340,7 @@ class Oracle:
         for key, generation in zip(message.keys, message.generations, strict=True):
             value, held = node.blocks.get(key, (b"", 0))
             offset = 0
-            if not held or (generation and generation != held):
+            if key not in node.blocks or (generation and generation != held):
                 statuses.append(MISS)
             elif (channel.address.unix or (message.engine and node.has_engine)) and len(value) > message.inline_bytes:
                 statuses.append(MAPPED)

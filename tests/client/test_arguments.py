@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvstore.client.arguments import check_count, check_keys, check_parents, namespace_text
+from kvstore.client.arguments import check_ack, check_count, check_keys, check_parents, namespace_text
 from kvstore.protocol.errors import InvalidArgument
 
 
@@ -43,3 +43,10 @@ def test_there_is_one_for_each_key() -> None:
     check_count([b"a"], [1], "values")
     with pytest.raises(InvalidArgument, match="0 values for 1 keys"):
         check_count([b"a"], [], "values")
+
+
+def test_a_put_is_answered_for_the_node_or_for_the_cluster() -> None:
+    for ack in ("node", "cluster"):
+        check_ack(ack)
+    with pytest.raises(InvalidArgument, match="'node' or 'cluster', not 'soon'"):
+        check_ack("soon")

@@ -20,8 +20,8 @@ from tests.etcd_server import free_ports
 def settings() -> Iterator[ClientSettings]:
     with embedded() as cluster:
         with Client(cluster.address) as client:
-            client.put_batch([b"a", b"b"], [b"12", b"345"], namespace="one")
-            client.put(b"c", b"6")
+            client.put_batch([b"a", b"b"], [b"12", b"345"], namespace="one", ack="cluster")
+            client.put(b"c", b"6", ack="cluster")
         yield ClientSettings(master=cluster.address)
 
 

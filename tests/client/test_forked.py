@@ -51,7 +51,7 @@ def test_a_forked_child_is_told_by_name_and_the_parent_goes_on(running: Cluster,
 def test_a_child_holds_none_of_its_parents_connections_and_may_close_and_make_its_own(running: Cluster) -> None:
     before = sockets()
     with Client(running.address) as client:
-        client.put_batch(KEYS, VALUES)
+        client.put_batch(KEYS, VALUES, ack="cluster")
         ours = sockets() - before
         assert ours
         assert told_by_child(lambda: sockets() & ours) == "set()"

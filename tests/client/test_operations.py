@@ -16,7 +16,7 @@ def operations() -> Operations:
 
 
 def put(operations: Operations, **changes: Any) -> Any:
-    arguments: dict[str, Any] = {"keys": [b"k"], "values": [b"v"], "namespace": "", "parents": None, "deadline_s": None}
+    arguments: dict[str, Any] = {"keys": [b"k"], "values": [b"v"], "namespace": "", "parents": None, "ack": None, "deadline_s": None}
     arguments |= changes
     return operations.put(arguments.pop("keys"), arguments.pop("values"), **arguments)
 
@@ -31,6 +31,7 @@ REFUSED: list[Callable[[Operations], Any]] = [
     lambda o: put(o, values=[np.ones((2, 3)).T]),
     lambda o: put(o, parents=[]),
     lambda o: put(o, namespace=7),
+    lambda o: put(o, ack="soon"),
     lambda o: put(o, deadline_s=0),
     lambda o: o.get([b""], deadline_s=None),
     lambda o: o.get_into([b"k"], [], deadline_s=None),

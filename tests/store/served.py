@@ -32,6 +32,7 @@ from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.puts.slots import Slots
@@ -89,6 +90,7 @@ class Served:
         )
         self.answers = Answers()
         self.claims = Claims(self.store.table, self.answers, self.publisher)
+        self.deciding = Deciding(self.reactor, self.store.table, self.publisher, self.answers, on_room=self.waiting.retry)
         self.regions = SharedRegions(self.store.dram, engine) if engine is not None else None
         table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
         self.checker = Checker(self.reactor)
@@ -125,11 +127,12 @@ class Served:
             self.regions,
             self.copies,
             self.store.showing,
+            self.deciding,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
         self.service.node_id, self.service.token_digests = 5, tokens or {}
         self.server.handler = self.service
-        self.reactor.after_events += [self.mover.kick, self.publisher.flush]
+        self.reactor.after_events += [self.mover.kick, self.publisher.flush, self.deciding.flush]
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
         self.publisher.link_up(self._publish, 1, lambda: None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -70,9 +71,9 @@ class System:
         """Of every master, as clients and nodes name them."""
         return ",".join(f"127.0.0.1:{listen}" for listen, _ in self._master_ports)
 
-    def client(self, **options: Any) -> Client:
-        """The caller closes it."""
-        return Client(self.address, **options)
+    def client(self, *, ack: str = "cluster", settings: ClientSettings | None = None, **options: Any) -> Client:
+        """What it has put is there for all when `put` returns, unless it is told otherwise. The caller closes it."""
+        return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **options)
 
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""

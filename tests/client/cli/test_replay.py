@@ -70,7 +70,7 @@ def test_people_get_a_table(trace: Path, master: str) -> None:
 
 def test_wrong_bytes_are_reported_and_end_it_with_status_1(trace: Path, master: str) -> None:
     with Client(master) as client:
-        client.put(block_key(4, 512), bytes(512))
+        client.put(block_key(4, 512), bytes(512), ack="cluster")
     result = replay(trace, "--master", master, "--block-bytes", "512", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["wrong_bytes"] > 500

@@ -59,7 +59,7 @@ def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_r
             names = {node.node_id: node.name for node in control.status().nodes}
         for node_id, keys in ((1, first), (2, second)):
             with tied(cluster.address, node_id) as writer:
-                writer.put_batch(keys, [key * 5000 for key in keys])
+                writer.put_batch(keys, [key * 5000 for key in keys], ack="cluster")
         one = dataclasses.replace(PREFILL, name="p1", node=names[1])
         for report in (one, dataclasses.replace(PREFILL, name="p2", node=names[2]), DECODE):
             client.report(report)

@@ -60,7 +60,7 @@ def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
     sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result

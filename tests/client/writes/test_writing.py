@@ -32,7 +32,7 @@ def remote() -> Iterator[OracleNode]:
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
     sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, deadline=Deadline(deadline_s))
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result
@@ -262,6 +262,8 @@ def test_a_stored_block_is_read_without_asking_the_master(remote: OracleNode) ->
 def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     sources = [memoryview(b"1"), memoryview(b"2")]
-    oracle.run(Writing(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=[None, b"a"], deadline=oracle.deadline()).run())
+    parents = [None, b"a"]
+    writing = Writing(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
+    oracle.run(writing.run())
     [message] = oracle.sent(Put)
     assert (message.namespace, message.parents) == ("ns", [b"", b"a"])

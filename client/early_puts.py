@@ -1,0 +1,127 @@
+"""Which nodes answered puts of this client before the cluster knew the blocks (`ack="node"`), and how the client waits until it does.
+Sans-I/O: see effects.py."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.client.daemons import Daemons
+from kvstore.client.effects import Operation
+from kvstore.client.routes import KnownNode, Who
+from kvstore.protocol.errors import KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.node_messages import Flush
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
+
+SOON_S: Final = 0.25
+"""How long a question waits for the puts before it. A master that decides nothing meanwhile has no catalog now, and reads go on."""
+REST_NS: Final = 1_000_000_000
+"""After it did not, the next questions are asked at once for so long."""
+
+
+@dataclass(slots=True, eq=False)
+class _Early:
+    """What one node was sent since it was last flushed. `instance` is the process that answered, 0 while none has."""
+
+    node: KnownNode
+    puts: int = 0
+    instance: int = 0
+
+
+class EarlyPuts:
+    """Threads and tasks of a client share it. It keeps an entry a node, however much is put there."""
+
+    def __init__(self, daemons: Daemons, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._daemons = daemons
+        self._clock_ns = clock_ns
+        self._nodes: dict[Who, _Early] = {}
+        self._lost: dict[str, None] = {}
+        """Names of nodes that are gone since, and with them what the cluster did not know: until a flush has told so."""
+        self._lock = threading.Lock()
+        self._rest_until_ns = 0
+
+    def __len__(self) -> int:
+        """Nodes that may have blocks of this client which the cluster does not know."""
+        return len(self._nodes)
+
+    def begin(self, node: KnownNode) -> None:
+        """A put is about to be sent to the node."""
+        who = _who(node)
+        with self._lock:
+            self._nodes.setdefault(who, _Early(node)).puts += 1
+
+    def answered(self, node: KnownNode, instance: int) -> None:
+        """The node's process `instance` has answered a put."""
+        with self._lock:
+            early = self._nodes.setdefault(_who(node), _Early(node))
+            if early.instance not in (0, instance):
+                self._lost[node.name] = None
+            early.instance = instance
+
+    def flush(self, deadline: Deadline) -> Operation[None]:
+        """Come back when the cluster knows everything that was put before.
+
+        Raises Unavailable: a node is gone since, and with it what the cluster did not know (which is told once), or it cannot be
+        reached, or no master can. Raises DeadlineExceeded: the master has not decided about all of it yet.
+        """
+        failure: Unavailable | None = None
+        for who, early in list(self._nodes.items()):
+            try:
+                yield from self._flush(who, early, deadline)
+            except Unavailable as error:
+                failure = failure or error
+        with self._lock:
+            lost, self._lost = self._lost, {}
+        if lost:
+            raise Unavailable(f"{', '.join(lost)}: gone, or started anew, and with it what was put there and was not known to the cluster")
+        if failure is not None:
+            raise failure
+
+    def settle(self, deadline: Deadline) -> Operation[None]:
+        """As `flush`, for what is done to all blocks that there are: those that are lost are none. Raises DeadlineExceeded, Unavailable."""
+        for who, early in list(self._nodes.items()):
+            with contextlib.suppress(Unreachable):
+                yield from self._flush(who, early, deadline)
+
+    def settle_soon(self, deadline: Deadline) -> Operation[bool]:
+        """As `settle`, for a question that has an answer all the same, and does not wait for long. False: there was nothing to wait for."""
+        if not self._nodes or self._clock_ns() < self._rest_until_ns:
+            return False
+        try:
+            yield from self.settle(Deadline(min(SOON_S, deadline.left_s())))
+        except KVStoreError:
+            self._rest_until_ns = self._clock_ns() + REST_NS
+        return True
+
+    def _flush(self, who: Who, early: _Early, deadline: Deadline) -> Operation[None]:
+        puts = early.puts
+        try:
+            loan, _flags = yield from self._daemons.begin(early.node.route, Flush(), Flags, deadline)
+        except Unreachable:
+            yield from self._daemons.refresh_nodes(deadline)
+            if self._daemons.nodes.is_live(who):
+                raise
+            self._end(who, early, is_lost=True)
+            return
+        instance = loan.channel.welcome.epoch
+        loan.give_back()
+        if early.instance not in (0, instance):
+            self._end(who, early, is_lost=True)
+        else:
+            self._end(who, early, puts=puts)
+
+    def _end(self, who: Who, early: _Early, *, puts: int | None = None, is_lost: bool = False) -> None:
+        """Nothing is left to be flushed, but for what has been sent since there were `puts` (None: that, too, was for nothing)."""
+        with self._lock:
+            if self._nodes.get(who) is early and puts in (None, early.puts):
+                del self._nodes[who]
+                if is_lost:
+                    self._lost[early.node.name] = None
+
+
+def _who(node: KnownNode) -> Who:
+    assert node.route.who is not None, "a node's route names the process that is meant"
+    return node.route.who

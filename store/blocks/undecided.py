@@ -1,0 +1,157 @@
+"""Blocks that are visible here and that the master has not decided about: which to claim next, and who waits for all of them.
+
+A block is undecided from its put (generation UNDECIDED) until the master grants it a generation, or it leaves the node. It is in one of
+three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.store.blocks.block import Block
+
+UNDECIDED: Final = 0
+"""The generation of a block that the master has not decided about: it grants none of that number."""
+
+_Name = tuple[str, bytes]
+"""Tenant and key."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """For `left` blocks of one tenant."""
+
+    left: int
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Undecided:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, dict[Block, int]] = {}
+        """By tenant, every undecided block and the number it was put as."""
+        self._to_claim: dict[tuple[str, str], dict[Block, None]] = {}
+        """By tenant and namespace, in the order of their puts. None of them empty."""
+        self._put_off: dict[Block, None] = {}
+        self._claimed: set[_Name] = set()
+        """Keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be decided
+        one way and carried out the other."""
+        self._waits: dict[str, dict[int, _Wait]] = {}
+        """By tenant, and by the number of its newest block then."""
+        self._due: list[Callable[[], None]] = []
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._numbers.values()))
+
+    def add(self, block: Block) -> None:
+        """The block has become visible, undecided."""
+        self._last_number += 1
+        self._numbers.setdefault(block.tenant, {})[block] = self._last_number
+        self._to_claim.setdefault((block.tenant, block.namespace), {})[block] = None
+
+    def remove(self, block: Block) -> None:
+        """It has been decided about, or is gone."""
+        of_tenant = self._numbers[block.tenant]
+        number = of_tenant.pop(block)
+        if not of_tenant:
+            del self._numbers[block.tenant]
+        self._put_off.pop(block, None)
+        group = (block.tenant, block.namespace)
+        waiting = self._to_claim.get(group)
+        if waiting is not None and block in waiting:
+            del waiting[block]
+            if not waiting:
+                del self._to_claim[group]
+        self._count_off(block.tenant, number)
+
+    def _count_off(self, tenant: str, number: int) -> None:
+        waits = self._waits.get(tenant)
+        if waits is None:
+            return
+        for newest in [newest for newest in waits if number <= newest]:
+            wait = waits[newest]
+            wait.left -= 1
+            if not wait.left:
+                del waits[newest]
+                if not waits:
+                    del self._waits[tenant]
+                self._due += wait.callbacks
+
+    def when_decided(self, tenant: str, callback: Callable[[], None]) -> None:
+        """`take_due` will give the callback once every block of the tenant that is undecided now is so no more."""
+        numbers = self._numbers.get(tenant)
+        if not numbers:
+            self._due.append(callback)
+            return
+        wait = self._waits.setdefault(tenant, {}).setdefault(self._last_number, _Wait(len(numbers)))
+        wait.callbacks.append(callback)
+
+    def take_due(self) -> list[Callable[[], None]]:
+        """The callbacks whose time has come. They are not called where a block goes: that may be in the midst of making room."""
+        due, self._due = self._due, []
+        return due
+
+    # --- claims ---
+
+    def take(self, max_blocks: int) -> list[Block]:
+        """The blocks to claim in one message, all of one tenant and namespace; they are claimed then. Empty where there is nothing."""
+        for group, waiting in self._to_claim.items():
+            taken: list[Block] = []
+            for block in waiting:
+                if len(taken) == max_blocks:
+                    break
+                if (block.tenant, block.key) not in self._claimed:
+                    taken.append(block)
+            if taken:
+                for block in taken:
+                    del waiting[block]
+                if not waiting:
+                    del self._to_claim[group]
+                self.begin(taken)
+                return taken
+        return []
+
+    def is_claimed(self, tenant: str, key: bytes) -> bool:
+        """Whether a claim of the key is under way."""
+        return (tenant, key) in self._claimed
+
+    def begin(self, blocks: Iterable[Block]) -> None:
+        """A claim of these keys is under way: no other one begins."""
+        self._claimed.update((block.tenant, block.key) for block in blocks)
+
+    def end(self, blocks: Iterable[Block]) -> None:
+        """That claim has been answered, or never will be."""
+        self._claimed.difference_update((block.tenant, block.key) for block in blocks)
+
+    def put_off(self, blocks: Iterable[Block]) -> None:
+        """These claims came to nothing: they wait for `claim_again`. Blocks that are gone wait for nothing."""
+        self._put_off.update((block, None) for block in blocks if not block.is_gone)
+
+    def claim_again(self) -> None:
+        """Whatever has been put off is to be claimed."""
+        for block in self._put_off:
+            self._to_claim.setdefault((block.tenant, block.namespace), {})[block] = None
+        self._put_off.clear()
+
+    def blocks(self) -> Iterator[Block]:
+        """All of them; nothing must change meanwhile."""
+        for of_tenant in self._numbers.values():
+            yield from of_tenant
+
+    def check_integrity(self) -> None:
+        """Assert that every block is in exactly one state, and every wait has something to wait for. For tests; O(blocks)."""
+        known = set(self.blocks())
+        to_claim = [block for waiting in self._to_claim.values() for block in waiting]
+        assert all(self._to_claim.values())
+        assert len(to_claim) == len(set(to_claim))
+        assert not set(to_claim) & set(self._put_off)
+        assert set(to_claim) | set(self._put_off) <= known
+        assert all((block.tenant, block.key) in self._claimed for block in known - set(to_claim) - set(self._put_off))
+        for block in known:
+            assert block.generation == UNDECIDED
+            assert not block.is_gone
+        for tenant, waits in self._waits.items():
+            for newest, wait in waits.items():
+                assert wait.left == sum(number <= newest for number in self._numbers[tenant].values()) > 0

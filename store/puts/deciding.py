@@ -1,0 +1,155 @@
+"""How the master decides about blocks that are visible here already: it is asked with Claim, in batches, and what it says is carried out.
+
+A batch is whatever came since the last one, for one tenant and namespace. Claims go out after the events that were emitted before them,
+so that the master never takes this node for a holder by what the node has said is gone. What the master has not decided about when the
+link breaks is claimed over the next one, behind its inventory. Not thread-safe: the node's loop is the only caller.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.protocol.catalog_messages import Claim
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, typed
+from kvstore.protocol.frames import MAX_BATCH, Header
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY
+from kvstore.protocol.node_messages import Flush
+from kvstore.rpc.reactor import Reactor, Timer
+from kvstore.rpc.session import Session
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.caller import writer_of
+from kvstore.store.publisher import Publisher
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.claims import Ask
+
+MAX_IN_FLIGHT: Final = 4
+"""Claims that may wait for their answer: what comes meanwhile makes the next ones larger."""
+FIRST_PAUSE_S: Final = 0.01
+MAX_PAUSE_S: Final = 1.0
+"""Before what another writer was at, or the master refused, is claimed again: doubles from the first to the last."""
+
+log = logging.getLogger("kvstore.store")
+
+
+class Deciding:
+    """See the module. `link_up` and `link_down` follow the node's connection to its master."""
+
+    def __init__(self, reactor: Reactor, table: BlockTable, publisher: Publisher, answers: Answers, *, on_room: Callable[[], None]) -> None:
+        """`on_room` is called when blocks may leave their tier that could not before."""
+        self._on_room = on_room
+        self._reactor = reactor
+        self._table = table
+        self._undecided = table.undecided
+        self._publisher = publisher
+        self._answers = answers
+        self._ask: Ask | None = None
+        self._epoch = 0
+        self._link = 0
+        self._in_flight = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._timer: Timer | None = None
+
+    def link_up(self, ask: Ask, epoch: int) -> None:
+        """There is a new link, under this registration: everything undecided is claimed over it."""
+        self.link_down()
+        self._ask, self._epoch = ask, epoch
+        self._again()
+
+    def link_down(self) -> None:
+        """There is no link. What was claimed over it comes back, for its answers never will."""
+        self._ask = None
+        self._link += 1
+        self._in_flight = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def flush(self) -> None:
+        """Claim what is undecided, as far as the window allows, and answer who waited for what is decided. Called after every round of
+        events, so that batches form by themselves."""
+        for callback in self._undecided.take_due():
+            self._reactor.guarded(callback)
+        while self._ask is not None and self._in_flight < MAX_IN_FLIGHT and self._publisher.has_said_all:
+            blocks = self._undecided.take(MAX_BATCH)
+            if not blocks:
+                return
+            self._claim(self._ask, blocks)
+
+    def await_all(self, session: Session, header: Header, message: Flush) -> None:
+        """Answer once the master has decided about all that this tenant has here now."""
+        tenant = writer_of(session).tenant
+        answer = self._answers.begin(session, header, bytearray())
+        self._undecided.when_decided(tenant, lambda: answer.give(None))
+
+    def _claim(self, ask: Ask, blocks: list[Block]) -> None:
+        link = self._link
+
+        def decided(reply: Grants | KVStoreError) -> None:
+            self._undecided.end(blocks)
+            if isinstance(reply, Grants) and len(reply.statuses) != len(blocks):
+                reply = ProtocolError("the master answered a Claim for other keys")
+            if link == self._link:
+                self._in_flight -= 1
+            try:
+                self._settle(blocks, reply)
+            except Exception:
+                log.exception("a decision of the master could not be carried out")
+                self._put_off([block for block in blocks if block.generation == UNDECIDED])
+            self._on_room()
+
+        self._in_flight += 1
+        try:
+            ask(self._message(blocks), decided)
+        except Exception as error:
+            decided(typed(error))
+
+    def _message(self, blocks: list[Block]) -> Claim:
+        return Claim(
+            self._epoch,
+            blocks[0].tenant,
+            blocks[0].namespace,
+            [block.key for block in blocks],
+            [block.size_bytes for block in blocks],
+            [block.checksum for block in blocks],
+            [block.parent for block in blocks],
+            held=1,
+        )
+
+    def _settle(self, blocks: list[Block], reply: Grants | KVStoreError) -> None:
+        """Carry out the master's decision; what it has not decided about is claimed again after a pause."""
+        if isinstance(reply, KVStoreError):
+            if not isinstance(reply, Unavailable):  # else the link broke
+                log.warning(
+                    "the master did not decide about %d blocks, it is asked again: %s: %s", len(blocks), type(reply).__name__, reply
+                )
+            self._put_off(blocks)
+            return
+        busy: list[Block] = []
+        for block, status, generation in zip(blocks, reply.statuses, reply.generations, strict=True):
+            if status == BUSY:
+                busy.append(block)
+            elif block.is_gone:
+                if generation:
+                    self._table.disown(block, generation)
+            elif generation:
+                self._table.decide(block, generation)
+            else:
+                self._table.drop(block)  # the cluster has another version
+        if busy:
+            self._put_off(busy)
+        else:
+            self._pause_s = FIRST_PAUSE_S
+
+    def _put_off(self, blocks: list[Block]) -> None:
+        self._undecided.put_off(blocks)
+        if self._ask is not None and self._timer is None:
+            self._timer = self._reactor.call_later(self._pause_s, self._again)
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+
+    def _again(self) -> None:
+        self._timer = None
+        self._undecided.claim_again()
+        self.flush()

@@ -1,0 +1,83 @@
+"""Promises of claiming.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvstore.master.directory.directory import Limits
+from kvstore.master.directory.membership import Member
+from kvstore.protocol.catalog_messages import Claim
+from kvstore.protocol.errors import Full
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from tests.master.blocks import TENANT, Event, Master, publish
+
+
+def claim(master: Master, node: Member, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7) -> Grants:
+    count = len(keys)
+    message = Claim(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=1)
+    grants = master.directory.claiming.claim(message, node_id=node.node_id, now_ns=master.now_ns)
+    master.directory.check_integrity()
+    return grants
+
+
+def test_what_nobody_has_is_granted_to_the_node_that_holds_it_under_new_generations() -> None:
+    master = Master()
+    node = master.register("a")
+    grants = claim(master, node, [b"x", b"y"])
+    assert list(grants.statuses) == [GRANTED, GRANTED]
+    assert list(grants.nodes) == [node.node_id] * 2
+    assert 1000 < grants.generations[0] < grants.generations[1]
+    assert master.directory.counts().reserved == 2
+
+
+def test_the_same_bytes_join_the_version_that_there_is_and_other_bytes_give_way() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.publish(first, Event(b"k", 5))
+    for size, checksum, generation in ((100, 7, 5), (99, 7, 0), (100, 8, 0)):
+        grants = claim(master, second, [b"k"], size=size, checksum=checksum)
+        assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [generation])
+        assert list(grants.nodes) == [second.node_id if generation else 0]
+    assert master.directory.counts().reserved == 0
+
+
+def test_a_key_that_another_writer_is_at_is_busy() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.directory.reserve(TENANT, [b"reserved"], [1], local_node=first.node_id, now_ns=master.now_ns)
+    master.directory.plan_publish(first.node_id, publish(first.epoch, [Event(b"in flight", 2000)]))
+    grants = claim(master, second, [b"reserved", b"in flight", b"free", b"free"])
+    assert list(grants.statuses) == [BUSY, BUSY, GRANTED, BUSY]
+    assert [bool(generation) for generation in grants.generations] == [False, False, True, False]
+
+
+def test_a_block_that_is_being_removed_is_busy_until_it_is_gone() -> None:
+    """Else the claim would bring back, as one more replica, what the remove has not reached."""
+    master = Master()
+    first, second, away = master.register("a"), master.register("b"), master.register("c")
+    master.publish(first, Event(b"k", 5))
+    master.directory.disconnected(away.node_id, away.epoch, master.now_ns)
+    removal = master.directory.removing.plan(TENANT, [b"k"], force=False)
+    assert list(claim(master, second, [b"k"]).statuses) == [BUSY]
+    [(node_id, command)] = removal.commands.messages()
+    master.commit(master.directory.removing.dropped(node_id, TENANT, command.keys, [5], b"\x01"))
+    assert list(claim(master, second, [b"k"]).statuses) == [GRANTED]
+
+
+def test_what_only_dead_nodes_hold_is_granted_anew() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.publish(first, Event(b"k", 5))
+    master.directory.disconnected(first.node_id, first.epoch, master.now_ns)
+    grants = claim(master, second, [b"k"], checksum=8)
+    assert list(grants.statuses) == [GRANTED]
+    assert grants.generations[0] > 5
+
+
+def test_beyond_the_limit_of_reservations_nothing_is_granted() -> None:
+    master = Master(limits=Limits(reservations=1))
+    node = master.register("a")
+    with pytest.raises(Full):
+        claim(master, node, [b"x", b"y"])
+    assert list(claim(master, node, [b"x"]).statuses) == [GRANTED]
