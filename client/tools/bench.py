@@ -96,9 +96,13 @@ def latency(client: Client) -> Iterator[Row]:
     yield at_most("view of 4 MiB after 2 ms of sleep, p50", after_sleep(lambda: look_at(client, large)), "us", 40)
     yield at_most("view of 4 MiB / of 64 KiB", large_us / middle_us, "ratio", 1.1)
     value, buffer = os.urandom(SMALL_BYTES), bytearray(SMALL_BYTES)
-    keys = [os.urandom(16) for _ in range(CALLS)]
+    keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
     todo = iter(keys)
-    yield at_most("put of 4 KiB, p50", microseconds(lambda: client.put(next(todo), value)), "us", 150)
+    yield at_most("put of 4 KiB, p50", microseconds(lambda: client.put(next(todo), value, ack="node")), "us", 60)
+    paused_us = after_sleep(lambda: client.put(next(todo), value, ack="node"))
+    yield at_most("put of 4 KiB after 2 ms of sleep, p50", paused_us, "us", 160)
+    cluster_us = microseconds(lambda: client.put(next(todo), value, ack="cluster"))
+    yield at_most('put of 4 KiB with ack="cluster", p50', cluster_us, "us", 300)
     client.get_batch(keys)
     todo = iter(keys)
     yield at_most("get_into of 4 KiB, p50", microseconds(lambda: client.get_into(next(todo), buffer)), "us", 8)

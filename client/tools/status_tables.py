@@ -81,12 +81,18 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
             Text(node.state, style=_STATE_STYLES.get(node.state, "red")),
             node.tcp or node.unix,
             ", ".join(node.transports) or "-",
-            f"{node.blocks:,}",
+            _blocks(node),
             _block_table(node),
             tiers,
             f"{node.heartbeat_age_s:.1f} s ago",
         )
     return table
+
+
+def _blocks(node: pb.NodeStatus) -> str:
+    """Those that the master knows, and those that it has not decided about."""
+    undecided = node.counters.get("undecided", 0)
+    return f"{node.blocks:,} + {undecided:,} undecided" if undecided else f"{node.blocks:,}"
 
 
 def _block_table(node: pb.NodeStatus) -> str:

@@ -67,7 +67,7 @@ class SentPuts:
         return views
 
     def arrived(self, session: Session, header: Header) -> None:
-        """The payload is whole: verify, make visible, answer at once or when published. Whatever goes wrong, none of its puts stays open."""
+        """The payload is whole: verify, make visible, answer at once or when published. Nothing stays open of a put that fails."""
         caller = peer_of(session)
         frame, caller.frame = caller.frame, None
         if frame is None:

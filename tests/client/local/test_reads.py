@@ -109,6 +109,7 @@ def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
 
 def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) -> None:
     keys, values = stored(client, [1000] * 4)
+    client.flush()  # else the first miss would wait for these
     other = [os.urandom(16) for _ in range(3)]
     requests = Requests(client)
     assert client.get_batch([*other, *keys]) == [None] * 3 + values

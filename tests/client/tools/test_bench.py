@@ -25,6 +25,8 @@ FIGURES = [
     "view of 4 MiB after 2 ms of sleep, p50",
     "view of 4 MiB / of 64 KiB",
     "put of 4 KiB, p50",
+    "put of 4 KiB after 2 ms of sleep, p50",
+    'put of 4 KiB with ack="cluster", p50',
     "get_into of 4 KiB, p50",
     "get of 4 KiB, p50",
     "exists of 1 key, p50",

@@ -84,6 +84,12 @@ def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
     assert "3 MiB of 64 MiB" in rows[0]
 
 
+def test_blocks_that_the_master_has_not_decided_about_are_shown_beside_those_that_it_knows() -> None:
+    node = pb.NodeStatus(name="a", state="alive", blocks=1500, counters={"undecided": 12})
+    assert "1,500 + 12 undecided" in text(nodes_table(pb.StatusReply(nodes=[node])))
+    assert "undecided" not in text(nodes_table(STATUS)).splitlines()[1]
+
+
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
     row = text(tiers_table(STATUS)).splitlines()[1]
     assert "████████████····" in row

@@ -18,6 +18,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, F
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 
@@ -369,9 +370,9 @@ def test_a_node_that_has_not_registered_learns_only_where_to(places: Places) -> 
     channel.close()
 
 
-def claim(node: NodeSide, *keys: bytes, size: int = 100) -> Grants:
+def claim(node: NodeSide, *keys: bytes, size: int = 100, checksum: int = 7, held: int = 0) -> Grants:
     count = len(keys)
-    message = Claim(node.registration.registration_epoch, TENANT, "ns", list(keys), [size] * count, [7] * count, [b""] * count)
+    message = Claim(node.registration.registration_epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held)
     header, body = node.ask(message)
     if header.type == Failure.TYPE:
         failure = Failure.unpack(body)
@@ -401,6 +402,27 @@ def test_a_claim_that_would_go_to_another_node_is_to_be_asked_again(places: Plac
     assert list(claim(small, b"large").statuses) == [BUSY]
     assert ask(client, Exists([b"large"]), Flags).flags == b"\0"
     small.close()
+
+
+def test_a_node_that_holds_what_another_has_is_one_more_holder_of_that_version(places: Places, client: Channel, node: NodeSide) -> None:
+    [generation] = claim(node, b"k", held=1).generations
+    other = NodeSide(places, "other", instance=2)
+    grants = claim(other, b"k", held=1)
+    assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [generation])
+    found = ask(client, Lookup([b"k"]), Locations)
+    assert (len(found.nodes), list(found.generations)) == (2, [generation])
+    node.close()
+    eventually(lambda: len(ask(client, Lookup([b"k"]), Locations).nodes) == 1, "the first holder to be gone")
+    other.close()
+
+
+def test_a_node_that_holds_other_bytes_is_told_of_no_generation_and_is_no_holder(places: Places, client: Channel, node: NodeSide) -> None:
+    claim(node, b"k", held=1)
+    other = NodeSide(places, "other", instance=2)
+    grants = claim(other, b"k", b"new", checksum=8, held=1)
+    assert (list(grants.statuses), grants.generations[0]) == ([PRESENT, GRANTED], 0)
+    assert len(ask(client, Lookup([b"k"]), Locations).nodes) == 1
+    other.close()
 
 
 def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node: NodeSide) -> None:
