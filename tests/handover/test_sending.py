@@ -132,6 +132,7 @@ def test_after_a_failure_nothing_goes_and_the_first_reason_stays() -> None:
     assert (machine.due(), machine.state, str(machine.error)) == ([], State.OVER, "first")
 
 
+@pytest.mark.no_cover
 @given(st.permutations(range(4)), st.integers(0, 500), st.booleans(), st.randoms(use_true_random=False))
 def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
     order: list[int], batch_bytes: int, is_gathered: bool, random: "st.DataObject"

@@ -57,6 +57,7 @@ def test_a_bound_needs_a_capacity() -> None:
         belady_hits(flatten([]), 0)
 
 
+@pytest.mark.no_cover
 def test_the_public_traces_bounds_are_the_published_ones() -> None:
     accesses = flatten(public_trace())
     assert infinite_hits(accesses) / len(accesses) == pytest.approx(0.3664, abs=5e-5)

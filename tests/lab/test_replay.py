@@ -127,6 +127,7 @@ def test_an_unknown_policy_is_named() -> None:
         Replay("fifo", 1)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("policy", "capacity", "ratio"),
     [("lru", 1000, 0.0445), ("lru", 10_000, 0.2112), ("lru", 50_000, 0.3546)],
@@ -135,6 +136,7 @@ def test_the_public_trace_gives_the_published_ratios(policy: str, capacity: int,
     assert Replay(policy, capacity).run(public_trace()).prefix_hit_ratio == pytest.approx(ratio, abs=5e-5)
 
 
+@pytest.mark.no_cover
 def test_storing_together_changes_sieve_in_the_fourth_digit_only() -> None:
     """Published, for storing each block before the next is looked at: .1318."""
     assert Replay("sieve", 10_000).run(public_trace()).prefix_hit_ratio == pytest.approx(0.1318, abs=5e-4)

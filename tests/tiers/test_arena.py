@@ -1,5 +1,6 @@
 """Ranges of an arena: first fit, the longest where none fits, and neighbours joined."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -70,5 +71,5 @@ class ArenaAgainstBytes(RuleBasedStateMachine):
         self.arena.check_integrity()
 
 
-TestArenaAgainstBytes = ArenaAgainstBytes.TestCase
+TestArenaAgainstBytes = pytest.mark.no_cover(ArenaAgainstBytes.TestCase)
 TestArenaAgainstBytes.settings = MACHINE_SETTINGS

@@ -38,7 +38,7 @@ class DramAgainstDict(OpenDram, TierMachine):
     pass
 
 
-TestDramAgainstDict = DramAgainstDict.TestCase
+TestDramAgainstDict = pytest.mark.no_cover(DramAgainstDict.TestCase)
 TestDramAgainstDict.settings = MACHINE_SETTINGS
 
 

@@ -36,7 +36,7 @@ class HbmAgainstDict(OpenHbm, TierMachine):
     pass
 
 
-TestHbmAgainstDict = HbmAgainstDict.TestCase
+TestHbmAgainstDict = pytest.mark.no_cover(HbmAgainstDict.TestCase)
 TestHbmAgainstDict.settings = MACHINE_SETTINGS
 
 if torch.cuda.is_available():

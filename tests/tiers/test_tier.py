@@ -86,7 +86,7 @@ class NaiveAgainstDict(OpenNaive, TierMachine):
     pass
 
 
-TestNaiveAgainstDict = NaiveAgainstDict.TestCase
+TestNaiveAgainstDict = pytest.mark.no_cover(NaiveAgainstDict.TestCase)
 TestNaiveAgainstDict.settings = MACHINE_SETTINGS
 
 

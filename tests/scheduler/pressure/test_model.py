@@ -84,6 +84,7 @@ def big(name: str, *, users: int, cache_tokens: int = 10_000) -> Outcome:
     return relieve(serving, strategy(name), load, Random(5))
 
 
+@pytest.mark.no_cover
 def test_where_all_fit_strategies_make_no_difference() -> None:
     found = [replace(big(each.name, users=5), strategy="") for each in STRATEGIES]
     assert all(each == found[0] for each in found)
@@ -91,6 +92,7 @@ def test_where_all_fit_strategies_make_no_difference() -> None:
     assert found[0].displacements == found[0].rejected == found[0].evicted == 0
 
 
+@pytest.mark.no_cover
 def test_under_pressure_each_has_its_price() -> None:
     found = {each.name: big(each.name, users=20, cache_tokens=4000) for each in STRATEGIES}
     reject, queue, evict = found["reject"], found["queue"], found["evict"]

@@ -296,6 +296,7 @@ def prefix_hits(policy: EvictionPolicy[int], clock: Clock, *, seed: int, request
     return hits
 
 
+@pytest.mark.no_cover
 def test_on_conversations_it_hits_more_than_lru() -> None:
     clock = Clock()
     ours = prefix_hits(PrefixPolicy(clock=clock), clock, seed=11, requests=2500, capacity=2000)
