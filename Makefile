@@ -114,7 +114,7 @@ $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib >/dev/null || true  # as pip does, but on every core; some files are for other Pythons
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib client handover kvcache lab master protocol router rpc scheduler store tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: clean
