@@ -49,6 +49,7 @@ from kvstore.transfer.memory.mapping import map_slab
 
 PART_KEYS: Final = 4096
 """Keys that are looked up at a time: what is gathered for them stays in the processor's cache."""
+FOREVER_NS: Final = 1 << 62
 SLAB_MASK: Final = (1 << KEY_BYTES_SHIFT) - 1
 
 
@@ -196,10 +197,10 @@ class IndexView:
         words: Words = found.at.astype(np.uint64) | (found.sequences & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
         return words
 
-    @property
-    def heartbeat_ns(self) -> int:
-        """When the node said last that it lives, CLOCK_MONOTONIC."""
-        return self._words[AT_HEARTBEAT]
+    def age_ns(self, now_ns: int) -> int:
+        """How long ago the node said that it lives, by CLOCK_MONOTONIC; FOREVER_NS once the index is over."""
+        words = self._words
+        return FOREVER_NS if words[AT_IS_OVER] else now_ns - words[AT_HEARTBEAT]
 
     @property
     def is_over(self) -> bool:

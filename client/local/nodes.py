@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import AnyLoan, AskForFds, Operation, Take
 from kvstore.client.local.desk import LocalDesk
-from kvstore.client.local.index import IndexView
+from kvstore.client.local.index import FOREVER_NS, IndexView
 from kvstore.client.mapping import SlabMapping
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, KVStoreError, ProtocolError
@@ -23,6 +23,8 @@ PROBE_NS: Final = 100_000_000
 """A heartbeat older than this (a node beats five times as often) makes a client ask the kernel whether the node hung up."""
 STALE_NS: Final = 1_000_000_000
 """Nothing is read from a node whose heartbeat is older than this: it is stopped, or starved, and its master may have given it up."""
+LOOK_NS: Final = 20_000_000
+"""How often a client looks whether something has changed."""
 RETRY_NS: Final = 1_000_000_000
 """How long after a look for nodes of this host the next one is due."""
 
@@ -45,11 +47,11 @@ class LocalNode:
 
     def is_fresh(self, now_ns: int) -> bool:
         """Whether what the index says counts now."""
-        if self._is_lost or self.index.is_over or self.desk.is_over:
-            return False
-        age_ns = now_ns - self.index.heartbeat_ns
-        if age_ns < PROBE_NS:
+        age_ns = self.index.age_ns(now_ns)
+        if age_ns < PROBE_NS and not self.desk.is_over:
             return True
+        if self._is_lost or age_ns == FOREVER_NS or self.desk.is_over:
+            return False
         self._is_lost = self.loan.channel.has_hung_up()
         return not self._is_lost and age_ns < STALE_NS
 
@@ -103,9 +105,11 @@ class LocalNodes:
         return tuple(node for node in ready if node.is_fresh(now_ns))
 
     def is_due(self) -> bool:
-        """Whether `attach` may find more than is ready."""
-        if self._is_closed or self._clock_ns() < self._due_ns:
+        """Whether `attach` may find more than is ready. It is looked into every LOOK_NS, so that asking costs next to nothing."""
+        now_ns = self._clock_ns()
+        if now_ns < self._due_ns or self._is_closed:
             return False
+        self._due_ns = now_ns + LOOK_NS
         is_as_told = self._nodes_version == self._daemons.nodes.version
         return not self.ready or not is_as_told or any(node.needs_asking for node in self.ready)
 

@@ -158,7 +158,7 @@ def test_a_larger_index_shows_the_same_and_the_old_one_says_that_it_is_over() ->
     view = view_of(larger)
     assert old.is_over
     assert not view.is_over
-    assert (view.heartbeat_ns, view.slabs_gone) == (17, 3)
+    assert (view.age_ns(20), view.slabs_gone) == (3, 3)
     for one in shown:
         before, now = found_before[one.key], view.find(one.key)
         assert before is not None
