@@ -18,7 +18,8 @@ A desk is written by its client and read by the node. It belongs to one connecti
 
     header     DESK_WORDS    MAGIC; is_over and accesses taken, set by the node; accesses written and lost, and hazards in
                use, by the client
-    hazards    HAZARDS words: slot + 1 of each value that the client is looking at, which must not be reused meanwhile
+    hazards    HAZARDS words: slot + 1 of each value that the client is looking at, which must not be reused meanwhile | a number that tells
+               this look from the next one << LOOK_SHIFT
     accesses   ACCESSES words, a ring: entry | the low half of its sequence << 32
 """
 
@@ -54,6 +55,8 @@ KEY_BYTES_SHIFT: Final = 32
 """In the word of the place: the slab below, the key's length above."""
 
 HAZARDS: Final = 64
+LOOK_SHIFT: Final = 48
+LOOK_NUMBERS: Final = 1 << 16
 ACCESSES: Final = 32_768
 """What a client reads between two looks of its node fits; of what is beyond it only the number is known."""
 DESK_WORDS: Final = 8

@@ -17,6 +17,7 @@ from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
@@ -71,6 +72,12 @@ class Places:
     unix: str
 
 
+def hang_up_on_looker(owner: object) -> None:
+    """Its client has looked at something for longer than a lease may last, and it was in the way."""
+    assert isinstance(owner, Session)
+    owner.close("the client looked at a value for longer than max_lease_s")
+
+
 class Node:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
@@ -116,7 +123,7 @@ class Node:
         assert isinstance(dram, DramTier)
         self._dram = dram
         self._publisher = Publisher(self._inventory, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
-        self._showing = Showing(dram)
+        self._showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self._showing.close)
         self._table = BlockTable(
             self._tiers,

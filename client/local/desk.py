@@ -24,6 +24,8 @@ from kvstore.protocol.shown_index import (
     AT_TAKEN,
     DESK_BYTES,
     HAZARDS,
+    LOOK_NUMBERS,
+    LOOK_SHIFT,
     MAGIC,
     Words,
 )
@@ -53,6 +55,7 @@ class LocalDesk:
         self._pid = os.getpid()
         self._written = self._words[AT_ACCESSES]
         self._free = list(range(HAZARDS))
+        self._looks = 0
         self._lookers: dict[int, weakref.ref[Looker]] = {}
         """Whose the other hazards are."""
         self.hits = 0
@@ -114,7 +117,8 @@ class LocalDesk:
             self._lookers[number] = weakref.ref(looker)
             self._free.pop()
             self._words[AT_HAZARDS_USED] = HAZARDS - len(self._free)
-            self._words[AT_HAZARDS + number] = found.slot + 1
+            self._looks = (self._looks + 1) % LOOK_NUMBERS
+            self._words[AT_HAZARDS + number] = found.slot + 1 | self._looks << LOOK_SHIFT
         return index.still(found) and not self.is_over
 
     def look_away(self, looker: "Looker") -> None:

@@ -101,10 +101,10 @@ class EventLog:
         cursor = message.cursor or ring.end
         events = ring.since(cursor, min(message.max_events, MAX_ANSWER_EVENTS))
         blocks = [block for event in events for block in event.blocks]
-        first = events[0].first if events else ring.end
+        next_cursor = events[-1].first + len(events[-1].blocks) if events else ring.end
         return EventBatch(
-            next_cursor=first + len(blocks),
-            lost=first - cursor,
+            next_cursor=next_cursor,
+            lost=next_cursor - cursor - len(blocks),
             kinds=bytes(event.kind for event in events),
             times_us=[event.time_us for event in events],
             blocks=[len(event.blocks) for event in events],

@@ -21,10 +21,12 @@ from kvstore.protocol.shown_index import (
     AT_TAKEN,
     DESK_BYTES,
     HAZARDS,
+    LOOK_SHIFT,
     MAGIC,
 )
 from kvstore.transfer.memory.mapping import map_slab
 
+_SLOT_MASK: Final = (1 << LOOK_SHIFT) - 1
 MAX_LOST: Final = 1 << 32
 """A client that says that more were lost at once is not believed."""
 
@@ -57,9 +59,15 @@ class Desk:
         """A new descriptor, for its client; the caller closes it."""
         return os.dup(self.fd)
 
-    def looks_at(self, slot: int) -> bool:
-        """Whether the client is looking at the slot. After a fence that followed the hiding of what is there, no is final."""
-        return bool(self._words[AT_HAZARDS_USED]) and slot + 1 in self._hazards
+    def looks_at(self, slot: int) -> list[int]:
+        """The client's looks at the slot, by their words. After a fence that followed the hiding of what is there, none is final."""
+        if not self._words[AT_HAZARDS_USED]:
+            return []
+        return [word for word in self._hazards.tolist() if word & _SLOT_MASK == slot + 1]
+
+    def still_looks(self, word: int) -> bool:
+        """Whether it is the very same look still."""
+        return word in self._hazards
 
     def accesses(self, most: int) -> Iterator[int]:
         """What the client has read since the last call, oldest first, `most` at most; words that ShownIndex.accessed explains."""
@@ -83,6 +91,10 @@ class Desk:
     @property
     def has_accesses(self) -> bool:
         return self._words[AT_ACCESSES] != self._taken
+
+    @property
+    def is_closed(self) -> bool:
+        return self.fd < 0
 
     def close(self) -> None:
         """Its connection is gone: what it looked at may be reused. A second close is a no-op."""

@@ -37,8 +37,13 @@ class _Tenant:
 class Showing:
     """See the module. The node's loop is the only caller."""
 
-    def __init__(self, dram: DramTier) -> None:
+    def __init__(self, dram: DramTier, *, max_look_ns: int, hang_up: Callable[[object], None] = lambda owner: None) -> None:
+        """`hang_up` on the owner of a connection whose client has looked for longer than `max_look_ns` at what was to go."""
         self._dram = dram
+        self._max_look_ns = max_look_ns
+        self._hang_up = hang_up
+        self._seen: dict[tuple[object, Desk, int], int] = {}
+        """Looks that were in the way, by owner, desk and word, and since when."""
         self._tenants: dict[str, _Tenant] = {}
         self._kept: list[tuple[str, Slot]] = []
         self._now_ns = 0
@@ -71,7 +76,12 @@ class Showing:
         if of_tenant is None or not of_tenant.desks:
             return False
         of_tenant.index.fence()
-        return any(desk.looks_at(slot.index) for desk in of_tenant.desks.values())
+        is_looked_at = False
+        for owner, desk in of_tenant.desks.items():
+            for word in desk.looks_at(slot.index):
+                self._seen.setdefault((owner, desk, word), self._now_ns)
+                is_looked_at = True
+        return is_looked_at
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """A quarantined slot is the showing's from now on: it is released when nobody looks any more."""
@@ -148,7 +158,12 @@ class Showing:
         return is_more
 
     def sweep(self) -> None:
-        """Release the slots at which nobody looks any more."""
+        """Release the slots at which nobody looks any more. Who has been in the way for too long, a stopped process say, is hung up on."""
+        for (owner, desk, word), since_ns in list(self._seen.items()):
+            if desk.is_closed or not desk.still_looks(word):
+                del self._seen[owner, desk, word]
+            elif self._now_ns - since_ns > self._max_look_ns:
+                self._hang_up(owner)
         kept, self._kept = self._kept, []
         for tenant, slot in kept:
             if self.is_looked_at(tenant, slot):

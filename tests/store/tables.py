@@ -22,6 +22,7 @@ from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme
 
 PUT_TTL_NS = 1000
+MAX_LOOK_NS = 5000
 
 
 def value_of(block: Block) -> bytes:
@@ -119,7 +120,7 @@ class Store:
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
         self.now_us = 0
         """The wall clock of recorded events."""
-        self.showing = Showing(self.dram)
+        self.showing = Showing(self.dram, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner))
         self.table = BlockTable(
             self.tiers,
             make_policy=lambda: make_policy(policy),

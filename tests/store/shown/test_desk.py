@@ -102,9 +102,16 @@ def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
 def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
     looker = seat.look(2)
     assert looker is not None
-    assert [seat.node.looks_at(100 + number) for number in range(5)] == [False, False, True, False, False]
+    assert [len(seat.node.looks_at(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
+    [word] = seat.node.looks_at(102)
+    assert seat.node.still_looks(word)
     seat.client.look_away(looker)
     seat.client.look_away(looker)
+    assert not seat.node.still_looks(word)
+    again = seat.look(2)
+    assert again is not None
+    assert not seat.node.still_looks(word)
+    seat.client.look_away(again)
     assert not any(seat.node.looks_at(100 + number) for number in range(5))
 
 

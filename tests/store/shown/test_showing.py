@@ -12,7 +12,7 @@ from kvstore.protocol.shown_index import ACCESSES, HEADER_BYTES, MAX_KEY_BYTES, 
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import SHOWN_A_TURN
-from tests.store.tables import Store, value_of
+from tests.store.tables import MAX_LOOK_NS, Store, value_of
 
 MORE_THAN_A_TURN = SHOWN_A_TURN + 500
 
@@ -167,6 +167,40 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     client.desk.look_away(looker)
     store.showing.sweep()
     assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
+    store.close()
+
+
+def test_who_is_in_the_way_for_longer_than_a_lease_may_last_is_hung_up_on() -> None:
+    store = Store(300)
+    stopped, other = store.client(owner="stopped"), store.client(owner="other")
+    looks = []
+    for name in ("a", "b", "c"):
+        store.put(name)
+        looks.append(stopped.look(name))
+    assert all(looks)
+    assert store.try_put("d") is None
+    store.showing.beat(MAX_LOOK_NS)
+    store.showing.sweep()
+    assert store.try_put("d") is None
+    store.showing.beat(MAX_LOOK_NS + 1)
+    store.showing.sweep()
+    assert (stopped.desk.is_over, other.desk.is_over) == (True, False)
+    store.put("d")
+    store.close()
+
+
+def test_looks_that_follow_one_another_are_no_long_one() -> None:
+    store = Store(100)
+    client = store.client()
+    store.put("a")
+    for now_ns in range(0, 3 * MAX_LOOK_NS, 1000):
+        look = client.look("a")
+        assert look is not None
+        store.showing.beat(now_ns)
+        assert store.try_put("b") is None
+        store.showing.sweep()
+        client.desk.look_away(look[1])
+    assert not client.desk.is_over
     store.close()
 
 
