@@ -33,7 +33,8 @@ class Events(Message):
 class EventBatch(Message):
     """Events in order: kind, wall clock of the node, number of blocks; then key, size and parent (b"" none) of each event's blocks.
 
-    `next_cursor` is for the next Events. `lost` blocks' events were overwritten before they were asked for; they are older than all told.
+    `next_cursor` is for the next Events. `lost` blocks' events are not told: they were overwritten before they were asked
+    for, or more was read in shared memory than was noted there.
     """
 
     TYPE = 53

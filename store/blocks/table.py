@@ -28,6 +28,9 @@ TABLE_BYTES = 1000
 """Memory of this process that a block takes beside its bytes, estimated: Block, Slot, keys, tables and the default policy (1,034 bytes
 measured in a node with values of 64 bytes that have no parents, 814 with LRU)."""
 
+READ_EVENT_BLOCKS = 256
+"""What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
+
 Emit = Callable[[int, Block], None]
 """Called with (EVENT_..., block) for everything the master must hear, in order."""
 
@@ -173,7 +176,8 @@ class BlockTable:
         for block in blocks:
             self.hit(block)
             self.room.warm(block)
-        self.events.read(tenant, blocks)
+        for begin in range(0, len(blocks), READ_EVENT_BLOCKS):
+            self.events.read(tenant, blocks[begin : begin + READ_EVENT_BLOCKS])
         if others:
             self._landing.counts.hits += others
             self.events.missed(tenant, others)

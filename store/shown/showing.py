@@ -159,11 +159,9 @@ class Showing:
 
     def sweep(self) -> None:
         """Release the slots at which nobody looks any more. Who has been in the way for too long, a stopped process say, is hung up on."""
-        for (owner, desk, word), since_ns in list(self._seen.items()):
-            if desk.is_closed or not desk.still_looks(word):
-                del self._seen[owner, desk, word]
-            elif self._now_ns - since_ns > self._max_look_ns:
-                self._hang_up(owner)
+        self._seen = {seen: since_ns for seen, since_ns in self._seen.items() if not seen[1].is_closed and seen[1].still_looks(seen[2])}
+        for owner in {owner for (owner, _, _), since_ns in self._seen.items() if self._now_ns - since_ns > self._max_look_ns}:
+            self._hang_up(owner)
         kept, self._kept = self._kept, []
         for tenant, slot in kept:
             if self.is_looked_at(tenant, slot):
