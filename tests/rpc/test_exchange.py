@@ -14,7 +14,7 @@ from kvstore.protocol.node_messages import Release, SlabFds
 from kvstore.protocol.session_messages import Count, Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, notice, take_descriptors
+from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, take_descriptors
 
 EXISTS = Exists([b"key"])
 
@@ -146,3 +146,15 @@ def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut(
         os.close(fd)
     take_descriptors([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [7]).tobytes() + b"\1\2")], fds)
     assert fds[2:].tolist() == [7]
+
+
+def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert not has_hung_up(here)
+        there.send(b"x")
+        assert not has_hung_up(here)
+        assert here.recv(2) == b"x"
+        there.close()
+        assert has_hung_up(here)
+    assert has_hung_up(here), "nor can a closed one be asked"
