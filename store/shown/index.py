@@ -203,20 +203,18 @@ class ShownIndex:
         self.fd = -1
 
     def check_integrity(self) -> None:
-        """Assert that entries, tags and blocks agree. For tests; O(entries)."""
+        """Assert that entries, tags and blocks agree. For tests."""
         words = np.frombuffer(self._memory, np.uint64)
         tags = words[self._tags : self._tags + len(self._shown)]
         entries: Words = words[self._entries :].reshape(-1, ENTRY_WORDS)
-        assert self.count == sum(block is not None for block in self._shown) == int((tags != 0).sum())
-        for entry, block in enumerate(self._shown):
-            if block is None:
-                assert not tags[entry]
-                assert entries[entry, SEQUENCE] & np.uint64(1)
-                continue
-            key = entries[entry, KEY : KEY + KEY_WORDS].tobytes()
+        shown_at = np.flatnonzero(tags).tolist()
+        assert self.count == len(shown_at) == len(self._shown) - self._shown.count(None)
+        assert ((entries[:, SEQUENCE] & np.uint64(1)) == (tags == 0)).all()
+        for entry in shown_at:
+            block = self._shown[entry]
+            assert block is not None
             assert block.shown == entry
-            assert key == block.key.ljust(MAX_KEY_BYTES, b"\0")
+            assert entries[entry, KEY : KEY + KEY_WORDS].tobytes() == block.key.ljust(MAX_KEY_BYTES, b"\0")
             assert int(tags[entry]) == tag_of(key_words(block.key), len(block.key))
-            assert not entries[entry, SEQUENCE] & np.uint64(1)
         shown = entries[tags != 0]
         assert np.array_equal(shown[:, CHECK], checks_of(shown)) or self._is_ordered

@@ -1,5 +1,7 @@
 """The conformance suites find what they promise to: wrong transports (unsound.py) fail, and the sound ones that they are made of pass."""
 
+import fcntl
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -17,14 +19,27 @@ def sound_twin(suite: type) -> type:
     return next(base for base in SOUND if issubclass(suite, base))
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
-    """How each test ended: "passed", "failed", or "error" where its fixtures did, by (class, test). One run of pytest for all."""
-    report = tmp_path_factory.mktemp("conformance") / "report.xml"
+def run_all(report: Path) -> None:
+    """One run of pytest for all cases, whose outcomes are in `report` from then on."""
     chosen = dict.fromkeys((kind, test) for suite, test in CASES for kind in (suite, sound_twin(suite)))
     nodes = [f"{SOURCE}::{kind.__name__}::{test}" for kind, test in chosen]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", *nodes]
+    unfinished = report.with_suffix(".unfinished")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={unfinished}", *nodes]
     subprocess.run(command, cwd=SOURCE.parents[3], capture_output=True, check=False)
+    unfinished.rename(report)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
+    """How each test ended: "passed", "failed", or "error" where its fixtures did, by (class, test). Workers of one session share them."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    report = folder / "conformance.xml"
+    with open(folder / "conformance.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not report.exists():
+            run_all(report)
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
