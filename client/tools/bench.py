@@ -75,7 +75,8 @@ def small_batches(client: Client) -> Iterator[Row]:
     values = list(rows)
     put_s = [seconds(lambda part=part: put_all(client, part, values)) for part in keys]  # type: ignore[misc]
     into = np.zeros_like(rows)
-    get_all(client, keys[0], into)
+    for part in keys:
+        get_all(client, part, into)  # slabs are mapped on first use
     got_s = [seconds(lambda part=part: get_all(client, part, into)) for part in keys]  # type: ignore[misc]
     assert bool((into == rows).all())
     many = keys[0] + keys[1]

@@ -41,10 +41,10 @@ from kvstore.protocol.shown_index import (
 from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.transfer.memory.mapping import map_slab
 
-FIRST_SETS: Final = 512
+FIRST_SETS: Final = 256
 """4,096 entries, 557 kB."""
-MAX_SETS: Final = 1 << 22
-FULL_SHARE: Final = 0.625
+MAX_SETS: Final = 1 << 21
+FULL_SHARE: Final = 0.4
 """An index that shows more than this share of its entries grows: fuller sets begin to push one another out."""
 NUMBER_SHIFT: Final = 24
 """Sequences begin here, times the number of the index: below lie eight million changes of one entry."""
