@@ -122,7 +122,7 @@ class AsyncClient:
         if (near := await self._near(deadline_s)) is not None and is_showable(key):
             value = near.get(key)
             if value is None and near.wanted:
-                await self._run(self._operations.come_near(deadline_s))
+                await self._run(self._operations.map_wanted(deadline_s))
                 value = near.get(key)
             if value is not None:
                 return value
@@ -138,7 +138,7 @@ class AsyncClient:
         if (near := await self._near(deadline_s)) is not None and is_showable(key):
             size = near.get_into(key, destination)
             if size is None and near.wanted:
-                await self._run(self._operations.come_near(deadline_s))
+                await self._run(self._operations.map_wanted(deadline_s))
                 size = near.get_into(key, destination)
             if size is not None:
                 return size
@@ -220,7 +220,7 @@ class AsyncClient:
             check_deadline(deadline_s)
         operations = self._operations
         if operations.local.is_due():
-            await self._run(operations.come_near(deadline_s))
+            await self._run(operations.attach(deadline_s))
         return operations.near if operations.local.ready else None
 
     # --- driving operations ---
@@ -291,7 +291,7 @@ class AsyncView:
             view = LocalView()
             is_here = near.look(self._key, view)
             if not is_here and near.wanted:
-                await client._run(client._operations.come_near(self._deadline_s))
+                await client._run(client._operations.map_wanted(self._deadline_s))
                 is_here = near.look(self._key, view)
             if is_here:
                 self._near_view = view

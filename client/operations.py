@@ -85,11 +85,13 @@ class Operations:
 
     # --- this host ---
 
-    def come_near(self, deadline_s: float | None) -> Operation[None]:
-        """Do what is to be done before more is read without asking: find the nodes of this host, map slabs in which something was found."""
-        deadline = self._deadline(deadline_s)
-        yield from self._near(deadline)
-        yield from self._map_wanted(deadline)
+    def attach(self, deadline_s: float | None) -> Operation[None]:
+        """Find the nodes of this host, and what has become of them: when `local.is_due` says so."""
+        yield from self.local.attach(self._deadline(deadline_s))
+
+    def map_wanted(self, deadline_s: float | None) -> Operation[None]:
+        """Map the slabs in which something was found."""
+        yield from self._map_wanted(self._deadline(deadline_s))
 
     def _near(self, deadline: Deadline) -> Operation[LocalReads | None]:
         """What reads blocks of this host. None: there is nothing that could be read."""

@@ -120,7 +120,7 @@ class Client:
         if (near := self._near(deadline_s)) is not None and is_showable(key):
             value = near.get(key)
             if value is None and near.wanted:
-                self._run(self._operations.come_near(deadline_s))
+                self._run(self._operations.map_wanted(deadline_s))
                 value = near.get(key)
             if value is not None:
                 return value
@@ -136,7 +136,7 @@ class Client:
         if (near := self._near(deadline_s)) is not None and is_showable(key):
             size = near.get_into(key, destination)
             if size is None and near.wanted:
-                self._run(self._operations.come_near(deadline_s))
+                self._run(self._operations.map_wanted(deadline_s))
                 size = near.get_into(key, destination)
             if size is not None:
                 return size
@@ -224,7 +224,7 @@ class Client:
             check_deadline(deadline_s)
         operations = self._operations
         if operations.local.is_due():
-            self._run(operations.come_near(deadline_s))
+            self._run(operations.attach(deadline_s))
         return operations.near if operations.local.ready else None
 
     # --- driving operations ---
@@ -309,7 +309,7 @@ class View:
             view = LocalView()
             is_here = near.look(self._key, view)
             if not is_here and near.wanted:
-                client._run(client._operations.come_near(self._deadline_s))
+                client._run(client._operations.map_wanted(self._deadline_s))
                 is_here = near.look(self._key, view)
             if is_here:
                 self._near_view = view

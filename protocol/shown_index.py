@@ -43,8 +43,8 @@ AT_MAGIC, AT_SETS, AT_HEARTBEAT, AT_IS_OVER, AT_SLABS_GONE = range(5)
 """Words of an index's header."""
 
 WAYS: Final = 16
-"""A set's tags are two lines of the cache, which processors fetch together. With 16, of an index that is 0.4 full, one key in ten thousand
-finds no place; with 8 it is one in two hundred, and half of all long prefixes have such a key."""
+"""A set's tags are two lines of the cache, which processors fetch together. Of an index that is 0.4 full one key in
+twelve thousand finds no place; with 8 it is one in four hundred, and most long prefixes have such a key."""
 KEY_WORDS: Final = 8
 MAX_KEY_BYTES: Final = 8 * KEY_WORDS
 """Longer keys are not shown: an entry holds its key whole, so that no other key's bytes are ever taken for it."""

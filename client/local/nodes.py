@@ -26,7 +26,7 @@ STALE_NS: Final = 1_000_000_000
 LOOK_NS: Final = 20_000_000
 """How often a client looks whether something has changed."""
 RETRY_NS: Final = 1_000_000_000
-"""How long after a look for nodes of this host the next one is due."""
+"""How long after a node of this host could not be attached to, or none was there, it is tried again."""
 
 
 class LocalNode:
@@ -132,6 +132,8 @@ class LocalNodes:
                 if known.node_id not in have:
                     with suppress(KVStoreError):
                         yield from self._attach_to(known, deadline)
+            if self.ready and not any(node.needs_asking for node in self.ready):
+                self._due_ns = 0  # all is well: what changes next is noticed at the next look
         except KVStoreError:
             return  # whoever asks next the old way is told what is wrong
         finally:

@@ -46,6 +46,7 @@ FIRST_SETS: Final = 256
 MAX_SETS: Final = 1 << 21
 FULL_SHARE: Final = 0.4
 """An index that shows more than this share of its entries grows: fuller sets begin to push one another out."""
+MAX_PUSHED_OUT: Final = 1000
 NUMBER_SHIFT: Final = 24
 """Sequences begin here, times the number of the index: below lie eight million changes of one entry."""
 
@@ -80,6 +81,8 @@ class ShownIndex:
         self._shown: list[Block | None] = [None] * (sets * WAYS)
         self._fence = threading.Lock()
         self.count = 0
+        self.pushed_out: list[Block] = []
+        """Blocks that gave their entries to others, MAX_PUSHED_OUT at most: a larger index has one for them."""
         np.frombuffer(self._memory, np.uint64)[self._entries + SEQUENCE :: ENTRY_WORDS] = self._first_sequence | 1
         self._words[AT_SETS] = sets
         self._words[AT_MAGIC] = MAGIC
@@ -124,6 +127,8 @@ class ShownIndex:
         block = self._shown[first + way]
         assert block is not None
         self.hide(block)
+        if len(self.pushed_out) < MAX_PUSHED_OUT:
+            self.pushed_out.append(block)
         return way
 
     def hide(self, block: Block) -> None:

@@ -176,10 +176,13 @@ class Showing:
                 self._show(of_tenant.index, block)
 
     def _grow(self, of_tenant: _Tenant) -> None:
+        old = of_tenant.index
         try:
-            of_tenant.index = of_tenant.index.grown()
+            of_tenant.index = old.grown()
         except TierFailed:
             return  # it shows what it can
+        of_tenant.left.extend(old.pushed_out)
+        self._show_more(of_tenant)
 
     @property
     def memory_bytes(self) -> int:

@@ -358,6 +358,30 @@ def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None
             eventually(lambda: quarantined() == 0, "nobody looks at it")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, key: client.get(key),
+        lambda client, key: client.get_into(key, bytearray(100)),
+        lambda client, key: client.exists(key),
+        lambda client, key: client.view(key).__enter__(),
+        lambda client, key: client.get_batch([key]),
+        lambda client, key: client.match_prefix([key]),
+    ],
+)
+def test_whatever_is_called_finds_the_larger_index_that_took_the_others_place(
+    running: Cluster, call: Callable[[Client, bytes], object]
+) -> None:
+    with Client(running.address, tenant=os.urandom(4).hex()) as client:
+        keys, _ = stored(client, [100])
+        [node] = client._operations.local.ready
+        before = node.index
+        while not before.is_over:
+            client.put_batch([os.urandom(16) for _ in range(500)], [b"v"] * 500)
+        eventually(lambda: call(client, keys[0]) is not None and node.index is not before, "the larger one is used")
+        assert node.index.find(keys[0]) is not None
+
+
 def test_slabs_that_the_node_gave_up_are_unmapped(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         started.start_node("--dram", "16MiB")

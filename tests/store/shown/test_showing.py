@@ -68,6 +68,9 @@ def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_des
         store.put(f"b{count}", 16)
         count += 1
     assert count <= FIRST_SETS * WAYS
+    store.showing.beat(1)
+    of_larger = store.client()
+    assert all(of_larger.find(f"b{i}") is not None for i in range(count)), "those, too, that the smaller one had no place for"
     again = store.client()
     assert not again.index.is_over
     assert again.find("b0") is not None
