@@ -213,6 +213,9 @@ class Target:
             if join is not None:
                 self._join(peer, greeting.request_id, join)
         except (ProtocolError, Unavailable) as error:
+            if greeting.is_refused:  # it goes on after it was told: another answer might find no room, and nobody here may wait
+                self._forget(peer)
+                return
             greeting.is_refused = True
             with self._lock:
                 self._strangers.shorten(peer, time.monotonic_ns() + int(LAST_WORD_S * 1e9))
