@@ -100,10 +100,8 @@ class Operations:
         return self.near if self.local.ready else None
 
     def _map_wanted(self, deadline: Deadline) -> Operation[None]:
-        wanted = self.near.wanted
-        while wanted:
-            node, slabs = wanted.popitem()
-            yield from self.local.map_slabs(node, sorted(slabs), deadline)
+        for node, slabs in self.near.take_wanted().items():
+            yield from self.local.map_slabs(node, slabs, deadline)
 
     def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
         deadline = self._deadline(deadline_s)

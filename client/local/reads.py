@@ -4,7 +4,9 @@ all the time. What is not found here is no miss: it is asked for the old way (cl
 No call waits for anybody, but for another thread's copy; so `Client` and `AsyncClient` share them.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool
 
 PIECE_BYTES: Final = 1 << 20
 """Larger values are copied in pieces, by several threads."""
+MAX_WANTED: Final = 1024
 ATTEMPTS: Final = 3
 """A block that moves while it is read is looked for again so often, before the node is asked."""
 
@@ -37,11 +40,13 @@ class LocalBatch:
 
     node: LocalNode
     index: IndexView
+    slabs: dict[int, memoryview]
+    """Those in which they lie; another thread may have the node's unmapped meanwhile."""
     indexes: Indexes
     found: FoundBatch
 
     def only(self, which: Flags) -> "LocalBatch":
-        return LocalBatch(self.node, self.index, self.indexes[which], self.found.only(which))
+        return LocalBatch(self.node, self.index, self.slabs, self.indexes[which], self.found.only(which))
 
 
 class LocalReads:
@@ -53,8 +58,18 @@ class LocalReads:
         self._nodes = nodes
         self._copier = copier
         self._verify_bytes = verify_bytes if ORDERED else 1 << 62
-        self.wanted: dict[LocalNode, set[int]] = {}
-        """Slabs in which something was found, and which are not mapped: `LocalNodes.map_slabs`."""
+        self.wanted: deque[tuple[LocalNode, int]] = deque(maxlen=MAX_WANTED)
+        """Slabs in which something was found, and which are not mapped. Any thread adds to it, and takes what it is to have mapped."""
+
+    def take_wanted(self) -> dict[LocalNode, list[int]]:
+        """The slabs that are to be mapped, by node: the caller's from here on."""
+        wanted: dict[LocalNode, list[int]] = {}
+        with suppress(IndexError):
+            while True:
+                node, slab = self.wanted.popleft()
+                if slab not in wanted.setdefault(node, []):
+                    wanted[node].append(slab)
+        return wanted
 
     # --- one block ---
 
@@ -132,7 +147,7 @@ class LocalReads:
             return None
         slab = node.slabs.get(found.slab)
         if slab is None or found.offset + found.size > len(slab):
-            self.wanted.setdefault(node, set()).add(found.slab)
+            self.wanted.append((node, found.slab))
             return None
         return index, found, slab[found.offset : found.offset + found.size]
 
@@ -177,7 +192,7 @@ class LocalReads:
             def gather() -> None:
                 for slab in np.unique(slabs).tolist():
                     here = np.flatnonzero(slabs == slab)
-                    _gather(batch.node.slabs[slab], offsets[here], rows, batch.indexes[here])
+                    _gather(batch.slabs[slab], offsets[here], rows, batch.indexes[here])
 
             yield from work(gather, int(sizes.sum()))
             return
@@ -214,15 +229,17 @@ class LocalReads:
 
     def _mapped(self, node: LocalNode, indexes: Indexes, index: IndexView, found: FoundBatch) -> LocalBatch:
         """What was found in slabs that are mapped; the others are wanted."""
-        batch = LocalBatch(node, index, indexes, found)
-        missing = [slab for slab in np.unique(found.slabs).tolist() if slab not in node.slabs]
+        slabs = {slab: node.slabs.get(slab) for slab in np.unique(found.slabs).tolist()}
+        mapped = {slab: memory for slab, memory in slabs.items() if memory is not None}
+        batch = LocalBatch(node, index, mapped, indexes, found)
+        missing = [slab for slab in slabs if slab not in mapped]
         if missing:
-            self.wanted.setdefault(node, set()).update(missing)
+            self.wanted.extend((node, slab) for slab in missing)
             batch = batch.only(~np.isin(found.slabs, np.array(missing, np.uint64)))
         return batch
 
     def _memory(self, batch: LocalBatch) -> Iterator[memoryview]:
-        slabs, found = batch.node.slabs, batch.found
+        slabs, found = batch.slabs, batch.found
         for slab, offset, size in zip(found.slabs.tolist(), found.offsets.tolist(), found.sizes.tolist(), strict=True):
             yield slabs[slab][offset : offset + size]
 

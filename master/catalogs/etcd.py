@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.etcd_channel import EtcdAccess, EtcdChannel, Reply
+from kvstore.master.catalogs.etcd_channel import EtcdAccess, EtcdChannel, Reply, is_gone
 from kvstore.master.catalogs.etcd_version import warn_of_data_bug
 from kvstore.master.catalogs.group_commit import Changes, GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Done, Op
@@ -90,8 +90,8 @@ class EtcdCatalog(Catalog):
         return self._identity
 
     def load(self) -> Iterator[tuple[bytes, bytes]]:
-        """See Catalog. Raises CatalogUnavailable when a page does not come within the deadline given to `open`, or etcd compacted
-        away the state as of the open meanwhile.
+        """See Catalog. Raises CatalogUnavailable when a page does not come within the deadline given to `open`, or, at
+        once, when etcd compacted away the state as of the open meanwhile.
         """
         end = self._records[:-1] + bytes([self._records[-1] + 1])
         page = rpc_pb2.RangeRequest(key=self._records, range_end=end, revision=self._epoch, limit=MIN_PAGE_KEYS)
@@ -198,7 +198,9 @@ class EtcdCatalog(Catalog):
             left_s = give_up_at_s - time.monotonic()
             try:
                 return attempt(min(self._request_timeout_s, max(left_s, 0.001)))
-            except CatalogUnavailable:
+            except CatalogUnavailable as error:
+                if is_gone(error):
+                    raise
                 delay_s = backoff.next_s()
                 if delay_s >= give_up_at_s - time.monotonic() or self._stopped.wait(delay_s):
                     raise

@@ -163,6 +163,12 @@ def _credentials(access: EtcdAccess) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
 
+def is_gone(error: KVStoreError) -> bool:
+    """Whether what was asked for is no more, however often it is asked again: etcd compacted that state away."""
+    cause = error.__cause__
+    return isinstance(cause, grpc.Call) and cause.code() is grpc.StatusCode.OUT_OF_RANGE
+
+
 def _translated(error: Exception, endpoint: str) -> KVStoreError:
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
     details = error.details() if isinstance(error, grpc.Call) else "the connection was closed"

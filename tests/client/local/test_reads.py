@@ -13,6 +13,8 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.effects import Work
+from kvstore.client.reads.sinks import IntoRows
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
@@ -288,6 +290,21 @@ def test_threads_share_what_is_near(client: Client) -> None:
     assert not wrong
     local = client._operations.local.ready[0]
     assert sorted(local.desk._free) == list(range(len(local.desk._free)))
+
+
+def test_slabs_that_another_thread_has_unmapped_meanwhile_are_read_to_the_end(client: Client) -> None:
+    keys, values = stored(client, [20_000] * 3)
+    rows = np.zeros((3, 20_000), np.uint8)
+    [local] = client._operations.local.ready
+    reading = client._operations.near.read(keys, IntoRows(rows))
+    copying = next(reading)
+    local.slabs.clear()
+    assert isinstance(copying, Work)
+    with pytest.raises(StopIteration) as end:
+        reading.send(copying.function())
+    assert end.value.value == []
+    assert [bytes(row) for row in rows] == values
+    assert client.get_batch(keys) == values
 
 
 def test_a_forked_child_reads_nothing(client: Client) -> None:
