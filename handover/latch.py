@@ -3,6 +3,9 @@
 Python runs signal handlers between the bytecodes of the main thread, and inside each wait for its locks; a handler may raise there. Events
 and conditions are no good to such a thread: struck within their own code they leave their lock taken, and who says so hangs. Here an
 ordinary wait is a lock of its own, and `sit_out` one call of the C library, which no signal ends.
+
+Unlike a gate (transfer/memory/gate.py) it has a limit, and waits that a signal may end; unlike a shield (shield.py, there) it also holds
+where the caller is struck on the way out of the call that has begun a request.
 """
 
 import ctypes

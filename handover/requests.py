@@ -1,6 +1,6 @@
 """All requests of one rank, on either side: begun by its caller, told of by other ranks, ended by whoever fails them first.
 
-Everything here runs in the reactor's thread. What a side does with a request is sender_side.py's and receiver_side.py's.
+Everything here runs in the reactor's thread. What a side does with a request is sending/'s and receiving/'s.
 """
 
 import logging
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.executor import Executor
-from kvstore.handover.fetching import Fetches
 from kvstore.handover.handles import Handover, Receiving, Sending
-from kvstore.handover.links import Answer, Links
+from kvstore.handover.movements.staging import StagingPool
+from kvstore.handover.movements.streams import StreamListener
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
-from kvstore.handover.receiver_side import ReceiverSide, Wanted
+from kvstore.handover.ranks.executor import Executor
+from kvstore.handover.ranks.links import Answer, Links
+from kvstore.handover.receiving.fetching import Fetches
+from kvstore.handover.receiving.side import ReceiverSide, Wanted
 from kvstore.handover.resources import RankResources
-from kvstore.handover.sender_side import SenderSide
-from kvstore.handover.staging import StagingPool
-from kvstore.handover.streams import StreamListener
+from kvstore.handover.sending.side import SenderSide
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
 from kvstore.protocol.frames import Header

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.links import Links
-from kvstore.handover.parts import Chunk, PartPlan, plan_parts, unit_tokens
-from kvstore.handover.staging import StagingPool
-from kvstore.handover.streams import StreamListener
-from kvstore.handover.windows import Window
+from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_tokens
+from kvstore.handover.movements.staging import StagingPool
+from kvstore.handover.movements.streams import StreamListener
+from kvstore.handover.movements.windows import Window
+from kvstore.handover.ranks.links import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument, KVStoreError

@@ -17,9 +17,9 @@ from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, 
 from kvstore.handover.handles import Handover, Receiving, Sending
 from kvstore.handover.latch import Latch
 from kvstore.handover.prefix import PrefixStore
-from kvstore.handover.receiver_side import Wanted
+from kvstore.handover.ranks.roll_call import Outcome
+from kvstore.handover.receiving.side import Wanted
 from kvstore.handover.requests import Requests, cancelled
-from kvstore.handover.roll_call import Outcome
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.rpc.address import host_id, parse_address

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover import sender_side
 from kvstore.handover.config import HandoverSettings
+from kvstore.handover.sending import side as sending_side
 from kvstore.protocol.errors import ConfigError, Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Done, Part, Show, Stop
 from kvstore.protocol.message import Message
@@ -158,7 +158,7 @@ def test_early_asks_are_forgotten_at_their_deadline_and_with_their_peer(scene: S
 
 
 def test_there_is_a_limit_to_early_asks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_side, "MAX_EARLY", 1)
+    monkeypatch.setattr(sending_side, "MAX_EARLY", 1)
     assert scene.say(asking(b"1")) is None
     assert isinstance(scene.say(asking(b"2")), Full)
 

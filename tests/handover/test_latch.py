@@ -55,6 +55,7 @@ def test_a_wait_is_ended_by_what_a_signal_handler_raises(strikes: list[int]) -> 
     assert latch.wait()
 
 
+@pytest.mark.no_cover  # CPython 3.11: a traced thread enters no function while a signal waits for a main thread that is in C, but spins
 def test_to_sit_out_is_ended_by_no_signal_however_many_come(strikes: list[int]) -> None:
     latch, go_on, main = Latch(60), threading.Lock(), threading.main_thread().ident
     assert main is not None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.handover import staging as module
-from kvstore.handover.staging import SMALLEST_BYTES, StagingPool
+from kvstore.handover.movements import staging as module
+from kvstore.handover.movements.staging import SMALLEST_BYTES, StagingPool
 from kvstore.protocol.errors import Closed, Full
 from kvstore.transfer.testing.waiting import assert_nothing_is_left
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from kvstore.handover import streams
-from kvstore.handover.streams import Move, Stream, StreamListener
+from kvstore.handover.movements import streams
+from kvstore.handover.movements.streams import Move, Stream, StreamListener
 from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline

@@ -1,10 +1,10 @@
-"""Promises of receiving.py: each sender gives what it owes once; over is everything, asked, taken and confirmed."""
+"""Promises of receiving/request.py: each sender gives what it owes once; over is everything, asked, taken and confirmed."""
 
 import pytest
 
-from kvstore.handover.parts import Chunk, PartId, PartPlan
-from kvstore.handover.receiving import CacheReceiver
-from kvstore.handover.sending import State
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan
+from kvstore.handover.receiving.request import CacheReceiver
+from kvstore.handover.state import State
 from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover import executor as module
 from kvstore.handover.description import RankInfo
-from kvstore.handover.executor import Executor
 from kvstore.handover.handles import Sending
-from kvstore.handover.roll_call import GRACE_NS, Outcome
+from kvstore.handover.ranks import executor as module
+from kvstore.handover.ranks.executor import Executor
+from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict

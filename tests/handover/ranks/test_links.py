@@ -19,6 +19,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.transfer.testing.waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
+from tests.ports import free_ports
 
 
 @pytest.fixture
@@ -51,9 +52,7 @@ def test_an_answer_may_be_an_error_or_never_come(ends: tuple[End, End]) -> None:
 
 def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End]) -> None:
     one, _ = ends
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    info = dataclasses.replace(ends[1].info, control=parse_address(f"127.0.0.1:{port}"))
+    info = dataclasses.replace(ends[1].info, control=parse_address(f"127.0.0.1:{free_ports(1)[0]}"))
     assert isinstance(one.tell(info).get(timeout=10), Unreachable)
     assert one.gone.get(timeout=10)[0] == 2
     for wrong in ("no-such-host.invalid:1", "[fe80::1]:1", "255.255.255.255:1"):
@@ -85,7 +84,7 @@ class Resolver:
 def test_while_a_name_is_looked_up_the_loop_serves_others(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = ends
     resolver = Resolver(monkeypatch, "slow-host", other.info.control.host)
-    slow = dataclasses.replace(other.info, control=dataclasses.replace(other.info.control, host="slow-host"))
+    slow = dataclasses.replace(other.info, control=other.info.control._replace(host="slow-host"))
     answers = one.tell(slow)
     assert resolver.is_asked.wait(10)
     assert other.tell(one.info).get(timeout=10) is None, "while it is silent"
@@ -99,7 +98,7 @@ def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypat
         stack.callback(one.close)
         resolver = Resolver(monkeypatch, "slow-host", "127.0.0.1")
         stack.callback(resolver.release)
-        info = dataclasses.replace(one.info, instance=bytes(16), control=dataclasses.replace(one.info.control, host="slow-host"))
+        info = dataclasses.replace(one.info, instance=bytes(16), control=one.info.control._replace(host="slow-host"))
         error = one.tell(info).get(timeout=10)
         assert isinstance(error, Unreachable)
         assert "no answer within 0.05 s" in str(error)

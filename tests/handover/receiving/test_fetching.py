@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from kvstore.handover.fetching import Fetch, Fetches
 from kvstore.handover.handles import Receiving
+from kvstore.handover.receiving.fetching import Fetch, Fetches
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.testing.waiting import in_background, is_quiet

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from kvstore.handover.ending import Ending
-from kvstore.handover.windows import Window
+from kvstore.handover.movements.ending import Ending
+from kvstore.handover.movements.windows import Window
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.operations import Movement, Operation, StreamOperation
-from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.movements.streams import Stream
+from kvstore.handover.movements.windows import Window
+from kvstore.handover.receiving.ways import Way
 from kvstore.handover.resources import RankResources
-from kvstore.handover.streams import Stream
-from kvstore.handover.ways import Way
-from kvstore.handover.windows import Window
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show

@@ -10,8 +10,8 @@ from typing import Final
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
-from kvstore.handover.links import Links
-from kvstore.handover.roll_call import GRACE_NS, Outcome, RollCall
+from kvstore.handover.ranks.links import Links
+from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome, RollCall
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
 from kvstore.protocol.handover_messages import Report, Verdict

@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
+from kvstore.handover.receiving.ways import choose_way
 from kvstore.handover.resources import RankResources
-from kvstore.handover.ways import choose_way
 from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM

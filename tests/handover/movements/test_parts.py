@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.parts import Chunk, PartId, PartPlan, plan_parts, unit_tokens
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, plan_parts, unit_tokens
 from tests.handover.scene import SPEC, layout_of
 
 

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.operations import Movement, Operation, StreamOperation
-from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.movements.streams import Stream
+from kvstore.handover.movements.windows import Window
 from kvstore.handover.resources import RankResources
-from kvstore.handover.sending import Offer
-from kvstore.handover.streams import Stream
-from kvstore.handover.windows import Window
+from kvstore.handover.sending.request import Offer
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Show

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.ending import Ending
-from kvstore.handover.giving import Giving
 from kvstore.handover.handles import Sending
+from kvstore.handover.movements.ending import Ending
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
-from kvstore.handover.sending import CacheSender, Offer, State
+from kvstore.handover.sending.giving import Giving
+from kvstore.handover.sending.request import CacheSender, Offer
+from kvstore.handover.state import State
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
 

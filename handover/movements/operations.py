@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from kvstore.handover.streams import Move, Stream, cancelled
+from kvstore.handover.movements.streams import Move, Stream, cancelled
 from kvstore.protocol.errors import Closed, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.engine import TransferEngine

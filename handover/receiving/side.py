@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
-from kvstore.handover.ending import Ending
 from kvstore.handover.handles import Receiving
-from kvstore.handover.links import Answer
-from kvstore.handover.parts import PartId, PartPlan
-from kvstore.handover.receiving import CacheReceiver
+from kvstore.handover.movements.ending import Ending
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.movements.windows import Window
+from kvstore.handover.ranks.links import Answer
+from kvstore.handover.receiving.request import CacheReceiver
+from kvstore.handover.receiving.taking import Taking
+from kvstore.handover.receiving.ways import choose_way
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
-from kvstore.handover.sending import State
-from kvstore.handover.taking import Taking
-from kvstore.handover.ways import choose_way
-from kvstore.handover.windows import Window
+from kvstore.handover.state import State
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show

@@ -1,13 +1,13 @@
 """One request at a rank that takes cache: what each sender rank owes, what it has offered, what is in the blocks.
 
-Sans-I/O: receiver_side.py brings events and moves bytes. No clock: deadlines are its owner's timers.
+Sans-I/O: side.py brings events and moves bytes. No clock: deadlines are its owner's timers.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.handover.parts import PartId, PartPlan
-from kvstore.handover.sending import State
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.state import State
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 

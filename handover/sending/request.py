@@ -1,26 +1,16 @@
 """One request at a rank that gives cache away: who has asked, which layers are ready, what goes next, what has been acknowledged.
 
-Sans-I/O: sender_side.py brings events and does what `due` says. No clock: deadlines are its owner's timers.
+Sans-I/O: side.py brings events and does what `due` says. No clock: deadlines are its owner's timers.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
-from kvstore.handover.parts import PartId, PartPlan
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.state import State
 from kvstore.protocol.errors import KVStoreError, ProtocolError
-
-
-class State(Enum):
-    """Of a request at one rank, on either side."""
-
-    WAITING = "waiting"
-    """Not every counterpart has asked (sender), or none has said anything (receiver)."""
-    MOVING = "moving"
-    OVER = "over"
-    """Complete, or failed."""
 
 
 class Offer(NamedTuple):

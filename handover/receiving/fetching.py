@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.handover.ending import Ending
 from kvstore.handover.handles import Receiving
-from kvstore.handover.operations import OnEnd
+from kvstore.handover.movements.ending import Ending
+from kvstore.handover.movements.operations import OnEnd
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
 

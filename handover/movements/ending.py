@@ -6,8 +6,8 @@ The order is the fence: what peers may still write or read goes first, and the c
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvstore.handover.operations import Movement
-from kvstore.handover.windows import Window
+from kvstore.handover.movements.operations import Movement
+from kvstore.handover.movements.windows import Window
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.reactor import Reactor, Timer
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.operations import Movement, Operation, StreamOperation
-from kvstore.handover.streams import Stream
+from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.streams import Stream
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings

@@ -1,11 +1,12 @@
-"""Promises of sending.py: what is ready goes to each that has asked, once, in time and within its slots; over is what all have."""
+"""Promises of sending/request.py: what is ready goes to each that has asked, once, in time and within its slots; over is what all have."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.parts import Chunk, PartId, PartPlan
-from kvstore.handover.sending import CacheSender, Offer, State
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan
+from kvstore.handover.sending.request import CacheSender, Offer
+from kvstore.handover.state import State
 from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)

@@ -1,6 +1,6 @@
 """Promises of roll_call.py: a request is over for an executor when it is for all ranks of its group, or has failed on one."""
 
-from kvstore.handover.roll_call import GRACE_NS, Outcome, RollCall
+from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome, RollCall
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
 

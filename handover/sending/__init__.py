@@ -1,0 +1,1 @@
+"""The giving side of a rank: its requests, what each may send next, and how it goes."""
