@@ -41,6 +41,11 @@ class TransferSettings:
     window_slices: int = setting(2, "Slices under way on one connection: one in work, the others asked for.", minimum=1, maximum=64)
     max_endpoints: int = setting(256, "Connections kept open on a rail; the SIEVE policy chooses which to close.", minimum=1)
     idle_ttl_s: float = setting(60.0, "A connection unused for this long is closed.", minimum=0.001)
+    peer_ttl_s: float = setting(
+        600.0,
+        "A node forgets another one that it has copied nothing from for this long, and how fast the ways to it were.",
+        minimum=0.001,
+    )
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another rail can still be tried.", minimum=0.001)
     stall_timeout_s: float = setting(0.5, "A connection that moves no byte of a slice for this long has failed.", minimum=0.001)
     deadline_s: float = setting(30.0, "Time for a transfer whose caller names none.", minimum=0.001, maximum=3600)

@@ -22,6 +22,7 @@ from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
 from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.gate import Gate, begin_thread
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.pieces import regions_here, total_bytes
 from kvstore.transfer.memory.region import Region, RemoteRegion
@@ -66,6 +67,7 @@ class TransferEngine:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
         self.settings = settings or TransferSettings()
         self.topology = topology or Discovery.configured(self.settings).look()
+        self._clock_ns = clock_ns
         self._mover = Carrier(self.settings, clock_ns)
         self._lock = self._mover.lock
         self._exports = Exports()
@@ -133,6 +135,7 @@ class TransferEngine:
                 raise Closed("the engine is closed")
             peer = self._peers.get(info.name)
             if peer is not None and peer.info == info:
+                peer.used_ns = self._clock_ns()
                 return peer
             routes = self._rails.routes(info, peer)
             if not routes:
@@ -143,6 +146,7 @@ class TransferEngine:
                 peer = Peer(info, self.settings, self._random, self._near_rails, owner=self)
             with self._lock:
                 gone = peer.set_routes(info, routes)
+                peer.used_ns = self._clock_ns()
                 self._peers[info.name] = peer
         unload(gone)
         return peer
@@ -164,6 +168,18 @@ class TransferEngine:
                 del self._peers[peer.name]
         self._mover.end(peer, Unreachable(f"{peer.name} was disconnected"))
         unload(list(peer.routes.values()))
+
+    @shielded
+    def forget_idle(self) -> None:
+        """Disconnect the peers that have not been connected, nor read or written, for `peer_ttl_s`. For an owner who names them by their
+        description each time, and is not told."""
+        since_ns = self._clock_ns() - int(self.settings.peer_ttl_s * 1e9)
+        with self._changing, self._lock:
+            idle = [peer for peer in self._peers.values() if peer.is_idle(since_ns)]
+            for peer in idle:
+                del self._peers[peer.name]
+                peer.close()
+        unload([route for peer in idle for route in peer.routes.values()])
 
     @shielded
     def refresh(self, topology: Topology) -> bool:
@@ -210,12 +226,24 @@ class TransferEngine:
         A transfer that nobody waits for meets its deadline when its slices are under way or their turn has come.
         `on_done` is called once with the transfer when it is over, in some thread: it must be short and must not block.
         Raises InvalidArgument (nothing is begun): a length or place outside its region, none or both ends a peer's, a read-only
-        destination; Closed.
+        destination; Closed. What a signal handler raises meanwhile comes out once the transfer is over, which nobody else knows of.
         """
-        with Shield() as shield:
-            transfer = self._begin(batch, deadline_s, priority, on_done, waits=False)
-            if shield.raised is not None:  # nobody gets to know of the transfer
-                transfer.abandon()
+        if threading.get_ident() != threading.main_thread().ident:  # it sees no signals
+            return self._begin(batch, deadline_s, priority, on_done, waits=False)
+        transfer: Transfer | None = None
+        gate = Gate()
+        try:
+            with Shield() as shield:
+                transfer = self._begin(batch, deadline_s, priority, on_done, waits=False, gate=gate)
+                if shield.raised is not None:
+                    transfer.abandon()
+        except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
+            try:
+                if transfer is not None:
+                    begin_thread(transfer.cancel)
+            finally:
+                gate.shut()
+            raise
         return transfer
 
     def transfer(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
@@ -256,6 +284,7 @@ class TransferEngine:
         on_done: Callable[[Transfer], None] | None,
         *,
         waits: bool,
+        gate: Gate | None = None,
     ) -> Transfer:
         deadline = self._deadline(deadline_s)
         groups = groups_of(batch)
@@ -269,9 +298,13 @@ class TransferEngine:
                 parts.setdefault(peer, []).append(Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces)))
         transfer.size_bytes = sum(part.size_bytes for slices in parts.values() for part in slices)
         transfer.slices_left = sum(map(len, parts.values()))
+        if gate is not None:
+            transfer.stays_in(gate)
         try:
             self._mover.begin(parts, transfer if waits else None)
         except KVStoreError:
+            if gate is not None:
+                gate.leave()
             for region in regions:
                 region.release()
             raise

@@ -30,9 +30,10 @@ class Struck(Exception):
 class Storm:
     """The handler raises wherever it finds `watched` under way, and only there: so what follows a call is not struck."""
 
-    def __init__(self, watched: Callable[..., None], seed: int) -> None:
+    def __init__(self, watched: Callable[..., object], seed: int, *, longest_s: float = LONGEST_S) -> None:
         self._code = watched.__code__
         self._random = random.Random(seed)
+        self._longest_s = longest_s
         self._left = 0
         self._is_on = False
         """A signal may come after its timer was stopped."""
@@ -50,7 +51,7 @@ class Storm:
     def _arm(self) -> None:
         if self._left:
             self._left -= 1
-            signal.setitimer(signal.ITIMER_REAL, self._random.choice((1e-5, self._random.uniform(1e-5, LONGEST_S))))
+            signal.setitimer(signal.ITIMER_REAL, self._random.choice((1e-5, self._random.uniform(1e-5, self._longest_s))))
 
     def over(self, act: Callable[[], None]) -> bool:
         """Run `act` in the storm. Whether it raised."""

@@ -445,6 +445,54 @@ def test_a_disconnected_peer_ends_its_transfers_and_is_refused(scene: Scene) -> 
     assert engine.peers() == []
 
 
+def test_a_peer_is_forgotten_once_it_has_been_idle_for_its_time_to_live(scene: Scene) -> None:
+    now_s = [0.0]
+    engine = scene.engine("me", clock_ns=lambda: int(now_s[0] * 1e9))
+    ttl_s = engine.settings.peer_ttl_s
+    others = [scene.engine(f"other{number}") for number in range(3)]
+    used, named, idle = [engine.connect(other.describe()) for other in others]
+    regions = [other.register(bytearray(100)) for other in others]
+    theirs = [
+        engine.import_region(peer, other.export(region)) for peer, other, region in zip((used, named, idle), others, regions, strict=True)
+    ]
+
+    def read(index: int) -> None:
+        engine.transfer([(Span(theirs[index], 0), bytearray(100), 100)])
+
+    now_s[0] = ttl_s / 2
+    read(0)
+    assert engine.connect(others[1].describe()) is named
+    now_s[0] = ttl_s - 0.001
+    engine.forget_idle()
+    assert set(engine.peers()) == {used, named, idle}
+    now_s[0] = ttl_s
+    engine.forget_idle()
+    assert set(engine.peers()) == {used, named}
+    with pytest.raises(Unreachable, match="was disconnected"):
+        read(2)
+    again = engine.connect(others[2].describe())
+    assert again is not idle
+    theirs[2] = PeerRegion(again, theirs[2].remote)
+    read(2)
+
+
+def test_a_peer_with_work_under_way_is_not_forgotten(scene: Scene) -> None:
+    now_s = [0.0]
+    engine = scene.engine("me", clock_ns=lambda: int(now_s[0] * 1e9))
+    other = scene.engine("other")
+    peer = engine.connect(other.describe())
+    theirs = engine.import_region(peer, other.export(other.register(bytearray(100))))
+    only_agent(engine).default = WAIT
+    transfer = engine.submit([(Span(theirs, 0), bytearray(100), 100)])
+    now_s[0] = 2 * engine.settings.peer_ttl_s
+    engine.forget_idle()
+    assert engine.peers() == [peer]
+    only_agent(engine).end_all()
+    transfer.wait()
+    engine.forget_idle()
+    assert engine.peers() == []
+
+
 def test_a_slice_under_way_to_a_peer_that_is_disconnected_is_not_tried_again(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     for agent in agents(engine):

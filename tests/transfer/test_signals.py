@@ -20,3 +20,13 @@ def test_nothing_touches_memory_after_a_transfer_was_struck_and_the_engine_goes_
     assert raised >= RAISED
     assert (users, in_flight) == (0, 0), "nothing is held or in flight"
     assert is_whole, "transfers without signals succeed"
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_submit_that_was_struck_leaves_no_transfer_that_nobody_knows_of(transports: str) -> None:
+    command = [sys.executable, "-m", "tests.transfer.submit_storm", transports, str(10 * RAISED)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    left, is_whole = json.loads(said.stdout)
+    assert left == 0, "transfers went on after submit had raised"
+    assert is_whole, "transfers without signals succeed"

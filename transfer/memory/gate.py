@@ -3,6 +3,9 @@
 Python runs signal handlers between the bytecodes of the main thread, and inside every wait of its own locks; a handler may raise there,
 time and again. So the wait is one call of the C library, which no signal ends. Put first into a `finally` it cannot be missed either:
 CPython looks for signals after calls, at jumps back and at the beginning of functions, and none of these lies before it.
+
+Unlike shield.py it holds nothing back and can stand in a coroutine, and unlike handover/latch.py it waits for all who happen to be inside,
+without a limit, rather than for one who says that it is over.
 """
 
 import _thread
@@ -11,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-_LOCK_BYTES: Final = 256
+_Lock: Final = ctypes.c_char * 256
 """More than a pthread_rwlock_t takes on any Linux: 56 bytes on x86-64."""
 
 _libc = ctypes.CDLL(None)
-for _function in (_libc.pthread_rwlock_tryrdlock, _libc.pthread_rwlock_wrlock, _libc.pthread_rwlock_unlock):
+_init, _enter, _shut, _leave = (getattr(_libc, f"pthread_rwlock_{name}") for name in ("init", "tryrdlock", "wrlock", "unlock"))
+_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+for _function in (_enter, _shut, _leave):
     _function.argtypes = (ctypes.c_void_p,)
-_libc.pthread_rwlock_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Gate:
@@ -27,22 +31,31 @@ class Gate:
     one thread. To hold whatever is raised it must be the first thing in a `finally`.
     """
 
-    __slots__ = ("_lock", "shut")
+    __slots__ = ("_address", "_lock", "shut")
 
     def __init__(self) -> None:
-        self._lock = ctypes.create_string_buffer(_LOCK_BYTES)
-        _libc.pthread_rwlock_init(ctypes.addressof(self._lock), None)
+        self._lock = _Lock()
+        self._address = ctypes.addressof(self._lock)
+        _init(self._address, None)
         # A partial, since a method would be a function, at whose beginning a signal handler may raise.
-        self.shut: Callable[[], object] = partial(_libc.pthread_rwlock_wrlock, ctypes.addressof(self._lock))
+        self.shut: Callable[[], object] = partial(_shut, self._address)
+
+    def enter(self) -> bool:
+        """Go inside; False if the gate is shut. It is left by one `leave`, in whichever thread: readers are counted, not known by theirs,
+        in glibc as in musl."""
+        return not _enter(self._address)
+
+    def leave(self) -> None:
+        _leave(self._address)
 
     def pass_through(self, work: Callable[[], None]) -> bool:
         """Do `work` inside; False, and nothing is done, if the gate is shut. For threads that see no signals: any but the main one."""
-        if _libc.pthread_rwlock_tryrdlock(ctypes.addressof(self._lock)):
+        if not self.enter():
             return False
         try:
             work()
         finally:
-            _libc.pthread_rwlock_unlock(ctypes.addressof(self._lock))
+            self.leave()
         return True
 
 

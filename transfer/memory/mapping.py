@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
 from kvstore.transfer.memory.region import Region
 
@@ -47,9 +49,10 @@ class Slab:
         return self.memory[offset_bytes : offset_bytes + size_bytes]
 
 
-def map_slab(fd: int, size_bytes: int, *, writable: bool) -> Slab:
-    """Map the shared memory of `fd`, all pages present, and close `fd`. Raises Broken, also when there is less memory than said: to touch
-    a page behind its end would kill this process.
+def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, populated: bool = True) -> Slab:
+    """Map the shared memory of `fd`, all pages present, and close `fd`. With `asks`, pages that are made for it are huge where the host
+    gives any. Not `populated`: pages come with their first use, and those that nobody uses take no memory. Raises Broken, also when there
+    is less memory than said: to touch a page behind its end would kill this process.
 
     mmap.mmap would keep a descriptor open for each slab; a big tier has thousands. So it owns a range of addresses alone, and the memory
     is mapped over that: there is no moment at which a signal handler that raises would leave a mapping that nobody owns.
@@ -69,10 +72,21 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool) -> Slab:
             raise Broken(f"cannot map a slab of {size_bytes} bytes: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)
-    # Kernels before 5.14 refuse it: pages then come with their first use.
-    _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
+    if asks:  # whose mapping touches a page first decides of which size it is
+        _libc.madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
+    if populated:  # kernels before 5.14 refuse it: pages then come with their first use
+        _libc.madvise(address, size_bytes, MADV_POPULATE_READ)
     view = memoryview(owner)[begin : begin + size_bytes]
     return Slab(view if writable else view.toreadonly())
+
+
+def give_back_pages(memory: memoryview) -> None:
+    """Have whole pages of a mapping of shared memory be zeros that take no memory, for whoever maps them. Nothing where the kernel does not
+    do it."""
+    begin = np.frombuffer(memory, np.uint8).ctypes.data
+    first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + len(memory)) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end:
+        _libc.madvise(first, end - first, mmap.MADV_REMOVE)
 
 
 def allocate(size_bytes: int, *, location: str = "") -> Region:

@@ -115,9 +115,14 @@ class Region:
                     raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {deadline_s:g} s")
                 if self._users:
                     return  # what a signal handler raised is raised by the shield
-                callbacks, self._on_close = self._on_close, []
-            for callback in callbacks:
-                callback(self)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            callback(self)
 
     def _wake(self) -> None:
         with self._lock:
@@ -130,7 +135,7 @@ class PlainRegion(Region):
     def release(self) -> None:
         super().release()
         if not self.users:
-            self.close()
+            self._close_unused()  # not `close`: its shield would raise what it kept in the midst of the end of a transfer
 
 
 class RemoteRegion(NamedTuple):

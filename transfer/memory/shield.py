@@ -4,6 +4,9 @@ CPython runs signal handlers in the main thread, between any two instructions: n
 which may strike inside the `finally` too, or between the two halves of a change of state. While a shield is up each handler is run as
 promptly as ever, but by one of ours, which keeps its exception. Threads other than the main one see no signals and need no shield.
 Source: pyarrow's SignalStopHandler replaces handlers around its calls in the same way.
+
+Unlike gate.py and handover/latch.py, which are one uninterruptible wait in a `finally` each, it covers a whole call, locks and state too;
+but what comes while it goes down is raised at once, so it cannot wait for what goes on after its end.
 """
 
 import _signal  # type: ignore[import-not-found]

@@ -117,6 +117,7 @@ class Carrier:
             peer.pop()
             peer.chooser.begun(path, part.size_bytes, now_ns, is_retry=bool(part.tried))
             part.path, part.begun_ns = path, now_ns
+            peer.used_ns = now_ns
             pieces = by_rail(part.pieces, path.transport, path.remote_rail)
             request = Request(part.direction, remote, pieces, part.transfer.deadline, self._finished, context=part, fences=part.fences)
             request.waits_for = part.transfer

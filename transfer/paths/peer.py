@@ -52,6 +52,13 @@ class Peer:
         self._queue: list[tuple[int, int, Slice]] = []
         self._serial = itertools.count()
         self.is_connected = True
+        self.used_ns = 0
+        """When it was connected, or a slice to or from it was begun, last; by the engine's clock."""
+
+    def is_idle(self, since_ns: int) -> bool:
+        """Whether nothing was begun after that, and nothing waits or is under way."""
+        states = self.chooser.states.values()
+        return self.used_ns <= since_ns and self.head() is None and not any(state.in_flight_slices for state in states)
 
     def set_routes(self, info: EngineInfo, routes: Mapping[Path, Route]) -> list[Route]:
         """These are the ways now; returns those that are no longer used."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
+from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.shield import Shield
@@ -68,6 +69,12 @@ class Transfer:
         self._on_done = on_done
         self._lock = threading.Lock()
         self._over: threading.Event | None = None
+        self._gate: Gate | None = None
+
+    def stays_in(self, gate: Gate) -> None:
+        """For the engine, before anything moves: to shut the gate waits until it is over."""
+        gate.enter()
+        self._gate = gate
 
     def complete(self) -> None:
         """For the engine: it is over."""
@@ -79,6 +86,8 @@ class Transfer:
             over = self._over
         if over is not None:
             over.set()
+        if self._gate is not None:
+            self._gate.leave()
         if self._on_done is not None:
             try:
                 self._on_done(self)

@@ -17,7 +17,9 @@ from kvstore.rpc.address import Address, connect, parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
-from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
+from kvstore.transfer.ucx.connection_ids import MAX_CONNECTION_ID
+from kvstore.transfer.ucx.operation import Message, Operation
+from kvstore.transfer.ucx.worker import UcxWorker
 
 MAGIC: Final = b"ucx1 "
 """Metadata: this, then HOST:PORT in ASCII."""
@@ -76,11 +78,11 @@ class UcxConnection(Connection):
         """Also raises ConfigError: UCX is missing, or has no such device."""
         address = _parse(metadata)
         worker = UcxWorker.acquire(rail.device)
-        connection_id = worker.new_connection_id()
+        connection_id = worker.connection_ids.take()
         try:
             sock, peer = _introduced(address, rail, worker, connection_id, deadline)
         except BaseException:
-            worker.forget_connection_id(connection_id)
+            worker.connection_ids.give_back(connection_id)
             worker.release()
             raise
         return cls(sock, worker, connection_id, peer, str(address))
@@ -161,7 +163,7 @@ class UcxConnection(Connection):
             self._worker.unwatch(self._sock.fileno())
             self._sock.close()
             self._close_endpoint()
-            self._worker.forget_connection_id(self._connection_id)
+            self._worker.connection_ids.give_back(self._connection_id)
             self._worker.release()
 
     def _end(self, operation: Operation, error: KVStoreError, is_receive: bool) -> KVStoreError:
@@ -271,13 +273,13 @@ class UcxListener(Listener):
     def _welcome(self, sock: socket.socket, name: str) -> UcxConnection | None:
         """None for a peer that is not one of ours, or has left."""
         worker = UcxWorker.acquire(self._worker.device)  # not the listener's own if that one was given up
-        connection_id = worker.new_connection_id()
+        connection_id = worker.connection_ids.take()
         try:
             peer = _read_introduction(sock, worker, Deadline(HANDSHAKE_S))
             sock.sendall(_introduce(worker, connection_id))
         except (OSError, KVStoreError):
             sock.close()
-            worker.forget_connection_id(connection_id)
+            worker.connection_ids.give_back(connection_id)
             worker.release()
             return None
         try:

@@ -12,13 +12,14 @@ import queue
 import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
 
-from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.protocol.errors import Unreachable
 from kvstore.transfer.ucx import library as ucx_library
+from kvstore.transfer.ucx.connection_ids import ConnectionIds
+from kvstore.transfer.ucx.context import is_shared_memory, open_context, resources
+from kvstore.transfer.ucx.operation import Operation
 
 LINGER_S: Final = 0.001
 """In a conversation its own threads lead; what a finished send left to be done waits for at most this long."""
@@ -31,48 +32,7 @@ the peer has stopped, this is how often it is looked for."""
 PROGRESS_LIMIT: Final = 256
 POST_BATCH: Final = 64
 """Messages posted before others get their turn."""
-MAX_CONNECTION_ID: Final = (1 << 28) - 1
-SHARED_MEMORY: Final = frozenset({"posix", "sysv", "xpmem", "cma", "knem", "mm", "sm", "shm", "self", "memory"})
-"""Values of UCX_TLS with which no byte leaves the host."""
-TCP_SEGMENT: Final = "256k"
-"""With error handling UCX sends over TCP in segments, copied at both ends; its own 8 KiB make half of the throughput that these do.
-A segment is held for each busy TCP connection of UCX, in either direction."""
-INFINIBAND: Final = Path("/sys/class/infiniband")
 _FOREVER_S: Final = 3600.0
-
-
-class Message(NamedTuple):
-    """One message to be sent or received: the endpoint's method for it, the memory, and the tag."""
-
-    call: Callable[..., Any]
-    part: memoryview | bytes
-    tag: int
-
-
-class Operation:
-    """Messages posted together. Its fields are guarded by the worker's lock."""
-
-    __slots__ = ("error", "is_interrupted", "messages", "requests", "wakeups")
-
-    def __init__(self, messages: Sequence[Message] = ()) -> None:
-        self.messages = messages
-        self.requests: deque[Any] = deque()
-        """Those posted and not known to be over, the oldest on the right."""
-        self.error: Exception | None = None
-        """Why the first one that failed did."""
-        self.is_interrupted = False
-        """Whoever waits for it has something else to do."""
-        self.wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def settle(self, failures: type[Exception]) -> bool:
-        """Forget the requests that are over; whether all are."""
-        requests = self.requests
-        while requests and requests[-1].completed:
-            try:
-                requests.pop().check_error()
-            except failures as error:
-                self.error = self.error or error
-        return not requests
 
 
 class UcxWorker:
@@ -111,19 +71,18 @@ class UcxWorker:
         self._users = 0
         self.api = ucx_library.bindings()
         self._array = ucx_library.array_class()
-        self._context, self._worker = _open(self.api, device)
-        self.has_error_handling = not _is_shared_memory(self._context)
+        self._context, self._worker = open_context(self.api, device)
+        self.has_error_handling = not is_shared_memory(self._context)
         """Whether UCX notices that a peer died and can cut an endpoint off. Its shared memory cannot, and is not used by UCX where that
         is asked for (1.21)."""
         self.address: bytes = self._worker.address.tobytes()
+        self.connection_ids = ConnectionIds()
         self._to_itself: Any = None
         self._lock = threading.Lock()
         self._leadership = threading.Lock()
         self._leading: Operation | None = None
         self._waiting: dict[Operation, None] = {}
         self._watched: dict[int, Callable[[], None]] = {}
-        self._connection_ids: set[int] = set()
-        self._last_id = 0
         self._times_led = 0
         self._is_armed = False
         self._is_parked = False
@@ -142,20 +101,7 @@ class UcxWorker:
         """What it can use, TRANSPORT/DEVICE."""
         return resources(self._context.info)
 
-    # --- connections ---
-
-    def new_connection_id(self) -> int:
-        """One that no connection has, and that was given up as long ago as possible."""
-        with self._lock:
-            while True:
-                self._last_id = self._last_id % MAX_CONNECTION_ID + 1
-                if self._last_id not in self._connection_ids:
-                    self._connection_ids.add(self._last_id)
-                    return self._last_id
-
-    def forget_connection_id(self, connection_id: int) -> None:
-        with self._lock:
-            self._connection_ids.discard(connection_id)
+    # --- endpoints ---
 
     def endpoint(self, address: bytes) -> Any:
         """To the worker of this address. Raises Unreachable."""
@@ -401,42 +347,3 @@ class UcxWorker:
                 operation.wakeups.put(None)
             os.eventfd_write(self._kick, 1)
         self._thread.join(CLOSE_TIMEOUT_S)
-
-
-def resources(info: str) -> list[str]:
-    """The transports of a context and their devices, TRANSPORT/DEVICE, from what UCX prints of it."""
-    return [line.split()[-1] for line in info.splitlines() if line.startswith("#") and " resource " in line]
-
-
-def net_devices(device: str) -> str:
-    """UCX_NET_DEVICES for a device as the system names it: UCX wants the port of an InfiniBand device said."""
-    ports = INFINIBAND / device / "ports"
-    if not ports.is_dir():
-        return device
-    return ",".join(f"{device}:{port.name}" for port in sorted(ports.iterdir()))
-
-
-def options(device: str) -> dict[str, str]:
-    """UCX's settings for a device, without UCX_. What the operator set in the environment stays."""
-    chosen = {"TCP_TX_SEG_SIZE": TCP_SEGMENT, "TCP_RX_SEG_SIZE": TCP_SEGMENT}
-    chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
-    return chosen | ({"NET_DEVICES": net_devices(device)} if device else {})
-
-
-def _open(api: Any, device: str) -> tuple[Any, Any]:
-    """A context and its worker. Raises ConfigError."""
-    try:
-        context = api.UCXContext(options(device), (api.Feature.TAG, api.Feature.WAKEUP))
-        worker = api.UCXWorker(context)
-        worker.init_blocking_progress_mode()
-    except (api.UCXError, RuntimeError, OSError) as error:
-        raise ConfigError(f"UCX cannot use {device or 'any device'} here: {error}; see `kvstore doctor`") from None
-    found = resources(context.info)
-    devices = {name.partition("/")[2].partition(":")[0] for name in found}
-    if device and device not in devices and not _is_shared_memory(context):
-        raise ConfigError(f"UCX has no device {device!r} here, only {', '.join(found)}; see `kvstore doctor`")
-    return context, worker
-
-
-def _is_shared_memory(context: Any) -> bool:
-    return set(context.config["TLS"].split(",")) <= SHARED_MEMORY

@@ -3,6 +3,7 @@
 import threading
 
 from kvstore.transfer.memory.gate import Gate
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 
 def test_a_gate_that_is_shut_lets_nobody_in() -> None:
@@ -49,3 +50,13 @@ def test_who_leaves_by_an_exception_has_left() -> None:
     thread.join()
     gate.shut()
     assert len(raised) == 1
+
+
+def test_who_entered_in_one_thread_may_leave_in_another() -> None:
+    gate = Gate()
+    assert gate.enter()
+    shutting = in_background(gate.shut)
+    assert is_quiet(shutting)
+    gate.leave()
+    shutting.result(PATIENCE_S)
+    assert not gate.enter()

@@ -3,6 +3,7 @@
 import gc
 import mmap
 import os
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
-from kvstore.transfer.memory.mapping import MAX_REGION_BYTES, allocate, map_slab
+from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, give_back_pages, map_slab
 
 SIZE = 1 << 16
 
@@ -39,6 +40,41 @@ def test_what_is_written_through_one_mapping_is_read_through_another_without_a_d
     written.part(100, 3)[:] = b"abc"
     assert bytes(read.part(100, 3)) == b"abc"
     assert read.memory.readonly
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_mapping_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
+    fd = os.memfd_create("slab")
+    os.truncate(fd, 2 * HUGE_PAGE_BYTES)
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    memory = np.frombuffer(map_slab(fd, 2 * HUGE_PAGE_BYTES, writable=True, asks=asks).memory, np.uint8)
+    assert memory.ctypes.data % HUGE_PAGE_BYTES == 0
+    [mapped] = re.findall(
+        rf"^{memory.ctypes.data:x}-.*{re.escape(name)}\n(?:.*\n)*?VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.M
+    )
+    assert ("hg" in mapped.split()) is asks
+
+
+@pytest.mark.parametrize("populated", [False, True])
+def test_pages_that_nobody_uses_take_memory_only_where_all_are_asked_for(populated: bool) -> None:
+    fd = memfd()
+    slab = map_slab(os.dup(fd), SIZE, writable=True, populated=populated)
+    assert (os.fstat(fd).st_blocks > 0) == populated
+    slab.memory[SIZE - 1] = 1
+    assert os.fstat(fd).st_blocks > 0
+    os.close(fd)
+
+
+def test_pages_that_are_given_back_are_zeros_for_everyone_and_take_no_memory() -> None:
+    fd = memfd()
+    written, read = map_slab(os.dup(fd), SIZE, writable=True), map_slab(os.dup(fd), SIZE, writable=False, populated=False)
+    written.memory[:] = b"x" * SIZE
+    give_back_pages(written.part(100, mmap.PAGESIZE))  # no whole page
+    assert bytes(read.memory) == b"x" * SIZE
+    give_back_pages(written.part(100, SIZE - 200))
+    assert os.fstat(fd).st_blocks * 512 == 2 * mmap.PAGESIZE
+    assert bytes(read.memory) == b"x" * mmap.PAGESIZE + bytes(SIZE - 2 * mmap.PAGESIZE) + b"x" * mmap.PAGESIZE
+    os.close(fd)
 
 
 def test_a_view_keeps_its_mapping_and_the_last_one_ends_it() -> None:

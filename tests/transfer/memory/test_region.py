@@ -10,6 +10,7 @@ import pytest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.transfer.memory.location import location_of
 from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
+from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
@@ -153,3 +154,25 @@ def test_a_region_says_where_it_lies_named_or_asked() -> None:
     assert Region(memory, location="cpu:5").location == "cpu:5"
     region = Region(memory)
     assert region.location == location_of(region.address)
+
+
+def test_the_end_of_a_plain_region_is_not_cut_short_by_what_a_shield_keeps() -> None:
+    """It is the beginning of the end of its transfer, which nobody would hear of."""
+
+    class Struck(BaseException):
+        pass
+
+    def strike(number: int, frame: object) -> None:
+        raise Struck
+
+    region, ended = PlainRegion(memoryview(bytearray(4))), []
+    region.hold()
+    region.on_close(lambda _: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with pytest.raises(Struck), Shield():
+            region.release()
+            ended.append(region.is_closed)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended == [True]

@@ -122,6 +122,7 @@ def test_a_rail_that_changes_its_speed_gets_its_new_share_within_a_second() -> N
     assert sum(delivered.values()) >= 0.9 * 2.0 * 7 * GBIT_S
 
 
+@pytest.mark.no_cover
 def test_the_share_of_a_rail_that_stops_goes_to_the_others_until_it_works_again() -> None:
     rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
     rails.run(2.0)

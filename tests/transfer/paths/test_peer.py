@@ -79,6 +79,19 @@ def test_slices_of_failed_transfers_are_dropped() -> None:
     assert peer.head() is parts[2]
 
 
+def test_a_peer_is_idle_when_nothing_was_begun_and_nothing_waits_or_is_under_way() -> None:
+    peer = peer_with(FIRST)
+    peer.used_ns = 10
+    assert (peer.is_idle(9), peer.is_idle(10)) == (False, True)
+    peer.push([waiting(peer)])
+    assert not peer.is_idle(10)
+    peer.pop()
+    peer.chooser.begun(FIRST, 1, 5)
+    assert not peer.is_idle(10)
+    peer.chooser.succeeded(FIRST, 1, 5, 6)
+    assert peer.is_idle(10)
+
+
 def test_a_closed_peer_gives_back_what_waited() -> None:
     peer = peer_with(FIRST)
     part = waiting(peer)

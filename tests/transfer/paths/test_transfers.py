@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
@@ -46,6 +47,15 @@ def test_whoever_waits_helps_and_returns_when_it_is_over() -> None:
     assert engine.helped == 3
     transfer.wait()
     assert engine.helped == 3, "it is over"
+
+
+def test_its_gate_can_be_shut_once_it_is_over() -> None:
+    transfer, gate = Engine().transfer(), Gate()
+    transfer.stays_in(gate)
+    shutting = in_background(gate.shut)
+    assert is_quiet(shutting)
+    transfer.complete()
+    shutting.result(PATIENCE_S)
 
 
 def test_help_may_be_all_that_it_needed() -> None:

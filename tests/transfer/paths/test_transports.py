@@ -1,7 +1,6 @@
 """Which transports and rails an engine has, by its settings and its machine; and plug-ins by their names."""
 
 import importlib.util
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -19,6 +18,7 @@ from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.model import INFINIBAND, LOOPBACK, Nic, Topology
+from tests.ports import free_ports
 from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent
 
 LOOP = Nic("lo", LOOPBACK, "lo", ("127.0.0.1", "::1"))
@@ -132,9 +132,7 @@ def test_a_fixed_port_is_tcps_and_whatever_else_listens_on_the_same_address_has_
 
 
 def test_two_transports_listen_with_one_fixed_port(maker: Makers) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = maker("tcp,kvstore.transfer.streams.tcp:TcpConnection", listen_port=min(port, 65_000))
+    made = maker("tcp,kvstore.transfer.streams.tcp:TcpConnection", listen_port=free_ports(2)[0])
     with ExitStack() as stack:
         for transport in ("tcp", "kvstore.transfer.streams.tcp:TcpConnection"):
             for rail in made.rails(transport, ALONE):

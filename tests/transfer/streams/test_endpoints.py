@@ -351,6 +351,7 @@ def test_settings_that_allow_nothing_are_refused(max_endpoints: int, idle_ttl_s:
         EndpointPool(max_endpoints=max_endpoints, idle_ttl_s=idle_ttl_s)
 
 
+@pytest.mark.no_cover
 def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
     """Zipf access (s = 1), 50,000 times: the reference's hits, at most 64 open at any time, none left open."""
     weights = 1 / np.arange(1, 1001)

@@ -22,6 +22,8 @@ from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing import agents as agent_conformance
 from kvstore.transfer.testing import connections as connection_conformance
+from kvstore.transfer.testing import fencing as fencing_conformance
+from kvstore.transfer.testing import moving as moving_conformance
 from kvstore.transfer.testing import scene as conformance_scene
 from kvstore.transfer.testing import waiting as conformance_waiting
 from kvstore.transfer.testing.conformance import AgentConformance, ConnectionConformance
@@ -36,7 +38,14 @@ class Unsound:
 
     @pytest.fixture(autouse=True)
     def brief(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (agent_conformance, conformance_scene, conformance_waiting, connection_conformance):
+        for module in (
+            agent_conformance,
+            connection_conformance,
+            conformance_scene,
+            conformance_waiting,
+            fencing_conformance,
+            moving_conformance,
+        ):
             monkeypatch.setattr(module, "PATIENCE_S", 2 * BRIEF_S, raising=False)
             monkeypatch.setattr(module, "SOON_S", BRIEF_S, raising=False)
 

@@ -18,7 +18,8 @@ from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.testing.conformance import ConnectionConformance
 from kvstore.transfer.testing.waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.ucx.connection import GIVEN_UP, PART_BITS, UcxConnection, UcxListener
-from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
+from kvstore.transfer.ucx.operation import Message, Operation
+from kvstore.transfer.ucx.worker import UcxWorker
 from tests.transfer.ucx.peer import FLOOD_BYTES, PATIENCE_S, process
 
 pytest.importorskip("ucxx")

@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from kvstore.protocol.errors import ConfigError, Unreachable
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.ucx import worker as ucx_worker
-from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
+from kvstore.transfer.ucx.operation import Message, Operation
+from kvstore.transfer.ucx.worker import UcxWorker
 
 pytest.importorskip("ucxx")
 TAG = 7
@@ -69,30 +69,6 @@ def test_settings_that_ucx_does_not_take_are_a_config_error(monkeypatch: pytest.
     monkeypatch.setenv("UCX_TLS", "nonsense")
     with pytest.raises(ConfigError, match="doctor"):
         UcxWorker.acquire("")
-
-
-def test_what_the_operator_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(ucx_worker.options("")) == {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"}
-    monkeypatch.setenv("UCX_TCP_TX_SEG_SIZE", "8k")
-    assert ucx_worker.options("eth0") == {"TCP_RX_SEG_SIZE": ucx_worker.TCP_SEGMENT, "NET_DEVICES": "eth0"}
-
-
-def test_an_infiniband_device_is_named_with_its_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for port in "12":
-        (tmp_path / "mlx5_0" / "ports" / port).mkdir(parents=True)
-    monkeypatch.setattr(ucx_worker, "INFINIBAND", tmp_path)
-    assert ucx_worker.net_devices("mlx5_0") == "mlx5_0:1,mlx5_0:2"
-    assert ucx_worker.net_devices("eth0") == "eth0"
-
-
-def test_numbers_of_connections_are_not_given_twice(worker: UcxWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx_worker, "MAX_CONNECTION_ID", 3)
-    worker._last_id = 0
-    assert [worker.new_connection_id() for _ in range(3)] == [1, 2, 3]
-    worker.forget_connection_id(2)
-    assert worker.new_connection_id() == 2
-    for connection_id in (1, 2, 3):
-        worker.forget_connection_id(connection_id)
 
 
 def test_messages_go_from_memory_to_memory(worker: UcxWorker, endpoint: Any) -> None:
