@@ -14,10 +14,12 @@ COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -name 'test_*.py' | LC_ALL=C sort))
+# Half of all that is installed: to compile it takes as long as all else.
+NOT_IMPORTED := /(transformers/models|tests?|testing|_inductor|pip|setuptools|networkx|mypyc?)/
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
-COMPUTING := -n auto --maxprocesses 8
-WAITING := -n $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --dist worksteal
+COMPUTING := -n auto --maxprocesses 8 --dist worksteal
+WAITING := -n $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 ))) --dist worksteal
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
 .PHONY: help
 help:  ## this list
@@ -31,9 +33,9 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 test: $(BIN)/.dev etcd namespaces typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
-	$(BIN)/python tests/own_coverage.py
-	$(PYTEST) $(WAITING) $(OTHERS)
-	$(PYTEST) $(COMPUTING) $(ALONE)
+	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
+		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
+		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait
 
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
@@ -114,7 +116,7 @@ $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib client handover kvcache lab master protocol router rpc scheduler store tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client handover kvcache lab master protocol router rpc scheduler store tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: clean

@@ -4,6 +4,7 @@ Client and daemons are different processes. Redis runs without persistence, over
 """
 
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, measure, microseconds
+from kvstore.client.tools.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, after_sleep, measure, microseconds
 from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.client.local.stress import stress
@@ -41,7 +42,7 @@ CLIENTS_ROUNDS = 3
 
 def main() -> int:
     rows: list[Row] = []
-    for part in (store_rows, redis_rows, publish_rows, memory_rows, stress_rows):
+    for part in (store_rows, bare_rows, redis_rows, publish_rows, memory_rows, stress_rows):
         for row in part(rows):
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
@@ -57,9 +58,34 @@ def cluster(*, dram: int, catalog: str = "") -> Cluster:
 def store_rows(rows: list[Row]) -> Iterator[Row]:
     with cluster(dram=NEEDED_DRAM_BYTES) as running:
         running.wait_ready()
-        with Client(running.address) as client:
-            yield from measure(client)
+        with Client(running.address) as client, running.control() as control:
+            yield from measure(client, control)
             yield from clients_rows(client, running.address)
+
+
+def bare_rows(rows: list[Row]) -> Iterator[Row]:
+    """Puts against a bare message to another process and back, which is what the machine takes for them."""
+    ours = {row.name: row.value for row in rows}
+    near, far = socket.socketpair()
+    with near:
+        peer = subprocess.Popen([sys.executable, "-m", "benchmarks.bare_child", str(far.fileno())], pass_fds=[far.fileno()])
+        far.close()
+        try:
+            message, room = os.urandom(SMALL_BYTES + 120), bytearray(1 << 10)
+
+            def ask() -> None:
+                near.send(message)
+                near.recv_into(room)
+
+            ask()
+            bare_us, after_sleep_us = microseconds(ask), after_sleep(ask)
+        finally:
+            near.shutdown(socket.SHUT_RDWR)
+            peer.wait()
+    yield Row("a bare message of 4 KiB and its answer, p50", bare_us, "us")
+    yield Row("the same after 2 ms of sleep, p50", after_sleep_us, "us")
+    yield Row("put of 4 KiB / bare message", ours["put of 4 KiB, p50"] / bare_us, "ratio")
+    yield Row("put of 4 KiB / bare message, after 2 ms of sleep", ours["put of 4 KiB after 2 ms of sleep, p50"] / after_sleep_us, "ratio")
 
 
 def clients_rows(client: Client, address: str) -> Iterator[Row]:

@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.peer_child import BLOCKS, HALF_BYTES, SMALL_BYTES, arena
 from benchmarks.peer_pair import ROOT, PeerPair
 from kvstore.client.tools.bench_report import Row, table
-from tests.etcd_server import free_ports
+from tests.ports import free_ports
 
 BLOCK_SIZES: Final = (1 << 20, 4 << 20)
 STREAMS: Final = (1, 2, 4)

@@ -7,14 +7,14 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.client.arguments import check_deadline
-from kvstore.client.buffers import as_destination
+from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
-from kvstore.client.local.index import is_showable
-from kvstore.client.local.reads import LocalReads
+from kvstore.client.forks import Process
+from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.view import LocalView
 from kvstore.client.locations import Location
-from kvstore.client.operations import Operations
+from kvstore.client.operations import Operations, Timeout
 from kvstore.client.reads.viewing import OpenView
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
@@ -62,6 +62,8 @@ class AsyncClient:
             transfer: how values move: transports, rails and limits of the transfer engine.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        self._local = self._operations.local
+        self._near = self._operations.near
         chosen = self._operations.settings
         self._pool = AsyncPool(
             self._operations.hello,
@@ -89,7 +91,7 @@ class AsyncClient:
     async def put_batch(
         self,
         keys: Sequence[bytes],
-        values: Sequence[Any],
+        values: Any,
         *,
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
@@ -119,14 +121,15 @@ class AsyncClient:
 
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
-        if (near := await self._near(deadline_s)) is not None and is_showable(key):
-            value = near.get(key)
-            if value is None and near.wanted:
-                await self._run(self._operations.map_wanted(deadline_s))
-                value = near.get(key)
+        nodes, timeout = await self._at_hand(deadline_s)
+        if nodes:
+            value = self._near.get(nodes, key)
+            if value is None and self._near.wanted:
+                await self._run(self._operations.map_wanted(timeout))
+                value = self._near.get(nodes, key)
             if value is not None:
                 return value
-        return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
+        return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
 
     async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
@@ -134,15 +137,21 @@ class AsyncClient:
 
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
-        destination = as_destination(buffer)
-        if (near := await self._near(deadline_s)) is not None and is_showable(key):
-            size = near.get_into(key, destination)
-            if size is None and near.wanted:
-                await self._run(self._operations.map_wanted(deadline_s))
-                size = near.get_into(key, destination)
+        view, finish = plain_memory(buffer), None
+        if view is None:
+            destination = as_destination(buffer)
+            view, finish = destination.view, destination.finish
+        nodes, timeout = await self._at_hand(deadline_s)
+        if nodes:
+            size = self._near.get_into(nodes, key, view)
+            if size is None and self._near.wanted:
+                await self._run(self._operations.map_wanted(timeout))
+                size = self._near.get_into(nodes, key, view)
             if size is not None:
+                if finish is not None:
+                    finish()
                 return size
-        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
+        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=timeout)))[0]
 
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
@@ -164,9 +173,10 @@ class AsyncClient:
 
     async def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
-        if (near := await self._near(deadline_s)) is not None and near.exists(key):
+        nodes, timeout = await self._at_hand(deadline_s)
+        if nodes and self._near.exists(nodes, key):
             return True
-        return (await self._run(self._operations.exists([key], deadline_s=deadline_s)))[0]
+        return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
 
     async def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive."""
@@ -192,6 +202,10 @@ class AsyncClient:
         """Let blocks be evicted again; True for each that is there."""
         return await self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
 
+    async def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
+        """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
+        return await self._run(self._operations.shared_memory(deadline_s))
+
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""
         return self._operations.stats()
@@ -214,14 +228,17 @@ class AsyncClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    async def _near(self, deadline_s: float | None) -> LocalReads | None:
-        """What reads blocks of this host without asking; None: everything is to be asked for."""
+    async def _at_hand(self, deadline_s: float | None) -> tuple[tuple[LocalNode, ...], Timeout]:
+        """The nodes of this host that can be read without asking; and the call's deadline, which has begun if they were looked for."""
         if deadline_s is not None:
             check_deadline(deadline_s)
-        operations = self._operations
-        if operations.local.is_due():
-            await self._run(operations.attach(deadline_s))
-        return operations.near if operations.local.ready else None
+        local = self._local
+        until_ns, nodes = local.at_hand
+        if local.clock_ns() < until_ns:
+            return (nodes if local.process == Process.number else ()), deadline_s
+        deadline = self._operations.deadline(deadline_s)
+        await self._run(self._operations.look_around(deadline))
+        return (local.at_hand[1] if local.process == Process.number else ()), deadline
 
     # --- driving operations ---
 
@@ -287,23 +304,25 @@ class AsyncView:
 
     async def __aenter__(self) -> memoryview | None:
         client = self._client
-        if (near := await client._near(self._deadline_s)) is not None and is_showable(self._key):
-            view = LocalView()
-            is_here = near.look(self._key, view)
-            if not is_here and near.wanted:
-                await client._run(client._operations.map_wanted(self._deadline_s))
-                is_here = near.look(self._key, view)
-            if is_here:
+        nodes, timeout = await client._at_hand(self._deadline_s)
+        if nodes:
+            view = client._near.look(nodes, self._key)
+            if view is None and client._near.wanted:
+                await client._run(client._operations.map_wanted(timeout))
+                view = client._near.look(nodes, self._key)
+            if view is not None:
                 self._near_view = view
                 return view.memory
-        self._view = await client._run(client._operations.open_view(self._key, deadline_s=self._deadline_s))
+        self._view = await client._run(client._operations.open_view(self._key, deadline_s=timeout))
         return None if self._view is None else self._view.memory
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._near_view is not None:
-            near_view, self._near_view = self._near_view, None
+        near_view = self._near_view
+        if near_view is not None:
+            self._near_view = None
             self._client._operations.check_process()
             near_view.close()
+            return
         view, self._view = self._view, None
         if view is not None:
             await self._client._run(self._client._operations.close_view(view))

@@ -26,7 +26,8 @@ class ClientSettings:
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
     put_inline_bytes: Size = setting(
         Size(64 << 10),
-        "Values up to this size are written through the socket even on the same host: it saves a round trip.",
+        "Up to this many bytes, of one value or of a batch's small ones together, are written through the socket even on the same host: it "
+        "saves a round trip.",
         minimum=0,
         maximum=1 << 30,
     )
@@ -54,6 +55,9 @@ class ClientSettings:
         "Single values up to this size that are read in shared memory are compared with their checksum. Larger ones are where the "
         "processor may change the order of loads (not x86-64).",
         minimum=0,
+    )
+    transparent_hugepages: bool = setting(
+        True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
     )
     max_channels: int = setting(64, "Connections to one daemon; an open view holds one.", minimum=1)
     peer_timeout_s: float = setting(

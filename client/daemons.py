@@ -6,9 +6,11 @@ from typing import TypeVar
 
 from kvstore.client.effects import AnyLoan, Ask, Operation, Take
 from kvstore.client.routes import IsHere, KnownNode, KnownNodes, Masters, Route
+from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import Unavailable, Unreachable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import SERVER_NODE
 from kvstore.rpc.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
@@ -17,10 +19,11 @@ M = TypeVar("M", bound=Message)
 class Daemons:
     """The masters and nodes that a client knows. Its threads and tasks share it."""
 
-    def __init__(self, masters: str | Sequence[str], *, is_here: IsHere, spread: int) -> None:
+    def __init__(self, masters: str | Sequence[str], *, is_here: IsHere, spread: int, unshared: Unshared) -> None:
         """Raises InvalidArgument for a malformed address."""
         self.masters = Masters(masters, is_here)
-        self.nodes = KnownNodes(is_here, spread)
+        self.nodes = KnownNodes(is_here, spread, unshared)
+        self.unshared = unshared
 
     def begin(
         self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
@@ -50,17 +53,19 @@ class Daemons:
         try:
             loan: AnyLoan = yield Take(address, deadline)
         except Unavailable as error:
-            if route.failed(address):
+            if route.failed(address, str(error)):
                 return None
             raise Unreachable(str(error)) from None
         welcome = loan.channel.welcome
         if not route.is_meant(address, welcome):
             loan.discard()
-            if route.failed(address):
+            what = f"at {address} there is another daemon by now, {welcome.name!r}"
+            if route.failed(address, what):
                 return None
-            raise Unreachable(f"at {address} there is another daemon by now, {welcome.name!r}")
+            raise Unreachable(what)
         if not loan.reused:
             route.welcomed(welcome)
+            self._note_trouble(route)
         try:
             return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
         except BaseException as error:
@@ -71,6 +76,11 @@ class Daemons:
             if broke:
                 raise Unreachable(str(error)) from None
             raise
+
+    def _note_trouble(self, route: Route) -> None:
+        """A node that answers though its socket did not is there, and slower than it need be."""
+        if route.trouble and route.who is not None and route.who.server == SERVER_NODE:
+            self.unshared.note(route.who.name, route.trouble)
 
     def ask_master(
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None

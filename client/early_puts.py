@@ -4,12 +4,13 @@ Sans-I/O: see effects.py."""
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Operation
+from kvstore.client.locations import Hints
 from kvstore.client.routes import KnownNode, Who
 from kvstore.protocol.errors import KVStoreError, Unavailable, Unreachable
 from kvstore.protocol.node_messages import Flush
@@ -42,21 +43,36 @@ class EarlyPuts:
         """Names of nodes that are gone since, and with them what the cluster did not know: until a flush has told so."""
         self._lock = threading.Lock()
         self._rest_until_ns = 0
+        self.has_unhinted = False
+        """A node had some of the keys already, which the cluster may not know either, and of which this client has no hint."""
 
     def __len__(self) -> int:
         """Nodes that may have blocks of this client which the cluster does not know."""
         return len(self._nodes)
 
+    def may_have(self, keys: Sequence[bytes], hints: Hints) -> bool:
+        """Whether a question about these keys has to wait for puts: this client put one of them early, as far as its hints tell, or they do
+        not tell all."""
+        if not self._nodes:
+            return False
+        return self.has_unhinted or hints.has_dropped or any(hint is not None and not hint.generation for hint in hints.find(keys))
+
     def begin(self, node: KnownNode) -> None:
         """A put is about to be sent to the node."""
         who = _who(node)
         with self._lock:
-            self._nodes.setdefault(who, _Early(node)).puts += 1
+            early = self._nodes.get(who)
+            if early is None:
+                early = self._nodes[who] = _Early(node)
+            early.puts += 1
 
     def answered(self, node: KnownNode, instance: int) -> None:
         """The node's process `instance` has answered a put."""
+        who = _who(node)
         with self._lock:
-            early = self._nodes.setdefault(_who(node), _Early(node))
+            early = self._nodes.get(who)
+            if early is None:
+                early = self._nodes[who] = _Early(node)
             if early.instance not in (0, instance):
                 self._lost[node.name] = None
             early.instance = instance
@@ -118,6 +134,7 @@ class EarlyPuts:
         with self._lock:
             if self._nodes.get(who) is early and puts in (None, early.puts):
                 del self._nodes[who]
+                self.has_unhinted &= bool(self._nodes)
                 if is_lost:
                     self._lost[early.node.name] = None
 

@@ -43,6 +43,8 @@ class Hints:
         self._capacity = capacity
         self._hints: OrderedDict[bytes, Hint] = OrderedDict()
         self._lock = threading.Lock()
+        self.has_dropped = False
+        """Some did not fit: what has no hint may have been put by this client all the same."""
 
     def find(self, keys: Sequence[bytes]) -> list[Hint | None]:
         """A hint, or None, for each key."""
@@ -62,11 +64,14 @@ class Hints:
 
     def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
         with self._lock:
+            known = self._hints
             for key, hint in hints:
-                self._hints[key] = hint
-                self._hints.move_to_end(key)
+                if key in known:
+                    known.move_to_end(key)
+                known[key] = hint
             while len(self._hints) > self._capacity:
                 self._hints.popitem(last=False)
+                self.has_dropped = True
 
     def forget(self, keys: Iterable[bytes]) -> None:
         with self._lock:

@@ -21,8 +21,9 @@ MAPPING_WORK_BYTES: Final = 1 << 30
 class SlabMapping:
     """The slabs that a client has mapped, and how it comes to more. Its threads and tasks share it."""
 
-    def __init__(self) -> None:
-        self.slabs = SlabCache()
+    def __init__(self, *, asks: bool = True) -> None:
+        """`asks` as SlabCache."""
+        self.slabs = SlabCache(asks=asks)
 
     def map_slabs(
         self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvstore.client.arguments import check_ack, check_count, check_deadline, check_keys, check_parents, namespace_text
-from kvstore.client.buffers import as_destination, as_rows, as_source
+from kvstore.client.buffers import as_destination, as_rows, as_sources
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
-from kvstore.client.local.nodes import LocalNodes
+from kvstore.client.forks import Process
+from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
 from kvstore.client.questions import Questions
@@ -31,6 +32,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 
 R = TypeVar("R")
+Timeout = float | Deadline | None
+"""The time for a call in seconds, None for what the settings say; or its deadline, if it has begun."""
 
 
 class Operations:
@@ -52,79 +55,90 @@ class Operations:
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
         self.resources = ClientResources(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
-        self.near = LocalReads(self.local, self.resources.copier, verify_bytes=int(self.settings.verify_bytes))
+        self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes))
         self._questions = Questions(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
+        self._process = Process.number
 
     def put(
         self,
         keys: Sequence[bytes],
-        values: Sequence[Any],
+        values: Any,
         *,
         namespace: Any,
         parents: Sequence[bytes | None] | None,
         ack: str | None,
         deadline_s: float | None,
     ) -> Operation[list[bool]]:
-        deadline = self._deadline(deadline_s)
+        deadline = self.deadline(deadline_s)
         ack = self.settings.ack if ack is None else ack
         check_ack(ack)
         check_keys(keys)
         check_count(keys, values, "values")
         check_parents(parents, len(keys))
-        sources = [as_source(value) for value in values]
+        sources = as_sources(values)
         text = namespace_text(namespace)
         is_early = ack == "node"
         writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
         return (yield from writing.run())
 
     def flush(self, *, deadline_s: float | None) -> Operation[None]:
-        return self.resources.early_puts.flush(self._deadline(deadline_s))
+        return self.resources.early_puts.flush(self.deadline(deadline_s))
 
     # --- this host ---
 
-    def attach(self, deadline_s: float | None) -> Operation[None]:
-        """Find the nodes of this host, and what has become of them: when `local.is_due` says so."""
-        yield from self.local.attach(self._deadline(deadline_s))
-
-    def map_wanted(self, deadline_s: float | None) -> Operation[None]:
-        """Map the slabs in which something was found."""
-        yield from self._map_wanted(self._deadline(deadline_s))
-
-    def _near(self, deadline: Deadline) -> Operation[LocalReads | None]:
-        """What reads blocks of this host. None: there is nothing that could be read."""
+    def look_around(self, deadline: Deadline) -> Operation[None]:
+        """Find the nodes of this host, and what has become of them: when what is at hand is to be looked at again."""
         if self.local.is_due():
             yield from self.local.attach(deadline)
-        return self.near if self.local.ready else None
+
+    def shared_memory(self, deadline_s: float | None) -> Operation[dict[str, str]]:
+        """The nodes of this host, and for each why it is not reached through shared memory, "" where it is."""
+        deadline = self.deadline(deadline_s)
+        daemons = self.resources.daemons
+        yield from daemons.refresh_nodes(deadline)
+        yield from self.local.attach(deadline)
+        found = {node.name: "it does not answer" if self.settings.use_index else "" for node in daemons.nodes.local()}
+        return found | {node.name: "" for node in self.local.ready} | daemons.unshared.reasons()
+
+    def map_wanted(self, deadline_s: Timeout) -> Operation[None]:
+        """Map the slabs in which something was found."""
+        yield from self._map_wanted(self.deadline(deadline_s))
+
+    def _nodes_at_hand(self, deadline: Deadline) -> Operation[tuple[LocalNode, ...]]:
+        """Those of this host that can be read."""
+        if self.local.clock_ns() >= self.local.at_hand[0] and self.local.is_due():
+            yield from self.local.attach(deadline)
+        return self.local.at_hand[1]
 
     def _map_wanted(self, deadline: Deadline) -> Operation[None]:
         for node, slabs in self.near.take_wanted().items():
             yield from self.local.map_slabs(node, slabs, deadline)
 
-    def get(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bytes | None]]:
-        deadline = self._deadline(deadline_s)
-        check_keys(keys)
-        return (yield from self._read(keys, FreshBytes(len(keys)), deadline))
+    def get(self, keys: Sequence[bytes], *, deadline_s: Timeout) -> Operation[list[bytes | None]]:
+        deadline = self.deadline(deadline_s)
+        lengths = check_keys(keys)
+        return (yield from self._read(keys, lengths, FreshBytes(len(keys)), deadline))
 
-    def get_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None) -> Operation[list[int | None]]:
-        deadline = self._deadline(deadline_s)
-        check_keys(keys)
+    def get_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout) -> Operation[list[int | None]]:
+        deadline = self.deadline(deadline_s)
+        lengths = check_keys(keys)
         check_count(keys, buffers, "buffers")
         rows = as_rows(buffers)
         sink: Sink[int] = IntoRows(rows) if rows is not None else IntoBuffers([as_destination(buffer) for buffer in buffers])
-        return (yield from self._read(keys, sink, deadline))
+        return (yield from self._read(keys, lengths, sink, deadline))
 
-    def _read(self, keys: Sequence[bytes], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
+    def _read(self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
         """What lies on this host without a question, then the rest."""
-        near = yield from self._near(deadline)
+        nodes = yield from self._nodes_at_hand(deadline)
         left: Sequence[int] = range(len(keys))
-        if near is not None:
-            left = yield from near.read(keys, sink)
-            if left and near.wanted:
+        if nodes:
+            left = yield from self.near.read(nodes, keys, lengths, sink)
+            if left and self.near.wanted:
                 yield from self._map_wanted(deadline)
-                more = yield from near.read([keys[i] for i in left], Part(sink, left))
+                more = yield from self.near.read(nodes, [keys[i] for i in left], lengths, Part(sink, left))
                 left = [left[i] for i in more]
             if not left:
                 return sink.results()
@@ -137,8 +151,8 @@ class Operations:
         self.check_process()
         return self.resources.engine_copies.registry.add(buffer, location)
 
-    def open_view(self, key: bytes, *, deadline_s: float | None) -> Operation[OpenView | None]:
-        deadline = self._deadline(deadline_s)
+    def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[OpenView | None]:
+        deadline = self.deadline(deadline_s)
         check_keys([key])
         return (yield from open_view(self.resources, key, deadline, self._clock_ns))
 
@@ -146,13 +160,13 @@ class Operations:
         self.check_process()
         return close_view(view, self._clock_ns)
 
-    def exists(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[bool]]:
-        deadline = self._deadline(deadline_s)
-        check_keys(keys)
-        near = yield from self._near(deadline)
-        if near is None or not keys:
+    def exists(self, keys: Sequence[bytes], *, deadline_s: Timeout) -> Operation[list[bool]]:
+        deadline = self.deadline(deadline_s)
+        lengths = check_keys(keys)
+        nodes = yield from self._nodes_at_hand(deadline)
+        if not nodes or not keys:
             return (yield from self._questions.exists(keys, deadline))
-        is_here = near.exists_batch(keys)
+        is_here = self.near.exists_batch(nodes, keys, lengths)
         found: list[bool] = is_here.tolist()
         if not is_here.all():
             left = np.flatnonzero(~is_here).tolist()
@@ -161,25 +175,25 @@ class Operations:
         return found
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
-        deadline = self._deadline(deadline_s)
-        check_keys(keys)
-        near = yield from self._near(deadline)
-        if near is None or not keys:
+        deadline = self.deadline(deadline_s)
+        lengths = check_keys(keys)
+        nodes = yield from self._nodes_at_hand(deadline)
+        if not nodes or not keys:
             return (yield from self._questions.match_prefix(keys, deadline))
-        is_here = near.exists_batch(keys)
+        is_here = self.near.exists_batch(nodes, keys, lengths)
         matched = len(keys) if is_here.all() else int(is_here.argmin())
         if matched < len(keys):
             matched += yield from self._questions.match_prefix(keys[matched:], deadline)
         return matched
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
-        return self._questions.locate(keys, self._deadline(deadline_s))
+        return self._questions.locate(keys, self.deadline(deadline_s))
 
     def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
-        return self._questions.remove(keys, self._deadline(deadline_s), force=force)
+        return self._questions.remove(keys, self.deadline(deadline_s), force=force)
 
     def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None) -> Operation[list[bool]]:
-        return self._questions.pin(keys, self._deadline(deadline_s), pinned=pinned)
+        return self._questions.pin(keys, self.deadline(deadline_s), pinned=pinned)
 
     def close(self) -> None:
         """Let go of nodes, threads and mappings; views keep theirs. A second close is a no-op."""
@@ -192,16 +206,19 @@ class Operations:
     @property
     def is_forked(self) -> bool:
         """This is not the process in which the client was made."""
-        return os.getpid() != self._pid
+        return self._process != Process.number
 
     def check_process(self) -> None:
         """Raises Forked: two processes that share a connection would read each other's answers."""
-        if self.is_forked:
+        if self._process != Process.number:
             raise Forked(f"this client is that of process {self._pid}, which process {os.getpid()} was forked from: make one here")
 
-    def _deadline(self, deadline_s: float | None) -> Deadline:
+    def deadline(self, deadline_s: Timeout) -> Deadline:
+        """Of one call, from now on; one that has begun is taken as it is. Raises InvalidArgument, Forked."""
         self.check_process()
         if deadline_s is None:
             return Deadline(self.settings.deadline_s)
+        if isinstance(deadline_s, Deadline):
+            return deadline_s
         check_deadline(deadline_s)
         return Deadline(deadline_s)

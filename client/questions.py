@@ -16,7 +16,7 @@ from kvstore.rpc.deadline import Deadline
 
 class Questions:
     """All raise InvalidArgument for keys that are none, and as Daemons.ask_master. What this client put before and the cluster does not
-    know yet is waited for: by removes and pins as long as it takes, by the others for a moment."""
+    know yet is waited for: by removes and pins as long as it takes, by the others, if they ask for it, for a moment."""
 
     def __init__(self, resources: ClientResources) -> None:
         self._daemons = resources.daemons
@@ -27,7 +27,8 @@ class Questions:
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
         self._counters.add(requests=1)
         check_keys(keys)
-        yield from self._early_puts.settle_soon(deadline)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
         found: list[list[Location]] = []
         for part in cut(keys):
             reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline)
@@ -50,13 +51,15 @@ class Questions:
     def exists(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
         self._counters.add(requests=1)
         check_keys(keys)
-        yield from self._early_puts.settle_soon(deadline)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
         return (yield from self._flags([Exists(list(part)) for part in cut(keys)], deadline))
 
     def match_prefix(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
-        yield from self._early_puts.settle_soon(deadline)
+        if self._early_puts.may_have(keys, self._hints):
+            yield from self._early_puts.settle_soon(deadline)
         matched = 0
         for part in cut(keys):
             count = (yield from self._daemons.ask_master(MatchPrefix(list(part)), Count, deadline)).value

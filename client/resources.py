@@ -14,6 +14,8 @@ from kvstore.client.remote import RemoteMemory
 from kvstore.client.reservations import Reservations
 from kvstore.client.routes import IsHere, nowhere
 from kvstore.client.stats import Counters
+from kvstore.client.unshared import Unshared
+from kvstore.rpc.address import ELSEWHERE, why_not_here
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.memcpy import MemcpyPool
 from kvstore.transfer.paths.transports import AUTO
@@ -27,11 +29,13 @@ class ClientResources:
     ) -> None:
         """Raises InvalidArgument for a malformed address."""
         self.settings = settings
-        self.daemons = Daemons(masters, is_here=is_here if maps_memory(transfer) else nowhere, spread=spread)
+        maps = maps_memory(transfer)
+        unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
+        self.daemons = Daemons(masters, is_here=is_here if maps else nowhere, spread=spread, unshared=unshared)
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
-        self.mapping = SlabMapping()
+        self.mapping = SlabMapping(asks=settings.transparent_hugepages)
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
         self.early_puts = EarlyPuts(self.daemons)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
@@ -42,6 +43,8 @@ class Route:
         self._is_master = who is None
         self._unix: Address | None = None
         self._epoch = self._refused_epoch = -1
+        self.trouble = ""
+        """Why its Unix socket, which is here, is left alone."""
 
     def address(self) -> Address:
         """The one to use now."""
@@ -50,7 +53,7 @@ class Route:
     def offer(self, unix: str, host_id: str) -> None:
         """The daemon listens on the Unix socket `unix` ("": on none), which is the one told of as `host_id`."""
         if unix and self._is_here(unix, host_id):
-            self._unix = Address(unix=unix)
+            self._unix, self.trouble = Address(unix=unix), ""
 
     def is_meant(self, address: Address, welcome: Welcome) -> bool:
         """Is it the daemon of this route that introduced itself so at `address`?"""
@@ -66,11 +69,11 @@ class Route:
         if welcome.epoch != self._refused_epoch:
             self.offer(welcome.unix, welcome.host_id)
 
-    def failed(self, address: Address) -> bool:
+    def failed(self, address: Address, why: str) -> bool:
         """`address` could not be reached, or is another's; is there another one to try?"""
         if address == self.primary:
             return False
-        self._unix, self._refused_epoch = None, self._epoch
+        self._unix, self._refused_epoch, self.trouble = None, self._epoch, why
         return True
 
     @property
@@ -114,9 +117,11 @@ class KnownNode:
 class KnownNodes:
     """The nodes as the master named them last."""
 
-    def __init__(self, is_here: IsHere, spread: int) -> None:
-        """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes."""
+    def __init__(self, is_here: IsHere, spread: int, unshared: Unshared) -> None:
+        """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes. `unshared` is told of
+        nodes of this host that cannot be reached as such."""
         self._is_here = is_here
+        self._unshared = unshared
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
@@ -161,9 +166,12 @@ class KnownNodes:
                 continue
             nodes[node_id] = KnownNode(node_id, name, Route(primary, self._is_here, who), revision, transfer)
             nodes[node_id].route.offer(unix, host)
+            if not nodes[node_id].route.is_local:
+                self._unshared.refused(name, unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
         if nodes != self._nodes:
             self.version += 1
         self._nodes = nodes
+        self._unshared.keep(table.names)
         self.local_id = local[self._spread % len(local)] if local else 0
         self.is_known = True

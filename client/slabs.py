@@ -27,7 +27,9 @@ class SlabCache:
     copies under way keep the mapping that they use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks: bool = True) -> None:
+        """`asks`: for huge pages (setting `transparent_hugepages`)."""
+        self._asks = asks
         self._slabs: dict[SlabKey, Slab] = {}
         self._coming: dict[SlabKey, Future[None]] = {}
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class SlabCache:
         try:
             while left:
                 key, fd, size_bytes = left.pop()
-                self._add(key, map_slab(fd, size_bytes, writable=key.writable))
+                self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
         finally:
             for _, fd, _ in left:
                 os.close(fd)
@@ -82,7 +84,7 @@ class SlabCache:
         """Map announced slabs. One that cannot be mapped is left to whoever needs it."""
         for key, fd, size_bytes in found:
             with contextlib.suppress(Broken):
-                self._add(key, map_slab(fd, size_bytes, writable=key.writable))
+                self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
             with self._lock:
                 self._coming.pop(key).set_result(None)
 

@@ -61,6 +61,15 @@ class Counters:
             values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
             values["misses"] = values.get("misses", 0) + misses
 
+    def read_one(self, tier: int, size_bytes: int) -> None:
+        """As `read`, of a single block that was found."""
+        with self._lock:
+            values = self._values
+            values["requests"] = values.get("requests", 0) + 1
+            values["hits"] = values.get("hits", 0) + 1
+            values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
+            self._by_tier[tier] = self._by_tier.get(tier, 0) + 1
+
     def snapshot(self, calls: int = 0, hits: int = 0, size_bytes: int = 0) -> ClientStats:
         """With what was read in shared memory, which is counted there."""
         with self._lock:

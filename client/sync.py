@@ -7,14 +7,16 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.arguments import check_deadline
-from kvstore.client.buffers import as_destination
+from kvstore.client.buffers import Destination, as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
-from kvstore.client.local.index import is_showable
-from kvstore.client.local.reads import LocalReads
+from kvstore.client.forks import Process
+from kvstore.client.local.nodes import LocalNode
+from kvstore.client.local.puts import LocalPuts
 from kvstore.client.local.view import LocalView
 from kvstore.client.locations import Location
-from kvstore.client.operations import Operations
+from kvstore.client.operations import Operations, Timeout
+from kvstore.client.reads.single import SingleReads
 from kvstore.client.reads.viewing import OpenView
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
@@ -59,6 +61,8 @@ class Client:
             transfer: how values move: transports, rails and limits of the transfer engine.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        self._local = self._operations.local
+        self._near = self._operations.near
         chosen = self._operations.settings
         self._pool = Pool(
             self._operations.hello,
@@ -67,6 +71,8 @@ class Client:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
         )
+        self._local_puts = LocalPuts(self._operations.resources, self._pool)
+        self._single = SingleReads(self._operations.resources, self._pool)
         self._tidying: threading.Lock | None = None
         """Locked while a thread gives back what an interrupted put had reserved."""
 
@@ -81,20 +87,24 @@ class Client:
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
+        stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
+        if stored is not None:
+            return stored
         operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s)
         return self._run(operation)[0]
 
     def put_batch(
         self,
         keys: Sequence[bytes],
-        values: Sequence[Any],
+        values: Any,
         *,
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
         deadline_s: float | None = None,
     ) -> list[bool]:
-        """Store blocks; False for each that is already there.
+        """Store blocks; False for each that is already there. `values` may be one C-contiguous array or CPU tensor: its rows are the values
+        then, and cost no object each.
 
         `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
@@ -117,14 +127,17 @@ class Client:
 
     def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
-        if (near := self._near(deadline_s)) is not None and is_showable(key):
-            value = near.get(key)
-            if value is None and near.wanted:
-                self._run(self._operations.map_wanted(deadline_s))
-                value = near.get(key)
+        nodes, timeout = self._at_hand(deadline_s)
+        if nodes:
+            value = self._near.get(nodes, key)
+            if value is None and self._near.wanted:
+                self._run(self._operations.map_wanted(timeout))
+                value = self._near.get(nodes, key)
             if value is not None:
                 return value
-        return self._run(self._operations.get([key], deadline_s=deadline_s))[0]
+        deadline = self._operations.deadline(timeout)
+        value = self._single.get(key, deadline)
+        return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
 
     def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
@@ -132,15 +145,23 @@ class Client:
 
     def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
-        destination = as_destination(buffer)
-        if (near := self._near(deadline_s)) is not None and is_showable(key):
-            size = near.get_into(key, destination)
-            if size is None and near.wanted:
-                self._run(self._operations.map_wanted(deadline_s))
-                size = near.get_into(key, destination)
+        view, finish = plain_memory(buffer), None
+        if view is None:
+            destination = as_destination(buffer)
+            view, finish = destination.view, destination.finish
+        nodes, timeout = self._at_hand(deadline_s)
+        if nodes:
+            size = self._near.get_into(nodes, key, view)
+            if size is None and self._near.wanted:
+                self._run(self._operations.map_wanted(timeout))
+                size = self._near.get_into(nodes, key, view)
             if size is not None:
+                if finish is not None:
+                    finish()
                 return size
-        return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
+        deadline = self._operations.deadline(timeout)
+        size = self._single.get_into(key, Destination(view, finish), deadline)
+        return size if size is not None else self._run(self._operations.get_into([key], [buffer], deadline_s=deadline))[0]
 
     def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
@@ -168,9 +189,10 @@ class Client:
 
     def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
-        if (near := self._near(deadline_s)) is not None and near.exists(key):
+        nodes, timeout = self._at_hand(deadline_s)
+        if nodes and self._near.exists(nodes, key):
             return True
-        return self._run(self._operations.exists([key], deadline_s=deadline_s))[0]
+        return self._run(self._operations.exists([key], deadline_s=timeout))[0]
 
     def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive."""
@@ -196,6 +218,10 @@ class Client:
         """Let blocks be evicted again; True for each that is there."""
         return self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
 
+    def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
+        """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
+        return self._run(self._operations.shared_memory(deadline_s))
+
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""
         return self._operations.stats()
@@ -218,14 +244,17 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _near(self, deadline_s: float | None) -> LocalReads | None:
-        """What reads blocks of this host without asking; None: everything is to be asked for."""
+    def _at_hand(self, deadline_s: float | None) -> tuple[tuple[LocalNode, ...], Timeout]:
+        """The nodes of this host that can be read without asking; and the call's deadline, which has begun if they were looked for."""
         if deadline_s is not None:
             check_deadline(deadline_s)
-        operations = self._operations
-        if operations.local.is_due():
-            self._run(operations.attach(deadline_s))
-        return operations.near if operations.local.ready else None
+        local = self._local
+        until_ns, nodes = local.at_hand
+        if local.clock_ns() < until_ns:
+            return (nodes if local.process == Process.number else ()), deadline_s
+        deadline = self._operations.deadline(deadline_s)
+        self._run(self._operations.look_around(deadline))
+        return (local.at_hand[1] if local.process == Process.number else ()), deadline
 
     # --- driving operations ---
 
@@ -305,23 +334,25 @@ class View:
 
     def __enter__(self) -> memoryview | None:
         client = self._client
-        if (near := client._near(self._deadline_s)) is not None and is_showable(self._key):
-            view = LocalView()
-            is_here = near.look(self._key, view)
-            if not is_here and near.wanted:
-                client._run(client._operations.map_wanted(self._deadline_s))
-                is_here = near.look(self._key, view)
-            if is_here:
+        nodes, timeout = client._at_hand(self._deadline_s)
+        if nodes:
+            view = client._near.look(nodes, self._key)
+            if view is None and client._near.wanted:
+                client._run(client._operations.map_wanted(timeout))
+                view = client._near.look(nodes, self._key)
+            if view is not None:
                 self._near_view = view
                 return view.memory
-        self._view = client._run(client._operations.open_view(self._key, deadline_s=self._deadline_s))
+        self._view = client._run(client._operations.open_view(self._key, deadline_s=timeout))
         return None if self._view is None else self._view.memory
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._near_view is not None:
-            near_view, self._near_view = self._near_view, None
+        near_view = self._near_view
+        if near_view is not None:
+            self._near_view = None
             self._client._operations.check_process()
             near_view.close()
+            return
         view, self._view = self._view, None
         if view is not None:
             self._client._run(self._client._operations.close_view(view))

@@ -25,6 +25,7 @@ from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
 from kvstore.protocol.version import VERSION
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
@@ -98,7 +99,8 @@ class Master:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
         tcp = self._server.listen_tcp(listen.host, listen.port)
         run_dir = Path(self._settings.run_dir) if self._settings.run_dir else default_run_dir()
-        return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock")
+        access = SocketAccess.chosen(self._settings.socket_group, self._settings.socket_mode)
+        return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock", access)
 
     def _load_directory(self) -> Directory:
         settings = self._settings

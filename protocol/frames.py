@@ -70,7 +70,7 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
         raise ProtocolError(f"a body of {body_bytes} bytes is over the limit of {MAX_BODY_BYTES}")
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a payload of {payload_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
-    return Header(type_, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
+    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes)
 
 
 def check_key(key: bytes) -> None:

@@ -5,7 +5,7 @@ control.proto. docs/protocol.md is the byte-for-byte description.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from kvstore.protocol.wire import Form
 
@@ -16,6 +16,14 @@ GRANTED, PRESENT, BUSY = 0, 1, 2
 
 TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
 """Bits of a tier mask: where a node has copies of a block."""
+
+
+class Packable(Protocol):
+    """What can be sent: bytes under a type number."""
+
+    TYPE: ClassVar[int]
+
+    def pack(self) -> bytes: ...
 
 
 class Message:

@@ -14,6 +14,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
+from kvstore.protocol.batch_of_one import BatchOfOne
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_COUNT, MAX_KEY_BYTES
 
@@ -188,7 +189,7 @@ class Form:
     length.
     """
 
-    __slots__ = ("_order", "_readers", "_writers")
+    __slots__ = ("_of_one", "_order", "_readers", "_writers")
 
     def __init__(self, columns: Sequence[tuple[str, str]], parameters: Sequence[str]) -> None:
         self._writers: list[tuple[Callable[[Any], Any], Callable[[Any], bytes]]] = []
@@ -204,17 +205,21 @@ class Form:
                 self._readers.append(read)
         wire = [name for name, kind in columns if kind != "count"]
         self._order = [wire.index(name) for name in parameters] if wire != list(parameters) else []
+        self._of_one = BatchOfOne(columns) if BatchOfOne.suits(columns) else None
 
     def pack(self, message: object) -> bytes:
+        if self._of_one is not None and (body := self._of_one.pack(message)) is not None:
+            return body
         return b"".join([pack(get(message)) for get, pack in self._writers])
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any]:
         """The values in the order of `parameters`. Raises ProtocolError unless `data` has exactly this form."""
-        body = _Body(data)
-        values: list[Any] = []
-        for read in self._readers:
-            values += read(body)
-        body.end()
+        values = self._of_one.unpack(data) if self._of_one is not None else None
+        if values is None:
+            body, values = _Body(data), []
+            for read in self._readers:
+                values += read(body)
+            body.end()
         return [values[index] for index in self._order] if self._order else values
 
 
@@ -248,7 +253,10 @@ class _Body(Reader):
         return (_decode(self.read_parents()[0]),)
 
     def read_blobs(self) -> tuple[list[bytes]]:
-        blobs = []
+        blobs: list[bytes] = []
+        if not bytes(self._data[self._at : self._at + 4 * self.count]).strip(b"\0"):  # lengths of 0: all are empty, as a rule
+            self._take(4 * self.count)
+            return ([b""] * self.count,)
         for _ in range(self.count):
             blobs.append(self.blob())
             if len(blobs[-1]) > MAX_BLOB_BYTES:
@@ -332,7 +340,7 @@ _COLUMNS: Final[dict[str, tuple[Callable[[Any], bytes], Callable[[_Body], Sequen
     "parents": (pack_keys, _Body.read_parents),
     "labels": (_pack_texts, _Body.read_labels),
     "texts": (_pack_texts, _Body.read_texts),
-    "blobs": (lambda values: b"".join(map(pack_blob, values)), _Body.read_blobs),
+    "blobs": (lambda values: b"".join(map(pack_blob, values)) if any(values) else bytes(4 * len(values)), _Body.read_blobs),
     "u8s": (bytes, lambda body: (body.u8s(body.count),)),
     "u32s": (lambda values: array("I", values).tobytes(), lambda body: (body.u32s(body.count),)),
     "u64s": (lambda values: array("Q", values).tobytes(), lambda body: (body.u64s(body.count),)),

@@ -4,20 +4,20 @@ import errno
 import os
 import socket
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.rpc.access import why_denied
 
+ELSEWHERE: Final = "it is on another host, or has no Unix socket"
 MIN_SHARE_S: Final = 0.001
 """A timeout of 0 would mean not to wait at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a daemon listens: a Unix socket's path, or a host and port."""
+class Address(NamedTuple):
+    """Where a daemon listens: a Unix socket's path, or a host and port. A tuple because pools look it up for every request."""
 
     host: str = ""
     port: int = 0
@@ -67,11 +67,24 @@ def socket_id(unix: str) -> str:
 
 
 def is_here(unix: str, told: str) -> bool:
-    """Whether the path `unix` is, for this process, the very socket file whose `socket_id` was told."""
+    """Whether the path `unix` is, for this process, the very socket file whose `socket_id` was told, and one that it may connect to."""
+    return not why_not_here(unix, told)
+
+
+def why_not_here(unix: str, told: str) -> str:
+    """Why the daemon that told this `socket_id` of its Unix socket `unix` is not reached through it from here; "" if it is. ELSEWHERE is
+    nobody's fault; the other reasons say what to do."""
+    if not unix or told.partition("/")[0] != host_id():
+        return ELSEWHERE
     try:
-        return bool(unix) and socket_id(unix) == told
-    except (OSError, ValueError):  # none of that name here, no leave to look, or no name at all
-        return False
+        found = socket_id(unix)
+    except PermissionError:
+        return why_denied(Path(unix))
+    except (OSError, ValueError):  # none of that name, or no name at all
+        return f"there is no {unix} in this mount namespace: mount its folder at that path"
+    if found != told:
+        return f"{unix} is another daemon's in this mount namespace: mount the folder of the one that is meant"
+    return "" if os.access(unix, os.W_OK, effective_ids=True) else why_denied(Path(unix))
 
 
 def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.socket:

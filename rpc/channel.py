@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.message import Message
+from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, connect
@@ -71,7 +71,7 @@ class Channel:
             raise
         return channel
 
-    def call(self, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
+    def call(self, message: Packable, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
         """Ask and return the answer. If it has a payload, read it with `read_into` before the next call.
 
         Raises the peer's typed error (the channel stays usable), Unavailable, DeadlineExceeded or ProtocolError (it is closed, unless
@@ -180,7 +180,7 @@ class Channel:
 
     # --- one request and its answer ---
 
-    def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
+    def _send(self, message: Packable, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         try:
             request = self._exchange.request(message, deadline, payload)
         except ProtocolError as error:

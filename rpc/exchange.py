@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
 from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
-from kvstore.protocol.message import Message
+from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.address import Address
@@ -32,7 +32,7 @@ class Exchange:
         self.payload_left = 0
         """Bytes of the last answer's payload that have not been read; whoever reads some counts them off."""
 
-    def request(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> deque[memoryview]:
+    def request(self, message: Packable, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> deque[memoryview]:
         """The next request, as the buffers to send in order.
 
         Raises ProtocolError: values of the previous answer lie in the way. DeadlineExceeded: it is over, and nothing needs to be sent.

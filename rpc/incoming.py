@@ -76,6 +76,11 @@ class Incoming:
         self._take(at - start)
         return at - start
 
+    def peek(self, size: int) -> memoryview | None:
+        """The next `size` bytes, if they are all there: valid until anything else is called."""
+        start = self._start
+        return self._buffer[start : start + size] if size <= self._end - start else None
+
     def discard(self, limit: int) -> int:
         """Throw away at most `limit` bytes. Returns how many."""
         size = min(self._end - self._start, limit)

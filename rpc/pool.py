@@ -104,8 +104,9 @@ class Shelf(Generic[C]):
         self.is_closed = False
         _shelves.add(self)
 
-    def lend(self, address: Address) -> tuple[Turn | None, C | None]:
-        """(None, None) when as many as allowed are lent; else a turn, and the channel, None if the caller must open it.
+    def lend(self, address: Address, *, opens: bool = True) -> tuple[Turn | None, C | None]:
+        """(None, None) when as many as allowed are lent, or none is idle and the caller `opens` none; else a turn, and the channel, None if
+        the caller must open it.
 
         Raises Closed.
         """
@@ -114,7 +115,7 @@ class Shelf(Generic[C]):
         endpoint = self._endpoints.get(address)
         if endpoint is None:
             endpoint = self._endpoints[address] = _Endpoint()
-        if len(endpoint.lent) >= self._max_channels:
+        if len(endpoint.lent) >= self._max_channels or not (opens or endpoint.idle):
             return None, None
         turn, channel = Turn(), endpoint.idle.pop()[1] if endpoint.idle else None
         # The callback is the dictionary's own: no bytecode runs in it, so no signal handler does.
@@ -230,6 +231,12 @@ class Pool:
                 self._wake()
             raise
         return Loan(opened, partial(self._give_back, turn), reused=False)
+
+    def take_idle(self, address: Address) -> Loan[Channel] | None:
+        """Lend a channel that is open already; None: there is none. Raises Closed."""
+        with self._lock:
+            turn, channel = self._shelf.lend(address, opens=False)
+        return Loan(channel, partial(self._give_back, turn), reused=True) if turn is not None and channel is not None else None
 
     def _next(self, address: Address, deadline: Deadline) -> tuple[Turn, Channel | None]:
         while True:

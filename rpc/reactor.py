@@ -118,7 +118,8 @@ class Reactor:
                 os.eventfd_write(self._wake_fd, 1)
 
     def call(self, function: Callable[[], T], *, deadline_s: float) -> T:
-        """Run `function` in the loop's thread and return its result. For other threads only.
+        """Run `function` in the loop's thread and return its result. For other threads only, and none that signal handlers strike: one
+        that raises within the future's own code leaves its lock taken, and the loop would wait for it.
 
         Raises Closed, DeadlineExceeded (`function` is then not run, unless it had begun), and whatever `function` raises.
         """

@@ -14,6 +14,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.protocol.frames import Header, pack_header
 from kvstore.protocol.session_messages import Failure
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
@@ -23,6 +24,7 @@ BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
 """No accepts for this long after one failed for want of descriptors."""
 HELLO_TIMEOUT_S: Final = 10.0
+OWNER_ONLY: Final = SocketAccess()
 MAX_STRANGERS: Final = 1024
 """The defaults of the settings `hello_timeout_s` and `max_strangers`."""
 log = logging.getLogger("kvstore.transfer")
@@ -81,10 +83,12 @@ class Server:
         bound = listener.getsockname()
         return f"[{bound[0]}]:{bound[1]}" if family == socket.AF_INET6 else f"{bound[0]}:{bound[1]}"
 
-    def listen_unix(self, path: Path) -> str:
-        """Listen on the Unix socket `path`, in a folder only this user can enter. A dead owner's socket file is replaced.
+    def listen_unix(self, path: Path, access: SocketAccess = OWNER_ONLY) -> str:
+        """Listen on the Unix socket `path`, for whom `access` lets in; a folder that is made for it is this user's alone but for them. A
+        dead owner's socket file is replaced.
 
-        Raises ConfigError: the path is too long (107 bytes), a live process listens there, or the folder cannot be used.
+        Raises ConfigError: the path is too long (107 bytes), a live process listens there, the folder cannot be used, or this user may not
+        give them access.
         """
         if len(os.fsencode(path)) > 107:
             raise ConfigError(f"the Unix socket path {path} is longer than 107 bytes: choose a shorter folder")
@@ -93,11 +97,14 @@ class Server:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_dead(path)
             listener.bind(str(path))
-            path.chmod(0o600)
+            _give(path, access)
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        except ConfigError:
+            listener.close()
+            raise
         self._unix_paths.append(path)
         self._add(listener)
         return str(path)
@@ -211,6 +218,18 @@ def _remove_dead(path: Path) -> None:
             probe.connect(str(path))
             raise OSError(errno.EADDRINUSE, "another process listens there")
     path.unlink(missing_ok=True)
+
+
+def _give(path: Path, access: SocketAccess) -> None:
+    """The socket file that was just made is for whom `access` says, or is gone. Raises ConfigError."""
+    try:
+        access.open_folder(path.parent)
+        access.give(path)
+    except (OSError, ConfigError) as error:
+        path.unlink()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot open {path} to {access}: {error.strerror}: run as a member of that group, or as root") from None
 
 
 def allow_many_descriptors() -> None:

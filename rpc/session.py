@@ -42,7 +42,8 @@ class Handler(Protocol):
 
     def payload(self, session: "Session", header: Header, body: memoryview) -> "list[memoryview] | None":
         """Where shall this request's payload go? Writable views that add up to it, or None: `session.accept_payload` will tell later,
-        and `body` then is no longer valid. Raising refuses the request; its payload is read and thrown away."""
+        and `body` then is no longer valid; or the request has been served (`session.take_payload`). Raising refuses the request; its
+        payload is read and thrown away."""
 
     def closed(self, session: "Session") -> None:
         """The connection is gone, for whatever reason; called once. Views given by `payload` are no longer used."""
@@ -168,8 +169,17 @@ class Session:
         else:
             if views is not None:
                 self.accept_payload(views)
-            else:
+            elif self._waiting_for_room:
                 self._update_events()
+
+    def arrived_payload(self) -> memoryview | None:
+        """For a handler's `payload`: all of it, if it has come along with the message, until `take_payload` or the handler's end."""
+        return self._incoming.peek(self._left_bytes)
+
+    def take_payload(self) -> None:
+        """The handler has served the request with what `arrived_payload` gave, and returns None: nothing is read any more."""
+        self._incoming.discard(self._left_bytes)
+        self._header, self._body, self._left_bytes, self._waiting_for_room = None, b"", 0, False
 
     def accept_payload(self, views: list[memoryview]) -> None:
         """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`.
@@ -254,6 +264,11 @@ class Session:
             self._send(message.TYPE, request_id, 0, message.pack(), payload, on_sent, fds)
         elif on_sent is not None:
             on_sent()
+
+    def reply_packed(self, request_id: int, kind: int, body: bytes) -> None:
+        """As `reply`, with a message of that type that has been packed before."""
+        if self.is_open:
+            self._send(kind, request_id, 0, body)
 
     def fail(self, request_id: int, error: Exception) -> None:
         """Answer a request with a typed error; a request without an id gets none. What is no KVStoreError is a fault of ours: it is logged,

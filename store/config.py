@@ -24,6 +24,14 @@ class NodeSettings:
     run_dir: str = setting(
         "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
     )
+    socket_group: str = setting(
+        "",
+        "Group, by name or number, whose members may connect to the Unix socket as other users of this host (docs/sharing.md); its folder "
+        "is opened for them to enter. None by default: only the user that runs this.",
+    )
+    socket_mode: str = setting(
+        "", "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 lets in every user of the host."
+    )
     dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
     table_share: float = setting(
         0.5,
@@ -43,6 +51,10 @@ class NodeSettings:
         DEFAULT, f"Eviction policy of every tier: {', '.join(POLICY_NAMES)}; {DEFAULT} is {DEFAULT_POLICY}.", choices=POLICY_NAMES
     )
     hugepages: bool = setting(False, "Take huge pages for DRAM when the system has enough reserved.")
+    transparent_hugepages: bool = setting(
+        True,
+        "Ask the kernel for huge pages for DRAM, which it gives where shmem_enabled says so (docs/sharing.md); else they are small.",
+    )
     prefault_step: Size = setting(Size(64 << 20), "Bytes of DRAM touched at once by the thread that makes fresh memory fast.", minimum=4096)
     high_watermark: float = setting(
         0.95, "Share of a tier's capacity above which blocks are demoted, if there is a lower tier.", minimum=0.01, maximum=1
@@ -69,6 +81,13 @@ class NodeSettings:
     tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)
     publish_batch: int = setting(4096, "Events in one message to the master.", minimum=1, maximum=65536)
     publish_in_flight: int = setting(4, "Messages to the master that may wait for their answer.", minimum=1)
+    claim_interval_s: float = setting(
+        0.002,
+        "What was put and answered before the master knew it, and what has left or moved, is told to it after this long at most, all "
+        "of it in one message; at once where somebody waits for it.",
+        minimum=0,
+        maximum=1,
+    )
     copy_batch: Size = setting(Size(8 << 20), "Bytes fetched at once from another node whose blocks the master has copied here.", minimum=1)
     copy_queue: int = setting(65536, "Blocks to be copied that may wait; more are refused.", minimum=1)
     copy_timeout_s: float = setting(5.0, "Time that one batch has to come from the other node.", minimum=0.01)

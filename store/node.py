@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
@@ -31,6 +32,7 @@ from kvstore.store.mastering import MasterSession
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.naming import NodeName
 from kvstore.store.opening import check, open_tiers, readable_blocks
+from kvstore.store.page_sizes import PageSizes
 from kvstore.store.prefault import Prefaulter
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -59,6 +61,8 @@ BEAT_S = 0.02
 """How often the indexes say that the node lives, and what clients read by themselves is counted."""
 FLUSH_INTERVAL_S = 1.0
 """How often queued deletions are written down in a tier that nothing else is written to."""
+PEERS_INTERVAL_S = 1.0
+"""How often nodes that this one has copied nothing from for long are looked for: see `peer_ttl_s`."""
 
 log = logging.getLogger("kvstore.store")
 
@@ -122,7 +126,13 @@ class Node:
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self._dram = dram
-        self._publisher = Publisher(self._inventory, batch_events=settings.publish_batch, max_in_flight=settings.publish_in_flight)
+        interval_s = settings.claim_interval_s
+        self._publisher = Publisher(
+            self._inventory,
+            batch_events=settings.publish_batch,
+            max_in_flight=settings.publish_in_flight,
+            later=(lambda callback: self.reactor.call_later(interval_s, callback)) if interval_s else None,
+        )
         self._showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self._showing.close)
         self._table = BlockTable(
@@ -158,7 +168,14 @@ class Node:
         )
         self._answers = Answers()
         self._claims = Claims(self._table, self._answers, self._publisher)
-        self._deciding = Deciding(self.reactor, self._table, self._publisher, self._answers, on_room=self._waiting.retry)
+        self._deciding = Deciding(
+            self.reactor,
+            self._table,
+            self._publisher,
+            self._answers,
+            interval_s=settings.claim_interval_s,
+            on_room=self._waiting.retry,
+        )
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
         slots = Slots(self._table, self._waiting)
         self._checker = Checker(self.reactor)
@@ -185,7 +202,8 @@ class Node:
             timeout_s=settings.copy_timeout_s,
             engine=self._engine,
         )
-        self._prefaulter = Prefaulter(self.reactor, dram, step_bytes=settings.prefault_step, on_done=on_prefaulted)
+        self._pages = PageSizes(dram, asks=settings.transparent_hugepages)
+        self._prefaulter = Prefaulter(self.reactor, dram, self._pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
 
     def _listen(self, opened: ExitStack) -> None:
         """Take the addresses, and with them the name."""
@@ -202,7 +220,8 @@ class Node:
         opened.callback(self._server.close)
         tcp = self._server.listen_tcp(listen.host, listen.port)
         run_dir = Path(settings.run_dir) if settings.run_dir else default_run_dir()
-        unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock")
+        access = SocketAccess.chosen(settings.socket_group, settings.socket_mode)
+        unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock", access)
         self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
         opened.callback(self._name.close)
         reached_at = settings.advertise or tcp
@@ -237,6 +256,7 @@ class Node:
             self._publisher,
             self._engine,
             self._showing,
+            self._pages,
             codec_name=self._codec.name if self._codec is not None else "",
             max_table_bytes=max_table_bytes(self._settings),
             connections=lambda: len(self._server.sessions),
@@ -275,6 +295,7 @@ class Node:
         self.reactor.every(BEAT_S, self._beat)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
+        self.reactor.every(PEERS_INTERVAL_S, self._forget_peers)
         if self._watch is not None:
             self._watch.start()
         self._link.start()
@@ -339,6 +360,10 @@ class Node:
         is_more |= self._showing.take_accesses(self._table.read_unasked)
         if is_more:
             self.reactor.call_soon(self._beat)
+
+    def _forget_peers(self) -> None:
+        if self._engine is not None and self._engine.peers():
+            self._mover.do_aside(self._engine.forget_idle)
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         return self._status.now()

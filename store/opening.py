@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, from_recovered
 from kvstore.store.config import NodeSettings, split_place
@@ -28,13 +29,14 @@ def check(settings: NodeSettings) -> None:
         raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
     if settings.advertise and parse_address(settings.advertise).unix:
         raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
+    SocketAccess.chosen(settings.socket_group, settings.socket_mode)
 
 
 def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
     """The tiers that are configured, by index. Raises ConfigError; those already opened are closed then."""
     tiers: dict[int, Tier] = {}
     try:
-        tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages)
+        tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
         if settings.nvme:
             folder, size_bytes = split_place(settings.nvme, "nvme")
             tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)

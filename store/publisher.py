@@ -1,7 +1,9 @@
 """What the master must hear, in order: commits, blocks that are gone, moves between tiers; and the inventory after each registration.
 
 It turns the table's events into Publish messages, keeps a few in flight, and calls back those who wait until the master has made
-an event durable. While there is no link nothing is kept: the inventory that opens every link says it all.
+an event durable. Events for which nobody waits, of blocks that left say, wait a moment for others: in a full tier each put makes one, and
+a message for each would wake up the master as often. While there is no link nothing is kept: the inventory that opens every link says it
+all.
 """
 
 import heapq
@@ -38,8 +40,20 @@ class _Sent:
 class Publisher:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, blocks: Callable[[], Iterable[Block]], *, batch_events: int, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        blocks: Callable[[], Iterable[Block]],
+        *,
+        batch_events: int,
+        max_in_flight: int,
+        later: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none."""
         self._blocks = blocks
+        self._later = later
+        self._is_due = False
+        self._is_timed = False
+        """`later` has been asked, and has not called yet."""
         self._batch_events = batch_events
         self._max_in_flight = max_in_flight
         self._send: Send | None = None
@@ -112,7 +126,26 @@ class Publisher:
         self._is_synced = False
 
     def flush(self) -> None:
-        """Send what there is, as far as the window allows. Called after every round of events, so that batches form by themselves."""
+        """Send what there is, if its time has come, as far as the window allows. Called after every round of events: batches form by
+        themselves."""
+        if self._may_wait():
+            if not self._is_timed and self._later is not None:
+                self._is_timed = True
+                self._later(self._come_due)
+        else:
+            self.flush_now()
+
+    def _may_wait(self) -> bool:
+        """Nobody waits for what there is to say, and there is not much of it."""
+        is_urgent = self._is_due or self._inventory is not None or bool(self._waiters) or len(self._queue) >= self._batch_events
+        return self._later is not None and not is_urgent and bool(self._queue)
+
+    def _come_due(self) -> None:
+        self._is_timed = False
+        self._is_due = True
+
+    def flush_now(self) -> None:
+        """Send what there is, as far as the window allows."""
         while self._send is not None and len(self._in_flight) < self._max_in_flight:
             if self._inventory is not None:
                 self._say_inventory()
@@ -120,6 +153,7 @@ class Publisher:
                 events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
                 self._say(PHASE_STREAM, events, self._seq - len(self._queue))
             else:
+                self._is_due = False
                 return
 
     def _say_inventory(self) -> None:

@@ -104,6 +104,8 @@ class NodeService:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
         self._take_accesses(session)
+        if self._sent.put_at_once(session, header, body):
+            return None
         return self._sent.payload(session, header, Put.unpack(body))
 
     def _open(self, session: Session, header: Header, message: Open) -> None:
@@ -226,7 +228,7 @@ class NodeService:
         self.master_epoch = epoch
 
     def _drop(self, session: Session, header: Header, message: Drop) -> None:
-        """Delete blocks; the answer comes after the deletions are durable and their events are on their way. It is an error where a
+        """Delete blocks; the answer comes after the deletions are durable, and the master takes it for their events. It is an error where a
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_master(session, message.epoch)
         self._showing.take_accesses(self._table.read_unasked, message.tenant)  # of what is about to go

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.store.blocks.block import NVME, TIERS
+from kvstore.store.blocks.block import DRAM, NVME, TIERS
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.page_sizes import PageSizes
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -31,6 +32,7 @@ class NodeStatus:
         publisher: Publisher,
         engine: TransferEngine | None,
         showing: Showing,
+        pages: PageSizes,
         *,
         codec_name: str,
         max_table_bytes: int,
@@ -47,6 +49,7 @@ class NodeStatus:
         self._publisher = publisher
         self._engine = engine
         self._showing = showing
+        self._pages = pages
         self._codec_name = codec_name
         self._max_table_bytes = max_table_bytes
         self._connections = connections
@@ -74,6 +77,8 @@ class NodeStatus:
                     payload_bytes=encoded.payload_bytes,
                     metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
                     elements=encoded.elements,
+                    huge_bytes=self._pages.huge_bytes if index == DRAM else 0,
+                    why_not_huge=self._pages.why_not if index == DRAM else "",
                 )
             )
         counters = {

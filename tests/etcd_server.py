@@ -3,15 +3,14 @@
 Needs the `etcd` program (Debian: etcd-server), and `openssl` for TLS; `make test` installs them.
 """
 
-import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from pathlib import Path
+
+from tests.ports import free_ports
 
 PACKAGES = {"etcd": "etcd-server", "openssl": "openssl"}
 """Program -> the Debian package that brings it."""
@@ -19,8 +18,6 @@ READY = b"ready to serve client requests"
 """What etcd 3.4, 3.5 and 3.6 log once a client is answered."""
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 10.0
-MAX_WORKERS = 64
-"""Of pytest-xdist; more would have ports in common."""
 
 
 class EtcdServer:
@@ -143,23 +140,3 @@ def found(program: str) -> str:
     if path is None:
         raise RuntimeError(f"{program} is not on PATH: `make test` installs it (Debian: apt-get install {PACKAGES[program]})")
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` different TCP ports of the loopback that nobody uses now, below those that the kernel gives to outgoing connections: one of
-    them could otherwise take the port of a daemon that is about to start again. So could a test that runs at the same time: each worker of
-    pytest-xdist has ports of its own."""
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    mine = range(first_outgoing // 2 + worker % MAX_WORKERS, first_outgoing, MAX_WORKERS)
-    held: list[socket.socket] = []
-    try:
-        for port in random.sample(mine, len(mine)):
-            if len(held) == count:
-                break
-            with contextlib.suppress(OSError):  # in use: the next one
-                held.append(socket.create_server(("127.0.0.1", port)))
-        return [listener.getsockname()[1] for listener in held]
-    finally:
-        for listener in held:
-            listener.close()

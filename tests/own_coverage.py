@@ -24,7 +24,11 @@ PARTS = {
     "master/directory": (
         "directory queries pins removing rows membership placement records publishing removals reservations tenants holders"
     ),
-    "handover": "arguments description ending handles latch parts receiving roll_call sending staging ways windows",
+    "handover": "arguments description handles latch",
+    "handover/sending": "request",
+    "handover/receiving": "request ways",
+    "handover/ranks": "roll_call",
+    "handover/movements": "ending parts staging windows",
 }
 """What needs neither network nor sockets: the rest is held to the conformance suites, or tested with real processes."""
 EXCEPT = re.compile(r"_pb2(_grpc)?\.py$|__init__\.py$|conformance\.py$")

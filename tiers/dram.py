@@ -12,7 +12,7 @@ import numpy as np
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
-from kvstore.tiers.slabs import growth_sizes, position_of
+from kvstore.tiers.slabs import POSITION_BITS, growth_sizes, position_of, slab_number_of
 from kvstore.tiers.tier import Record, Slot
 
 
@@ -23,8 +23,17 @@ class DramTier(SlabTier):
     mappable = True
     blocking = False
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int | None = None, hugepages: bool = False, exact_classes: int = 16) -> None:
-        """`hugepages` are used when the system has enough of them: see the property.
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        slab_bytes: int | None = None,
+        hugepages: bool = False,
+        transparent_hugepages: bool = True,
+        exact_classes: int = 16,
+    ) -> None:
+        """`hugepages` are used when the system has enough of them reserved: see the property. `transparent_hugepages` asks for those that
+        the kernel gives by itself.
 
         Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
         """
@@ -34,13 +43,17 @@ class DramTier(SlabTier):
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         self._pool = MemfdPool(
-            capacity_bytes, slab_bytes=slab_bytes, first_sizes=growth_sizes(first_bytes, slab_bytes), hugepages=hugepages
+            capacity_bytes,
+            slab_bytes=slab_bytes,
+            first_sizes=growth_sizes(first_bytes, slab_bytes),
+            hugepages=hugepages,
+            asks=transparent_hugepages,
         )
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool, exact_classes=exact_classes)
 
     @property
     def hugepages(self) -> bool:
-        """Whether the memory made at the start is in huge pages."""
+        """Whether the memory made at the start is in huge pages that were reserved."""
         return self._pool.hugepages
 
     @property
@@ -56,10 +69,21 @@ class DramTier(SlabTier):
         """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
         return self._bytes(slot).data
 
+    def fill(self, slot: Slot, value: memoryview) -> None:
+        """Write a small value of the slot's size. Raises StaleHandle."""
+        slab_id, offset_bytes = self.locate(slot)
+        self._pool.memory(slab_id).bytes.data[offset_bytes : offset_bytes + slot.size_bytes] = value
+
     def locate(self, slot: Slot) -> tuple[int, int]:
         """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""
         slab = self._slabs.find(slot)
         return slab.number, position_of(slot) * slab.group.slot_bytes
+
+    def locate_all(self, slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
+        """As `locate` for many: slab ids, and offsets in bytes."""
+        slot_bytes = {number: self._slabs.slab(number).group.slot_bytes for number in set(map(slab_number_of, slots))}
+        slabs = [slot.index >> POSITION_BITS for slot in slots]
+        return slabs, [position_of(slot) * slot_bytes[number] for slot, number in zip(slots, slabs, strict=True)]
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
         """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.

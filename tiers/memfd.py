@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, TierFailed
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, map_asking
 
 Bytes = npt.NDArray[np.uint8]
 
 PAGE_BYTES = mmap.PAGESIZE
-HUGE_PAGE_BYTES = 2 << 20
-"""The default size of huge pages on x86-64 and (with 4 KiB base pages) arm64."""
 
 MFD_HUGETLB = 0x4
 """linux/memfd.h; the os module has it only from Python 3.13 on some builds."""
@@ -37,9 +36,9 @@ PREFAULT_CHUNK_BYTES = 8 << 20
 """How much is faulted in under one lock: a slab being assigned waits for it at most some 20 ms."""
 
 MAX_MEMFDS = 8192
-"""Memfds of one pool: each is two descriptors (Python's mmap keeps one of its own) and a mapping, of which the system allows so many
-(RLIMIT_NOFILE; 65,530 mappings). It is twice what slabs of 1/4096 of a tier come to; beyond it there is no memory for a further slab
-before another is given up."""
+"""Memfds of one pool: each is two descriptors (Python's mmap keeps one of its own) and a mapping, or one descriptor and three mappings
+(huge_pages.map_asking), of which the system allows so many (RLIMIT_NOFILE; 65,530 mappings). It is twice what slabs of 1/4096 of a tier
+come to; beyond it there is no memory for a further slab before another is given up."""
 
 MAX_TRIM = 2
 """Memory is cut down to at least 1/2 for a smaller slab: a smaller part is made anew."""
@@ -56,8 +55,11 @@ class Memfd:
     `prefault` may be called from another thread than the rest. Views taken of `bytes` keep the mapping alive after `close`.
     """
 
-    def __init__(self, size_bytes: int, *, hugepages: bool = False) -> None:
-        """Raises OSError: no descriptor, memory or (with `hugepages`) huge page is left."""
+    def __init__(self, size_bytes: int, *, hugepages: bool = False, asks: bool = True) -> None:
+        """With `hugepages` it is in those that are reserved; with `asks` it asks for those that the kernel gives by itself.
+
+        Raises OSError: no descriptor, memory or (with `hugepages`) huge page is left.
+        """
         self.page_bytes = HUGE_PAGE_BYTES if hugepages else PAGE_BYTES
         self.exported = False
         self.tenant: str | None = None
@@ -68,11 +70,17 @@ class Memfd:
             # Another user's process that was given a read-only descriptor must not open the file again for writing.
             os.fchmod(self.fd, 0o400)
             os.ftruncate(self.fd, self.file_bytes(size_bytes))
-            mapped = mmap.mmap(self.fd, self.file_bytes(size_bytes), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapped = self._map(self.file_bytes(size_bytes), asks=asks and not hugepages)
         except OSError:
             os.close(self.fd)
             raise
         self.bytes: Bytes = np.frombuffer(mapped, np.uint8, size_bytes)
+
+    def _map(self, size_bytes: int, *, asks: bool) -> mmap.mmap | memoryview:
+        """Memory that holds no whole huge page does not ask: mapped plainly it costs one mapping, not three."""
+        if asks and size_bytes >= HUGE_PAGE_BYTES:
+            return map_asking(self.fd, size_bytes)
+        return mmap.mmap(self.fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
     @property
     def size_bytes(self) -> int:
@@ -132,9 +140,19 @@ class MemfdPool:
     Memory that held a tenant's bytes serves no other tenant, zeroed or not: an old client may still have it mapped.
     """
 
-    def __init__(self, capacity_bytes: int, *, slab_bytes: int, first_sizes: Sequence[int] = (), hugepages: bool = False) -> None:
-        """Falls back to normal pages, all of them, where huge ones do not suffice. Raises ConfigError when the system refuses."""
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        slab_bytes: int,
+        first_sizes: Sequence[int] = (),
+        hugepages: bool = False,
+        asks: bool = True,
+    ) -> None:
+        """Falls back to normal pages, all of them, where reserved huge ones do not suffice; `asks` as Memfd. Raises ConfigError when the
+        system refuses."""
         self.hugepages = hugepages
+        self._asks = asks
         self._max_memfds = min(MAX_MEMFDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._capacity_bytes = capacity_bytes
         self._of_slab: dict[int, Memfd] = {}
@@ -210,7 +228,7 @@ class MemfdPool:
         """One spare for each size, or none at all and the system's refusal."""
         try:
             for size_bytes in sizes:
-                self._spares.append(Memfd(size_bytes, hugepages=self.hugepages))
+                self._spares.append(Memfd(size_bytes, hugepages=self.hugepages, asks=self._asks))
         except OSError as refusal:
             while self._spares:
                 self._spares.pop().close()
@@ -224,7 +242,7 @@ class MemfdPool:
             self._held_bytes -= dropped.size_bytes
             dropped.discard()
         try:
-            memory = Memfd(size_bytes)
+            memory = Memfd(size_bytes, asks=self._asks)
         except OSError as refusal:
             raise TierFailed(f"no shared memory of {size_bytes} bytes: {refusal}") from refusal
         self._held_bytes += size_bytes

@@ -43,6 +43,9 @@ class SlabTier(Tier):
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         return self._slabs.allocate(size_bytes, tenant)
 
+    def allocate_unused(self, size_bytes: int, *, tenant: str, count: int) -> list[Slot]:
+        return self._slabs.allocate_unused(size_bytes, tenant, count)
+
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
         return self._slabs.group(size_bytes, tenant)
 

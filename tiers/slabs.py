@@ -108,21 +108,52 @@ class SlabAllocator:
         """A slot; see Tier.allocate. Raises TierFull, InvalidArgument."""
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
-        if slab.returned:
-            position = slab.returned.pop()
-        else:
-            position = slab.touched
-            slab.slots.append(None)
+        slots, returned = slab.slots, slab.returned
         # One counter for all places raises the generation of each, without remembering one for every place there ever was.
-        self._generation += 1
-        slot = Slot(slab.number << POSITION_BITS | position, self._generation, size_bytes, group.number)
-        slab.slots[position] = slot
+        self._generation = generation = self._generation + 1
+        if returned:
+            position = returned.pop()
+            slot = slots[position] = Slot(slab.number << POSITION_BITS | position, generation, size_bytes, group.number)
+        else:
+            slot = Slot(slab.number << POSITION_BITS | len(slots), generation, size_bytes, group.number)
+            slots.append(slot)
         slab.used += 1
-        if not slab.returned and slab.touched == slab.count:
+        if not returned and len(slots) == slab.count:
             del group.open[slab.number]
         group.used += 1
         self.used_bytes += group.slot_bytes
         return slot
+
+    def allocate_unused(self, size_bytes: int, tenant: str, count: int) -> list[Slot]:
+        """Up to `count` slots of one slab that is open or vacant, those that were used before or else those that were not: what `allocate`
+        would give one after the other, in the order of their places. Raises InvalidArgument."""
+        group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
+        slab = next(iter(group.open.values()), None) or next(iter(group.vacant.values()), None)
+        if slab is None or count < 1:
+            return []
+        if slab.number in group.vacant:
+            del group.vacant[slab.number], self._vacant[slab.number]
+            group.open[slab.number] = slab
+        slots, returned, number, generation = slab.slots, slab.returned, group.number, self._generation
+        base = slab.number << POSITION_BITS
+        if returned:
+            found = []
+            for position in sorted(returned[-count:]):
+                generation += 1
+                slots[position] = slot = Slot(base | position, generation, size_bytes, number)
+                found.append(slot)
+            del returned[-count:]
+        else:
+            begin, end = len(slots), min(slab.count, len(slots) + count)
+            found = [Slot(base | position, generation + position - begin + 1, size_bytes, number) for position in range(begin, end)]
+            slots += found
+        self._generation += len(found)
+        slab.used += len(found)
+        if not returned and len(slots) == slab.count:
+            del group.open[slab.number]
+        group.used += len(found)
+        self.used_bytes += len(found) * group.slot_bytes
+        return found
 
     def free(self, slot: Slot) -> None:
         slab = self.find(slot)
@@ -240,14 +271,14 @@ class SlabAllocator:
         """Open a vacant slab of the group, or a new one. Raises TierFull."""
         slab = next(iter(group.vacant.values()), None) or self._add_slab(group)
         if slab is None:
-            raise TierFull(f"no slot of {group.slot_bytes} bytes is free")
+            raise TierFull
         del group.vacant[slab.number], self._vacant[slab.number]
         group.open[slab.number] = slab
         return slab
 
     def _add_slab(self, group: Group) -> Slab | None:
         """A new, vacant slab out of unassigned bytes and, where these are few, of the slabs vacant for longest."""
-        vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values())
+        vacant_bytes = sum(slab.size_bytes for slab in self._vacant.values()) if self._vacant else 0
         if self._unassigned_bytes + vacant_bytes < group.slot_bytes:
             return None
         while self._vacant and self._unassigned_bytes < self._wanted_bytes(group):

@@ -7,7 +7,7 @@ bytes, so that at any time `used_bytes + quarantined_bytes + free_bytes == capac
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes. A tier never keeps a reference to one after the call returns."""
@@ -17,16 +17,15 @@ class TierFull(Exception):
     """No slot of this size is free now. Internal to the node: the block table answers by evicting, the caller never sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A place for `size_bytes` bytes in one tier.
 
     `index` names the place, `generation` the use of it: freeing a slot raises the generation of its place, so an old Slot is
     refused (StaleHandle) instead of reaching another block's bytes. `group` is what the slot can be traded for: freeing one
-    slot of a group makes room for another of the same group at once.
+    slot of a group makes room for another of the same group at once. A tuple because one is made for every block and tier.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # the place, not tuple.index
     generation: int
     size_bytes: int
     group: int = 0
@@ -101,6 +100,10 @@ class Tier(ABC):
             TierFailed: the tier takes no values any more.
             InvalidArgument: the size is out of range, or larger than the tier can ever hold.
         """
+
+    def allocate_unused(self, size_bytes: int, *, tenant: str, count: int) -> list[Slot]:
+        """Up to `count` slots that are free as it is, as `allocate` would give them; none need be found. Raises InvalidArgument."""
+        return []
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
         """The group a slot of this size and tenant is (or would be) in: see Slot.group."""

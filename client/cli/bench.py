@@ -11,6 +11,7 @@ from kvstore.client.cli.options import client_options, echo_json, json_option, n
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
+from kvstore.client.control import Control
 from kvstore.client.tools.bench import NEEDED_DRAM_BYTES, measure
 from kvstore.client.tools.bench_report import table
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
@@ -25,8 +26,8 @@ def bench(as_json: bool, settings: ClientSettings) -> None:
     Against the cluster that a master is named of (it uses 640 MiB of the tenant's DRAM, and removes what it put), else against one of
     its own. Figures of a machine that does other work say little.
     """
-    with _cluster(settings) as chosen, connect(chosen) as client:
-        rows = list(measure(client))
+    with _cluster(settings) as chosen, connect(chosen) as client, Control.find(chosen) as control:
+        rows = list(measure(client, control))
     if as_json:
         echo_json([row.as_json() for row in rows])
     else:

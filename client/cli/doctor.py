@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.cli.options import echo_json, json_option
+from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.client.tools import sharing
 from kvstore.client.tools.doctor import Check, Verdict, examine
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red"}
@@ -17,13 +19,15 @@ _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSIN
 
 @click.command(short_help="Check what this machine offers to the fast transports.")
 @json_option
-def doctor(as_json: bool) -> None:
-    """Check this machine: the libraries and devices of the fast transports, and the limits that they run into.
+@client_options
+def doctor(as_json: bool, settings: ClientSettings) -> None:
+    """Check this machine: the libraries and devices of the fast transports, the limits that they run into, and whether this user shares
+    memory with the nodes of this host, where a master answers that tells of them.
 
     Each line is ok, a warning (it works, but slower or for fewer) or missing (a transport is not used for want of it). Without UCX,
     NIXL and RDMA devices kvstore uses TCP and shared memory.
     """
-    checks = examine()
+    checks = [*examine(), *sharing.checks(settings)]
     if as_json:
         echo_json([{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks])
     else:

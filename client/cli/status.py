@@ -12,6 +12,7 @@ from rich.text import Text
 from kvstore.client.cli.options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
+from kvstore.client.tools import sharing
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
 
@@ -20,12 +21,16 @@ from kvstore.protocol import control_pb2 as pb
 @json_option
 @client_options
 def status(as_json: bool, settings: ClientSettings) -> None:
-    """Show the cluster in a few lines. --json has everything the master knows of it."""
+    """Show the cluster in a few lines, and with which nodes of this host this user shares memory.
+
+    --json has everything the master knows of the cluster, and in shared_memory each node of this host with why not: "" where it does.
+    """
     found = _ask(settings)
+    near, why = sharing.look(settings)
     if as_json:
-        echo_json(as_dict(found))
+        echo_json({**as_dict(found), "shared_memory": near})
     else:
-        Console().print(status_lines(found))
+        Console().print(status_lines(found, sharing.line(near, why)))
 
 
 @click.command()

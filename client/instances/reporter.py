@@ -6,6 +6,7 @@ It does not know what the instance does: the state comes from a function, and wh
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -15,6 +16,7 @@ from kvstore.client.instances.client import InstanceReport, SchedulerClient
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
+from kvstore.transfer.memory.shield import Shield
 
 RETRY_INTERVAL_S: Final = 1.0
 """Between reports that do not come through."""
@@ -46,7 +48,8 @@ class _News:
 class Reporter:
     """A context manager: the instance is in the master's list inside, from the first report that comes through, and gone afterwards.
 
-    A master that is away is looked for until it is back, and told then what it has missed. Threads may share it.
+    A master that is away is looked for until it is back, and told then what it has missed. Threads may share it. One that nobody has any
+    more, for a signal handler raised as it was made, say, makes no further report.
     """
 
     def __init__(self, client: SchedulerClient, state: Callable[[], InstanceReport]) -> None:
@@ -62,8 +65,9 @@ class Reporter:
         self._name = ""
         self._complaint = ""
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._ending), name="reporter", daemon=True)
+        with Shield():  # a handler that raises within a thread's start, or an event's `set`, leaves a lock taken that the thread needs
+            self._thread.start()
 
     def saw(self, request_id: int) -> None:
         """This request has come in. Call it when `state` counts it: the master stops counting it by itself."""
@@ -87,7 +91,8 @@ class Reporter:
         if self._ending.is_set():
             return
         deadline = Deadline(self._client.settings.deadline_s)
-        self._ending.set()
+        with Shield():
+            self._ending.set()
         self._thread.join(deadline.timeout_s)
         # A report that is still under way would bring the instance back, and a master that is away has forgotten it already.
         if self._name and not self._thread.is_alive():
@@ -99,11 +104,6 @@ class Reporter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _run(self) -> None:
-        pause_s = 0.0
-        while not self._ending.wait(pause_s):
-            pause_s = self._report()
 
     def _report(self) -> float:
         """Report once: seconds until the next time."""
@@ -125,3 +125,14 @@ class Reporter:
             self._complaint = ""
             log.warning("instance %s reports again", report.name)
         return interval_s
+
+
+def _run(own: "weakref.ref[Reporter]", ending: threading.Event) -> None:
+    """The thread: report until it is to end, or nobody has the reporter any more."""
+    pause_s = 0.0
+    while not ending.wait(pause_s):
+        reporter = own()
+        if reporter is None:
+            return
+        pause_s = reporter._report()
+        del reporter

@@ -6,11 +6,11 @@ that follows, and so is the full fence that these two need.
 
 import os
 import threading
-import weakref
 
 import numpy as np
 
-from kvstore.client.local.index import Found, FoundBatch, IndexView
+from kvstore.client.forks import Process
+from kvstore.client.local.index import FoundBatch, IndexView, Place
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shown_index import (
     ACCESSES,
@@ -23,6 +23,7 @@ from kvstore.protocol.shown_index import (
     AT_RING,
     AT_TAKEN,
     DESK_BYTES,
+    ENTRY_WORDS,
     HAZARDS,
     LOOK_NUMBERS,
     LOOK_SHIFT,
@@ -32,13 +33,24 @@ from kvstore.protocol.shown_index import (
 from kvstore.transfer.memory.mapping import map_slab
 
 
-class Looker:
-    """Whoever looks at values; `hazards` are those that keep them where they are."""
+class Hazard:
+    """One of a desk's words that say what is looked at. Whoever looks has it, or the desk. Where it is lost, for a signal handler raised
+    between any two steps, it ends by itself what it says, and the desk makes another one.
+    """
 
-    __slots__ = ("__weakref__", "hazards")
+    __slots__ = ("_lost", "_process", "_words", "at", "is_lent")
 
-    def __init__(self) -> None:
-        self.hazards: list[int] = []
+    def __init__(self, at: int, words: memoryview, lost: list[int]) -> None:
+        self.at = at
+        self.is_lent = False
+        self._words = words
+        self._lost = lost
+        self._process = Process.number
+
+    def __del__(self) -> None:
+        if self._process == Process.number:  # the desk is its parent's to a forked child
+            self._words[self.at] = 0
+            self._lost.append(self.at)
 
 
 class LocalDesk:
@@ -52,34 +64,45 @@ class LocalDesk:
             raise Broken("a node of this host has desks in a form that this release does not know")
         self._ring: Words = np.frombuffer(memory, np.uint64)[AT_RING : AT_RING + ACCESSES]
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._written = self._words[AT_ACCESSES]
-        self._free = list(range(HAZARDS))
+        self._process = Process.number
+        self._begun = self._written = self._words[AT_ACCESSES]
+        self._lost_before = self._words[AT_LOST]
+        self._room_until = 0
+        """The node had taken what stood before this, less ACCESSES, when it was last looked at."""
+        self._free: list[Hazard] = []
+        self._lost = list(range(AT_HAZARDS, AT_HAZARDS + HAZARDS))
+        """Words of hazards that are no more, or not yet."""
         self._looks = 0
-        self._lookers: dict[int, weakref.ref[Looker]] = {}
-        """Whose the other hazards are."""
-        self.hits = 0
-        """Blocks read here."""
         self.bytes_in = 0
         self.calls = 0
+
+    @property
+    def hits(self) -> int:
+        """Blocks read here."""
+        return self._written - self._begun + self._words[AT_LOST] - self._lost_before
 
     @property
     def is_over(self) -> bool:
         """The node has ended the connection: nothing is kept for its views any more."""
         return bool(self._words[AT_DESK_OVER])
 
-    def read_one(self, index: IndexView, found: Found) -> None:
-        """A block was read."""
+    def read_one(self, index: IndexView, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
+        """A block was read, by a call of its own unless `calls` is 0."""
+        words = self._words
         with self._lock:
-            self.calls += 1
-            self.hits += 1
-            self.bytes_in += found.size
-            if self._written - self._words[AT_TAKEN] >= ACCESSES:
-                self._words[AT_LOST] += 1
+            self.calls += calls
+            self.bytes_in += size_bytes
+            written = self._written
+            if written >= self._room_until and not self._room():
+                words[AT_LOST] += 1
                 return
-            self._words[AT_RING + self._written % ACCESSES] = index.access_word(found)
-            self._written += 1
-            self._words[AT_ACCESSES] = self._written
+            words[AT_RING + written % ACCESSES] = (at - index.entries) // ENTRY_WORDS | (sequence & 0xFFFF_FFFF) << 32
+            self._written = words[AT_ACCESSES] = written + 1
+
+    def _room(self) -> int:
+        """For how many accesses the ring has room now."""
+        self._room_until = self._words[AT_TAKEN] + ACCESSES
+        return max(0, self._room_until - self._written)
 
     def asked(self) -> None:
         """A call is over that asked nobody."""
@@ -90,9 +113,8 @@ class LocalDesk:
         """Blocks were read, in order."""
         words = index.access_words(found)
         with self._lock:
-            self.hits += len(words)
             self.bytes_in += int(found.sizes.sum())
-            room = max(0, ACCESSES - (self._written - self._words[AT_TAKEN]))
+            room = self._room()
             self._words[AT_LOST] += max(0, len(words) - room)
             words = words[:room]
             begin = self._written % ACCESSES
@@ -102,44 +124,34 @@ class LocalDesk:
             self._written += len(words)
             self._words[AT_ACCESSES] = self._written
 
-    def look(self, index: IndexView, found: Found, looker: "Looker") -> bool:
-        """Keep the node from reusing what was found, until `look_away` or the end of `looker`, whatever is raised meanwhile.
+    def look(self, index: IndexView, place: Place) -> Hazard | None:
+        """Keep the node from reusing what was found, until `look_away` or the end of the hazard, whatever is raised meanwhile.
 
-        False: the place is another block's by now, or the node hung up, or as much is looked at as can be.
+        None: the place is another block's by now, or the node hung up, or as much is looked at as can be.
         """
+        words = self._words
+        try:
+            hazard = self._free.pop() if self._free else Hazard(self._lost.pop(), words, self._lost)
+        except IndexError:
+            return None
         with self._lock:
-            if self._lookers:
-                self._sweep()
-            if not self._free:
-                return False
-            number = self._free[-1]
-            looker.hazards.append(number)
-            self._lookers[number] = weakref.ref(looker)
-            self._free.pop()
-            self._words[AT_HAZARDS_USED] = HAZARDS - len(self._free)
+            words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
             self._looks = (self._looks + 1) % LOOK_NUMBERS
-            self._words[AT_HAZARDS + number] = found.slot + 1 | self._looks << LOOK_SHIFT
-        return index.still(found) and not self.is_over
+            hazard.is_lent = True
+            words[hazard.at] = place[-1] + 1 | self._looks << LOOK_SHIFT
+        if index.words[place[0]] != place[1] or words[AT_DESK_OVER]:
+            self.look_away(hazard)
+            return None
+        return hazard
 
-    def look_away(self, looker: "Looker") -> None:
+    def look_away(self, hazard: Hazard) -> None:
         """What was looked at is used no more. A second call is a no-op, and so is one of a forked child: the desk is its parent's."""
-        if os.getpid() != self._pid:
+        if self._process != Process.number:
             return
+        words = self._words
         with self._lock:
-            while looker.hazards:
-                self._release(looker.hazards[-1])
-                looker.hazards.pop()
-
-    def _sweep(self) -> None:
-        """Release what was looked at by somebody who is no more: a signal handler that raised kept it from looking away."""
-        for number, reference in list(self._lookers.items()):
-            looker = reference()
-            if looker is None or number not in looker.hazards:
-                self._release(number)
-
-    def _release(self, number: int) -> None:
-        self._words[AT_HAZARDS + number] = 0
-        if number not in self._free:
-            self._free.append(number)
-        self._words[AT_HAZARDS_USED] = HAZARDS - len(self._free)
-        self._lookers.pop(number, None)
+            if hazard.is_lent:
+                hazard.is_lent = False
+                words[hazard.at] = 0
+                self._free.append(hazard)
+                words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)

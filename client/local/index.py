@@ -2,11 +2,10 @@
 read there was still the block's: no value is touched here.
 """
 
-import dataclasses
 import os
 import threading
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from kvstore.protocol.shown_index import (
     CHECK,
     CHECKSUM,
     ENTRY,
-    ENTRY_BYTES,
     ENTRY_WORDS,
     KEY,
     KEY_BYTES_SHIFT,
@@ -32,15 +30,14 @@ from kvstore.protocol.shown_index import (
     PLACE,
     SEQUENCE,
     SIZE,
-    SLOT,
     TAGS,
+    UP_TO_KEY,
     WAYS,
     Words,
     check_of,
     checks_of,
     entries_at,
     index_bytes,
-    key_words,
     tag_of,
     tags_at,
     tags_of,
@@ -51,29 +48,24 @@ PART_KEYS: Final = 4096
 """Keys that are looked up at a time: what is gathered for them stays in the processor's cache."""
 FOREVER_NS: Final = 1 << 62
 SLAB_MASK: Final = (1 << KEY_BYTES_SHIFT) - 1
-
+_SET_BYTES: Final = TAGS.size
+_WAY_BITS: Final = WAYS.bit_length() - 1
+_unpack_tags: Final = TAGS.unpack_from
+_unpack_up_to_key: Final = [form.unpack_from for form in UP_TO_KEY]
 
 Flags = npt.NDArray[np.bool_]
-
-
-class Found(NamedTuple):
-    """Where a block is. `at` is its entry's first word, `sequence` what that word was."""
-
-    at: int
-    sequence: int
-    slab: int
-    offset: int
-    size: int
-    checksum: int
-    slot: int
+Indexes = npt.NDArray[np.int64]
+Place = tuple[int, int, int, int, int, int, int]
+"""Where a block is: its entry's first word and what that was (`at` and `sequence`), slab, offset, size, checksum, slot. A tuple, for
+to make a named one takes as long as half of the look-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """As Found, of many keys, in columns. `is_there` says which keys they are; the other columns have a row for those alone, in order."""
+    """As Place, of many keys, in columns. `which` are the indexes of the keys that were found, in order; the others have a row for each."""
 
-    is_there: Flags
-    at: npt.NDArray[np.int64]
+    which: Indexes
+    at: Indexes
     """Entries, by number."""
     sequences: Words
     slabs: Words
@@ -81,10 +73,12 @@ class FoundBatch:
     sizes: Words
     checksums: Words
 
-    def only(self, which: Flags) -> "FoundBatch":
-        """Of those found, some. `is_there` stays as it was."""
-        columns = (self.at, self.sequences, self.slabs, self.offsets, self.sizes, self.checksums)
-        return FoundBatch(self.is_there, *(column[which] for column in columns))  # type: ignore[arg-type]
+    def only(self, chosen: Flags) -> "FoundBatch":
+        """Of those found, some."""
+        return FoundBatch(*(column[chosen] for column in self.columns()))  # type: ignore[arg-type]
+
+    def columns(self) -> tuple[npt.NDArray[np.generic], ...]:
+        return self.which, self.at, self.sequences, self.slabs, self.offsets, self.sizes, self.checksums
 
 
 class _Room(threading.local):
@@ -103,119 +97,122 @@ class IndexView:
         """Takes no ownership of `fd`. Not `is_ordered`: entries are compared with their checks.
 
         Raises Broken: it is no index, or not one of this release."""
-        self._memory = map_slab(os.dup(fd), size_bytes, writable=False).memory
-        self._words = self._memory.cast("Q")
-        sets = self._words[AT_SETS] if size_bytes > entries_at(0) else 0
-        if not sets or self._words[AT_MAGIC] != MAGIC or sets & (sets - 1) or index_bytes(sets) != size_bytes:
+        self._memory = map_slab(os.dup(fd), size_bytes, writable=False, populated=False).memory
+        self.words = self._memory.cast("Q")
+        """All of it. What lies in a place was its block's all the time while the word at `at` is what it was, the `sequence`."""
+        sets = self.words[AT_SETS] if size_bytes > entries_at(0) else 0
+        if not sets or self.words[AT_MAGIC] != MAGIC or sets & (sets - 1) or index_bytes(sets) != size_bytes:
             raise Broken("a node of this host shows an index in a form that this release does not know")
         self._is_ordered = is_ordered
         self._room = _Room()
         self._shift = 64 - sets.bit_length() + 1
         self._tags_bytes = tags_at(sets)
-        self._entries = entries_at(sets) // 8
+        self.entries = entries_at(sets) // 8
+        """The word at which they begin."""
         words = np.frombuffer(self._memory, np.uint64)
-        self._tags: Words = words[self._tags_bytes // 8 : self._entries].reshape(sets, WAYS)
-        self._rows: Words = words[self._entries :].reshape(-1, ENTRY_WORDS)
+        self._tags: Words = words[self._tags_bytes // 8 : self.entries].reshape(sets, WAYS)
+        self._rows: Words = words[self.entries :].reshape(-1, ENTRY_WORDS)
         self._sequences: Words = self._rows[:, SEQUENCE]
 
-    def find(self, key: bytes) -> Found | None:
-        """The place of a key of 1 to MAX_KEY_BYTES bytes."""
-        words = key_words(key)
-        tag = tag_of(words, len(key))
+    def find(self, key: bytes) -> Place | None:
+        """The place of a key. None as well for what is no key, or a longer one than is shown."""
+        if type(key) is not bytes or len(key) > MAX_KEY_BYTES:
+            return None
+        tag = tag_of(key)
         number = tag >> self._shift
-        tags = TAGS.unpack_from(self._memory, self._tags_bytes + 8 * WAYS * number)
+        tags = _unpack_tags(self._memory, self._tags_bytes + _SET_BYTES * number)
         if tag not in tags:
             return None
-        at = self._entries + (number * WAYS + tags.index(tag)) * ENTRY_WORDS
-        entry = ENTRY.unpack_from(self._memory, 8 * at)
-        place = entry[PLACE]
-        if entry[SEQUENCE] & 1 or place >> KEY_BYTES_SHIFT != len(key) or entry[KEY : KEY + len(words)] != words:
+        at = self.entries + (number * WAYS + tags.index(tag)) * ENTRY_WORDS
+        sequence, _, place, offset, size, _, checksum, slot, shown = _unpack_up_to_key[len(key)](self._memory, 8 * at)
+        if sequence & 1 or shown != key or place >> KEY_BYTES_SHIFT != len(key):
             return None
-        if not self._is_ordered and entry[CHECK] != check_of(entry[PLACE:]):
+        if not self._is_ordered and not self._is_whole(at):
             return None
-        if self._words[at] != entry[SEQUENCE]:
+        if self.words[at] != sequence:
             return None
-        return Found(at, entry[SEQUENCE], place & SLAB_MASK, entry[OFFSET], entry[SIZE], entry[CHECKSUM], entry[SLOT])
+        return at, sequence, place & SLAB_MASK, offset, size, checksum, slot
 
-    def still(self, found: Found) -> bool:
-        """Whether the place was the block's all the time since it was found."""
-        return self._words[found.at] == found.sequence
+    def _is_whole(self, at: int) -> bool:
+        entry = ENTRY.unpack_from(self._memory, 8 * at)
+        return bool(entry[CHECK] == check_of(entry[PLACE:]))
 
     def find_batch(self, keys: Words, key_bytes: int) -> FoundBatch:
         """The places of keys of one length, given as words of shape (keys, words)."""
-        parts = [self._find_part(keys[begin : begin + PART_KEYS], key_bytes) for begin in range(0, len(keys), PART_KEYS)]
+        parts = [self._find_part(keys, begin, key_bytes) for begin in range(0, len(keys), PART_KEYS)]
         if len(parts) == 1:
             return parts[0]
-        names = [field.name for field in dataclasses.fields(FoundBatch)]
-        return FoundBatch(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return FoundBatch(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
 
     def exist_batch(self, keys: Words, key_bytes: int) -> Flags:
         """Which keys of one length are there."""
-        parts = [self._compare(keys[begin : begin + PART_KEYS], key_bytes)[0] for begin in range(0, len(keys), PART_KEYS)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        is_there = np.zeros(len(keys), bool)
+        for begin in range(0, len(keys), PART_KEYS):
+            is_there[begin + self._compare(keys[begin : begin + PART_KEYS], key_bytes)[0]] = True
+        return is_there
 
-    def _find_part(self, keys: Words, key_bytes: int) -> FoundBatch:
-        is_there, at, entries = self._compare(keys, key_bytes)
-        if not is_there.all():
-            at, entries = at[is_there], entries[is_there]
+    def _find_part(self, keys: Words, begin: int, key_bytes: int) -> FoundBatch:
+        which, at, entries = self._compare(keys[begin : begin + PART_KEYS], key_bytes)
+        if (which[1:] == which[:-1]).any():  # it went from one entry to another meanwhile
+            which, first = np.unique(which, return_index=True)
+            at, entries = at[first], entries[first]
         columns = (entries[:, column].copy() for column in (SEQUENCE, PLACE, OFFSET, SIZE, CHECKSUM))
         sequences, places, offsets, sizes, checksums = columns
         places &= np.uint64(SLAB_MASK)
-        return FoundBatch(is_there, at, sequences, places, offsets, sizes, checksums)
+        return FoundBatch(which + begin, at, sequences, places, offsets, sizes, checksums)
 
-    def _compare(self, keys: Words, key_bytes: int) -> tuple[Flags, npt.NDArray[np.int64], Words]:
-        """Which of at most PART_KEYS keys are there; the entry where each is or would be, and that entry, in the thread's room."""
-        count, room = len(keys), self._room
-        tags = tags_of(keys, key_bytes)
-        at = (tags >> np.uint64(self._shift)).astype(np.int64)
-        of_set = np.take(self._tags, at, axis=0, out=room.tags[:count], mode="clip")
-        is_tag = np.equal(of_set, tags[:, None], out=room.is_tag[:count])
-        at *= WAYS
-        at += is_tag.argmax(axis=1)
+    def _compare(self, keys: Words, key_bytes: int) -> tuple[Indexes, Indexes, Words]:
+        """Of at most PART_KEYS keys those that are there: indexes, entries by number, and these entries, in the thread's room."""
+        which, at = self._candidates(keys, key_bytes)
+        if not len(which):
+            return which, at, self._rows[:0]
         sequences = self._sequences[at]
-        entries = np.take(self._rows, at, axis=0, out=room.entries[:count], mode="clip")
+        entries = np.take(self._rows, at, axis=0, out=self._room.entries[: len(at)], mode="clip")
+        wanted = keys if len(which) == len(keys) else keys[which]
         is_there: Flags = (sequences & np.uint64(1)) == 0
         is_there &= entries[:, PLACE] >> np.uint64(KEY_BYTES_SHIFT) == np.uint64(key_bytes)
         for column in range(keys.shape[1]):
-            is_there &= entries[:, KEY + column] == keys[:, column]
+            is_there &= entries[:, KEY + column] == wanted[:, column]
         if not self._is_ordered:
             is_there &= entries[:, CHECK] == checks_of(entries)
         is_there &= self._sequences[at] == sequences
         entries[:, SEQUENCE] = sequences
-        return is_there, at, entries
+        return (which, at, entries) if is_there.all() else (which[is_there], at[is_there], entries[is_there])
+
+    def _candidates(self, keys: Words, key_bytes: int) -> tuple[Indexes, Indexes]:
+        """The keys whose tags are there, by their indexes, and their entries by number: nothing else is looked at further."""
+        count, room = len(keys), self._room
+        tags = tags_of(keys, key_bytes)
+        sets = (tags >> np.uint64(self._shift)).view(np.int64)
+        of_set = np.take(self._tags, sets, axis=0, out=room.tags[:count], mode="clip")
+        ways = np.flatnonzero(np.equal(of_set, tags[:, None], out=room.is_tag[:count]))
+        which = ways >> _WAY_BITS
+        if len(which) > count:  # keys of one hash: of each only the first is looked at, the room is for so many
+            which, first = np.unique(which, return_index=True)
+            ways = ways[first]
+        return which, (sets if len(which) == count else sets[which]) * WAYS + (ways & WAYS - 1)
 
     def still_batch(self, found: FoundBatch) -> Flags:
-        """As `still`, for each that was found."""
+        """For each that was found, whether the place was the block's all the time since."""
         is_same: Flags = self._sequences[found.at] == found.sequences
         return is_same
 
-    def access_word(self, found: Found) -> int:
-        """What tells the node that it was read."""
-        return (found.at - self._entries) // ENTRY_WORDS | (found.sequence & 0xFFFF_FFFF) << 32
-
     def access_words(self, found: FoundBatch) -> Words:
-        words: Words = found.at.astype(np.uint64) | (found.sequences & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
+        """What tells the node that these were read."""
+        words: Words = found.at.view(np.uint64) | (found.sequences & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
         return words
 
     def age_ns(self, now_ns: int) -> int:
         """How long ago the node said that it lives, by CLOCK_MONOTONIC; FOREVER_NS once the index is over."""
-        words = self._words
+        words = self.words
         return FOREVER_NS if words[AT_IS_OVER] else now_ns - words[AT_HEARTBEAT]
 
     @property
     def is_over(self) -> bool:
         """Another one has taken its place, or the node stops."""
-        return bool(self._words[AT_IS_OVER])
+        return bool(self.words[AT_IS_OVER])
 
     @property
     def slabs_gone(self) -> int:
         """Slabs that the node has given up since it began."""
-        return self._words[AT_SLABS_GONE]
-
-
-def is_showable(key: object) -> bool:
-    """Whether it is a key that an index can show."""
-    return type(key) is bytes and 0 < len(key) <= MAX_KEY_BYTES
-
-
-assert ENTRY_BYTES == ENTRY.size
+        return self.words[AT_SLABS_GONE]

@@ -11,12 +11,14 @@ from typing import Final
 
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import AnyLoan, AskForFds, Operation, Take
+from kvstore.client.forks import Process
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import FOREVER_NS, IndexView
 from kvstore.client.mapping import SlabMapping
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import Broken, KVStoreError, ProtocolError
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
+from kvstore.protocol.shown_index import AT_HEARTBEAT
 from kvstore.rpc.deadline import Deadline
 
 PROBE_NS: Final = 100_000_000
@@ -25,6 +27,11 @@ STALE_NS: Final = 1_000_000_000
 """Nothing is read from a node whose heartbeat is older than this: it is stopped, or starved, and its master may have given it up."""
 LOOK_NS: Final = 20_000_000
 """How often a client looks whether something has changed."""
+ATTACH_S: Final = 1.0
+ATTACH_SHARE: Final = 4
+"""A node that does not answer costs a call so much of its deadline, and no more than ATTACH_S: the others go on without its index."""
+RETRY_FACTOR: Final = 10
+"""What has taken long and come to nothing is not tried again before so many times as long."""
 RETRY_NS: Final = 1_000_000_000
 """How long after a node of this host could not be attached to, or none was there, it is tried again."""
 
@@ -33,7 +40,7 @@ class LocalNode:
     """One node: its index, this client's desk, and the slabs mapped so far. It holds a connection, which is the desk's."""
 
     def __init__(self, node: KnownNode, loan: AnyLoan, index: IndexView, desk: LocalDesk) -> None:
-        self.node_id = node.node_id
+        self.node_id, self.name = node.node_id, node.name
         self.who = node.route.who
         self.loan = loan
         self.index = index
@@ -56,6 +63,11 @@ class LocalNode:
         return not self._is_lost and age_ns < STALE_NS
 
     @property
+    def fresh_until_ns(self) -> int:
+        """Until when it is fresh without another look, if it is now."""
+        return self.index.words[AT_HEARTBEAT] + PROBE_NS
+
+    @property
     def needs_asking(self) -> bool:
         """For another index, for what became of its slabs, or whether it is there at all."""
         return self.is_lost or self.index.is_over or self.slabs_gone != self.index.slabs_gone
@@ -76,6 +88,10 @@ class LocalNode:
         self.slabs.clear()
 
 
+def _share_of(deadline: Deadline) -> Deadline:
+    return Deadline(min(ATTACH_S, deadline.left_s() / ATTACH_SHARE))
+
+
 class LocalNodes:
     """See the module. Threads and tasks of a client share it: `ready` is replaced, never changed; one at a time asks nodes."""
 
@@ -85,41 +101,51 @@ class LocalNodes:
         """Not `is_used`: there never are any."""
         self._daemons = daemons
         self._mapping = mapping
-        self._clock_ns = clock_ns
+        self.clock_ns = clock_ns
         self._asking = threading.Lock()
         self._due_ns = 0
         self._nodes_version = -1
         self._is_closed = not is_used
-        self._pid = os.getpid()
+        self.process = Process.number
         self._ended = (0, 0, 0)
         """What was counted at desks that are given up."""
         self.ready: tuple[LocalNode, ...] = ()
+        self.at_hand: tuple[int, tuple[LocalNode, ...]] = (0, ())
+        """Until when nothing has to be looked at, by the clock, and the nodes that are read until then: a look into several words of
+        each of them at every call would cost more than the read."""
 
     def fresh(self) -> tuple[LocalNode, ...]:
         """Those whose index counts now; none in a forked child."""
-        ready = self.ready
-        if not ready or os.getpid() != self._pid:
+        if self.process != Process.number:
             return ()
-        now_ns = self._clock_ns()
-        if len(ready) == 1:
-            return ready if ready[0].is_fresh(now_ns) else ()
-        return tuple(node for node in ready if node.is_fresh(now_ns))
+        now_ns = self.clock_ns()
+        return tuple(node for node in self.ready if node.is_fresh(now_ns))
 
     def is_due(self) -> bool:
-        """Whether `attach` may find more than is ready. It is looked into every LOOK_NS, so that asking costs next to nothing."""
-        now_ns = self._clock_ns()
-        if now_ns < self._due_ns or self._is_closed:
-            return False
-        self._due_ns = now_ns + LOOK_NS
-        is_as_told = self._nodes_version == self._daemons.nodes.version
-        return not self.ready or not is_as_told or any(node.needs_asking for node in self.ready)
+        """Whether `attach` may find more than is ready: to be asked when what is at hand is to be looked at again."""
+        now_ns = self.clock_ns()
+        is_due = now_ns >= self._due_ns and not self._is_closed
+        if is_due:
+            self._due_ns = now_ns + LOOK_NS
+            is_as_told = self._nodes_version == self._daemons.nodes.version
+            is_due = not self.ready or not is_as_told or any(node.needs_asking for node in self.ready)
+        self._look()
+        return is_due
+
+    def _look(self) -> None:
+        """Have those at hand that count now, until one of them may not."""
+        fresh = self.fresh()
+        self.at_hand = min([self.clock_ns() + LOOK_NS, *(node.fresh_until_ns for node in fresh)]), fresh
+        if self._is_closed:
+            self.at_hand = FOREVER_NS, ()
 
     def attach(self, deadline: Deadline) -> Operation[None]:
         """Take a desk at each node of this host, as far as that goes: what fails is left for later. Another thread's call goes on alone."""
         if not self._asking.acquire(blocking=False):
             return
         try:
-            self._due_ns = self._clock_ns() + RETRY_NS
+            begun_ns = self.clock_ns()
+            self._due_ns = begun_ns + RETRY_NS
             nodes = self._daemons.nodes
             if not nodes.is_known:
                 yield from self._daemons.refresh_nodes(deadline)
@@ -127,17 +153,20 @@ class LocalNodes:
             self._drop_lost()
             for node in self.ready:
                 with suppress(KVStoreError):  # one that has gone meanwhile is dropped the next time
-                    yield from self._catch_up(node, deadline)
+                    yield from self._catch_up(node, _share_of(deadline))
             have = {node.node_id for node in self.ready}
             for known in nodes.local():
                 if known.node_id not in have:
                     with suppress(KVStoreError):
-                        yield from self._attach_to(known, deadline)
+                        yield from self._attach_to(known, _share_of(deadline))
+            took_ns = self.clock_ns() - begun_ns
+            self._due_ns = begun_ns + max(RETRY_NS, RETRY_FACTOR * took_ns)
             if self.ready and not any(node.needs_asking for node in self.ready):
                 self._due_ns = 0  # all is well: what changes next is noticed at the next look
         except KVStoreError:
             return  # whoever asks next the old way is told what is wrong
         finally:
+            self._look()
             self._asking.release()
 
     def map_slabs(self, node: LocalNode, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
@@ -148,11 +177,18 @@ class LocalNodes:
             node.slabs_gone = node.index.slabs_gone
             found = yield from self._mapping.map_slabs(node.loan.channel, node.node_id, slabs, deadline, writable=False)
             node.slabs.update(zip(slabs, (slab.memory for slab in found), strict=True))
-        except KVStoreError:
-            return  # a get of what lies there goes the old way
+            self._daemons.unshared.shared(node.name)
+        except KVStoreError as error:
+            self._note(node.name, node.loan, error)  # a get of what lies there goes the old way
         finally:
             node.prune(self._mapping.slabs.held(node.node_id, node.epoch))
             self._asking.release()
+
+    def _note(self, node: str, loan: AnyLoan, error: BaseException) -> None:
+        """It answers and refuses, or what it gave cannot be mapped. Nothing is told of a node that is going or slow, nor of a lost slab."""
+        is_passing = isinstance(error, Unreachable | DeadlineExceeded | Fenced | Closed)
+        if isinstance(error, KVStoreError) and not is_passing and loan.channel.is_open:
+            self._daemons.unshared.note(node, str(error))
 
     def _catch_up(self, node: LocalNode, deadline: Deadline) -> Operation[None]:
         if node.index.is_over:
@@ -167,12 +203,14 @@ class LocalNodes:
         loan: AnyLoan = yield Take(address, deadline)
         try:
             if not node.route.is_meant(address, loan.channel.welcome):
-                raise Broken(f"at {address} there is another daemon by now")
+                raise Unreachable(f"at {address} there is another daemon by now")
             found = LocalNode(node, loan, *(yield from self._ask(loan, deadline)))
             if self._is_closed:
-                raise Broken("the client is closed")
+                raise Closed("the client is closed")
             self.ready = (*self.ready, found)
-        except BaseException:
+            self._daemons.unshared.shared(node.name)
+        except BaseException as error:
+            self._note(node.name, loan, error)
             loan.discard()
             raise
 
@@ -210,6 +248,6 @@ class LocalNodes:
     def close(self) -> None:
         """Hang up. A second close is a no-op."""
         self._is_closed = True
-        ready, self.ready = self.ready, ()
+        ready, self.ready, self.at_hand = self.ready, (), (FOREVER_NS, ())
         for node in ready:
             self._end(node)

@@ -2,42 +2,34 @@
 the slot alone until it looks away, or its connection ends.
 """
 
-from kvstore.client.local.desk import LocalDesk, Looker
+from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 
 
-class LocalView(Looker):
-    """Filled by LocalReads.look; `memory` is read-only. Whatever is raised meanwhile, the slot is looked away from when this ends."""
+class LocalView:
+    """`memory` is read-only. Dropped without an end, it looks away with its hazard."""
 
-    __slots__ = ("desk", "memory")
+    __slots__ = ("_desk", "_hazard", "memory")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = memoryview(b"")
-        self.desk: LocalDesk | None = None
+    def __init__(self, desk: LocalDesk, hazard: Hazard, memory: memoryview) -> None:
+        self._desk = desk
+        self._hazard = hazard
+        self.memory = memory
 
     def close(self) -> None:
-        """End it: the memory can no longer be used.
+        """End it: the memory can no longer be used. Only once.
 
         Raises LeaseExpired when the node hung up before, so that what was read may be another value's, and InvalidArgument when something
         made from the view holds its memory, as far as Python can tell (a numpy array goes unseen).
         """
-        in_time = self.desk is None or not self.desk.is_over
+        in_time = not self._desk.is_over
         try:
             self.memory.release()
             still_used = False
         except BufferError:
             still_used = True
-        self.look_away()
+        self._desk.look_away(self._hazard)
         if not in_time:
             raise LeaseExpired("the connection to the view's node broke while it was open: throw away what was read")
         if still_used:
             raise InvalidArgument("something made from the view still uses its memory: end its use, or copy it, before the view's end")
-
-    def look_away(self) -> None:
-        """Nothing is looked at any more. A second call is a no-op."""
-        if self.desk is not None and self.hazards:
-            self.desk.look_away(self)
-
-    def __del__(self) -> None:
-        self.look_away()

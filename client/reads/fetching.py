@@ -1,7 +1,7 @@
 """Values that lie in slabs of another host, under a lease: the transfer engine reads them. Sans-I/O: see effects.py."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.client.buffers import checksum
 from kvstore.client.effects import Operation, Post, work
@@ -9,10 +9,19 @@ from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Wanted
 from kvstore.client.reads.progress import Progress
+from kvstore.client.reads.slices import SLICE_BYTES, SlicedValue
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired, StaleHandle, Unreachable
 from kvstore.protocol.node_messages import MAPPED, Release
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.spans import Span
+
+
+class _Value(NamedTuple):
+    """One to be read: its place in the answer, where it lies, and where it goes."""
+
+    place: int
+    span: Span
+    room: memoryview
 
 
 class EngineFetch:
@@ -24,38 +33,50 @@ class EngineFetch:
         self._lease_ms = lease_ms
         self._asked_ns = clock_ns()
 
-    def run(self, answer: Answer, progress: Progress[Any]) -> Operation[None]:
+    def run(self, answer: Answer, progress: Progress[Any], *, is_alone: bool) -> Operation[None]:
         """Have the engine read the mapped values, verify them, and release the lease. What the engine cannot read is to be tried again.
-        Raises StaleHandle, Unreachable: the node is gone; DeadlineExceeded."""
+        `is_alone`: nothing else is read meanwhile, so that a large value may overlap with itself. Raises StaleHandle, Unreachable: the node
+        is gone; DeadlineExceeded."""
         blocks, channel, node = answer.blocks, answer.loan.channel, answer.node
         places = answer.places(MAPPED)
         try:
             slabs = [blocks.slabs[place] for place in places]
             regions = yield from self._engine_copies.show_slabs(channel, node, slabs, answer.deadline)
             rooms = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
-            copies: list[Copy] = [
-                (Span(region, blocks.offsets[place]), room, len(room))
+            moved = [
+                _Value(place, Span(region, blocks.offsets[place]), room)
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
-            yield from self._engine_copies.move(node, copies, answer.deadline)
+            if is_alone and len(moved) == 1 and len(moved[0].room) > SLICE_BYTES:
+                sums = [(yield from self._in_slices(moved[0], answer))]
+            else:
+                yield from self._engine_copies.move(node, [(value.span, value.room, len(value.room)) for value in moved], answer.deadline)
+                sums = yield from work(lambda: [checksum(value.room) for value in moved], sum(len(value.room) for value in moved))
         except (StaleHandle, Unreachable) as error:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
             # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
             yield Post(channel, Release([blocks.lease]))
             yield from self._engine_copies.failed(node, error, progress.deadline)
-            progress.retry(0, answer.items(places), error)
+            progress.retry_otherwise(answer.items(places), error)
             return
-        moved = [(place, room) for place, room in zip(places, rooms, strict=True) if room is not None]
-        sums = yield from work(lambda: [checksum(room) for _, room in moved], sum(len(room) for _, room in moved))
         yield Post(channel, Release([blocks.lease]))
-        good = [place for (place, _), found in zip(moved, sums, strict=True) if found == blocks.checksums[place]]
-        damaged = [place for (place, _), found in zip(moved, sums, strict=True) if found != blocks.checksums[place]]
+        good = [value.place for value, found in zip(moved, sums, strict=True) if found == blocks.checksums[value.place]]
+        damaged = [value.place for value, found in zip(moved, sums, strict=True) if found != blocks.checksums[value.place]]
         progress.arrived(answer, good)
         if damaged:
             is_late = self._clock_ns() >= self._asked_ns + blocks.lease_ms * 1_000_000
             self._retry_wrong(node, answer.items(damaged), progress, is_late=is_late)
+
+    def _in_slices(self, value: "_Value", answer: Answer) -> Operation[int]:
+        """Have the engine read one large value, hashed on the way: its xxh3_64."""
+        region, begin = value.span.region, value.span.offset_bytes
+
+        def bring(offset: int, room: memoryview) -> Operation[None]:
+            return self._engine_copies.move(answer.node, [(Span(region, begin + offset), room, len(room))], answer.deadline)
+
+        return SlicedValue(value.room, bring).run()
 
     def _retry_wrong(self, node: KnownNode, items: list[Wanted], progress: Progress[Any], *, is_late: bool) -> None:
         """Values came out wrong: overwritten after their lease, or damaged."""

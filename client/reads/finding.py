@@ -45,9 +45,12 @@ class Finding:
     def first(self) -> Operation[Places]:
         """As remembered, and from the master what is not, or was too long ago. Raises as Daemons.ask_master."""
         found = yield from self._find({0: list(range(len(self._keys)))}, self._deadline, from_hints=True)
-        if len(self._early_puts) and (missing := self._missing(found)) and (yield from self._early_puts.settle_soon(self._deadline)):
-            for node_id, wanted in (yield from self._find({0: missing}, self._deadline, from_hints=False)).items():
-                found.setdefault(node_id, []).extend(wanted)
+        if len(self._early_puts) and (missing := self._missing(found)):
+            # One with a hint is not missing: nothing is waited for unless the hints do not tell all that was put.
+            may_have = self._early_puts.may_have([self._keys[i] for i in missing], self._hints)
+            if may_have and (yield from self._early_puts.settle_soon(self._deadline)):
+                for node_id, wanted in (yield from self._find({0: missing}, self._deadline, from_hints=False)).items():
+                    found.setdefault(node_id, []).extend(wanted)
         if old := self._old(found):
             found = yield from self._renew(found, old)
         return found

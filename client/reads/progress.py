@@ -27,6 +27,8 @@ class Progress(Generic[R]):
         self._again: dict[int, list[int]] = defaultdict(list)
         """Keys to be looked up anew, by the node to avoid (0: none)."""
         self._failures: dict[int, KVStoreError] = {}
+        self._in_the_way: dict[int, KVStoreError] = {}
+        """What kept a value from coming by one way, until another is tried."""
         self._refusal: InvalidArgument | None = None
         self._found: set[int] = set()
         self._tiers: dict[int, int] = {}
@@ -57,6 +59,12 @@ class Progress(Generic[R]):
         if failure is not None:
             self._failures.update((i, failure) for i, _ in wanted)
 
+    def retry_otherwise(self, wanted: Sequence[Wanted], failure: KVStoreError) -> None:
+        """The way to these failed, which says nothing of the values: `failure` is raised only if there is no other try. By then they may be
+        gone."""
+        self.retry(0, wanted)
+        self._in_the_way.update((i, failure) for i, _ in wanted)
+
     def retry_stale(self, wanted: Sequence[Wanted]) -> None:
         """The node does not have these."""
         self._counters.add(stale_hints=len(wanted))
@@ -67,9 +75,13 @@ class Progress(Generic[R]):
         self._counters.add(checksum_failures=len(wanted))
         self.retry(node_id, wanted, error)
 
-    def take_again(self) -> dict[int, list[int]]:
-        """What is to be looked up anew, by the node to avoid. It is the caller's from here on."""
+    def take_again(self, *, is_last: bool) -> dict[int, list[int]]:
+        """What is to be looked up anew, by the node to avoid: nothing after the last try. It is the caller's from here on."""
         again, self._again = self._again, defaultdict(list)
+        if is_last:
+            self._failures.update(self._in_the_way)
+            return {}
+        self._in_the_way.clear()
         return again
 
     def finish(self) -> list[R | None]:

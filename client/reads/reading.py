@@ -53,6 +53,8 @@ class Reading(Generic[R]):
         self._deadline = deadline
         self._clock_ns = clock_ns
         self._progress = Progress(resources, keys, sink, deadline)
+        self._is_alone = True
+        """Nothing is read beside what is being read."""
 
     def run(self) -> Operation[list[R | None]]:
         """The sink's results. Raises InvalidArgument, ChecksumMismatch, LeaseExpired, Unavailable (no master), DeadlineExceeded.
@@ -63,12 +65,13 @@ class Reading(Generic[R]):
         found = finding.known() or (yield from finding.first())
         for attempt in range(1, ATTEMPTS + 1):
             lanes = [lane for node_id, wanted in found.items() for lane in self._lanes(node_id, wanted)]
-            if len(lanes) == 1:
+            self._is_alone = len(lanes) == 1
+            if self._is_alone:
                 yield from lanes[0]
             elif lanes:
                 yield Together(lanes)
-            again = self._progress.take_again()
-            if not again or attempt == ATTEMPTS:
+            again = self._progress.take_again(is_last=attempt == ATTEMPTS)
+            if not again:
                 break
             self._resources.counters.add(retries=1)
             found = yield from finding.anew(again)
@@ -134,7 +137,7 @@ class Reading(Generic[R]):
             if INLINE in blocks.statuses:
                 yield from take_inline(answer, progress)
             if blocks.lease and fetch is not None and not loan.channel.address.unix:
-                yield from fetch.run(answer, progress)
+                yield from fetch.run(answer, progress, is_alone=self._is_alone)
             elif blocks.lease:
                 places = answer.places(MAPPED)
                 memory = yield from self._memory(answer, places)

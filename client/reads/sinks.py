@@ -73,7 +73,7 @@ class IntoBuffers:
         view = self._destinations[index].view
         if len(view) < size_bytes:
             raise too_small(index, len(view), size_bytes)
-        return view[:size_bytes]
+        return view if len(view) == size_bytes else view[:size_bytes]
 
     def done(self, index: int, size_bytes: int) -> None:
         finish = self._destinations[index].finish

@@ -13,8 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.client.tools.bench_report import Row, at_least, at_most
+from kvstore.protocol import control_pb2 as pb
 
 Bytes = NDArray[np.uint8]
 
@@ -30,10 +32,19 @@ SMALL_ROUNDS: Final = 8
 SLEEPS: Final = 300
 
 
-def measure(client: Client) -> Iterator[Row]:
+def measure(client: Client, control: Control) -> Iterator[Row]:
     """All figures, as they come. Wants NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes what it put."""
     yield from throughput(client)
     yield from latency(client)
+    yield huge_pages(control.status())
+
+
+def huge_pages(status: pb.StatusReply) -> Row:
+    """What the hosts give the nodes: rows of fresh memory depend on it."""
+    tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
+    reasons = sorted({tier.why_not_huge for tier in tiers if tier.why_not_huge})
+    share = sum(tier.huge_bytes for tier in tiers) / max(sum(tier.capacity_bytes for tier in tiers), 1)
+    return Row(f"DRAM in huge pages{''.join(f', {reason}' for reason in reasons)}", 100 * share, "%")
 
 
 def throughput(client: Client) -> Iterator[Row]:
@@ -72,8 +83,7 @@ def small_batches(client: Client) -> Iterator[Row]:
     """Values of 4 KiB by the thousand, in one array: blocks a second."""
     rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
     keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
-    values = list(rows)
-    put_s = [seconds(lambda part=part: put_all(client, part, values)) for part in keys]  # type: ignore[misc]
+    put_s = [seconds(lambda part=part: put_all(client, part, rows)) for part in keys]  # type: ignore[misc]
     into = np.zeros_like(rows)
     for part in keys:
         get_all(client, part, into)  # slabs are mapped on first use
@@ -169,7 +179,7 @@ def alternate(first: Callable[[], None], second: Callable[[], None], *, calls: i
     return statistics.median(taken[0]) / 1000, statistics.median(taken[1]) / 1000
 
 
-def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes]) -> None:
+def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes] | Bytes) -> None:
     if not all(client.put_batch(keys, sources)):
         raise AssertionError("a new key was there already")
 

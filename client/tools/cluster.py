@@ -18,7 +18,7 @@ from typing import Final
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
-from kvstore.client.tools.child import Child, OnLog
+from kvstore.client.tools.child import Child, OnLog, Process, launched
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
 
 START_DEADLINE_S: Final = 30.0
@@ -54,12 +54,13 @@ class Cluster:
     """A context manager: running and known to the master inside, gone afterwards. Used by the thread that starts it, which must
     live as long: a child is ended when the thread that started it is."""
 
-    def __init__(self, plan: ClusterPlan, *, on_log: OnLog) -> None:
-        """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads."""
+    def __init__(self, plan: ClusterPlan, *, on_log: OnLog, start: Callable[..., Process] = launched) -> None:
+        """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads, `start` as a Child's."""
         if not 1 <= plan.nodes <= MAX_NODES:
             raise ConfigError(f"nodes is {plan.nodes}: an embedded cluster has 1 to {MAX_NODES}")
         self._plan = plan
         self._on_log = on_log
+        self._start_process = start
         self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._expected: set[Child] = set()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -166,7 +167,9 @@ class Cluster:
             if child not in self._expected:
                 self._ended.put(child)
 
-        return Child(name, module, arguments, environment=self._environment(), on_log=self._on_log, on_end=on_end)
+        return Child(
+            name, module, arguments, environment=self._environment(), on_log=self._on_log, on_end=on_end, start=self._start_process
+        )
 
     def _environment(self) -> dict[str, str]:
         """A private cluster is what its plan says: it must not, say, take the NVMe folder of this machine's real node."""

@@ -15,6 +15,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
+from kvstore.tiers.huge_pages import SHMEM_ENABLED, policy, why_none
 from kvstore.transfer.ucx import library as ucx_library
 from kvstore.transfer.ucx.worker import UcxWorker
 
@@ -22,6 +23,10 @@ MIN_SHARED_MEMORY_BYTES: Final = 1 << 30
 """UCX and inference engines share the file system; container runtimes give 64 MiB by default."""
 MIN_OPEN_FILES: Final = 8192
 """A connection costs one to three descriptors; the engine may have 1,024 peers, and a process has other files."""
+LASTING: Final = (
+    f"a file /etc/tmpfiles.d/kvstore.conf with the line `w /{SHMEM_ENABLED} - - - - advise`, or on the kernel's command line "
+    "transparent_hugepage_shmem=advise (Linux 6.13)"
+)
 INSTALL_UCX: Final = install_line("ucx")
 INSTALL_NIXL: Final = install_line("nixl")
 
@@ -58,6 +63,7 @@ def examine(root: Path = Path("/")) -> list[Check]:
         peermem(root, has_rdma=has_rdma),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_rdma=has_rdma),
         hugepages(root),
+        transparent_hugepages(root),
         ptrace_scope(root),
         shared_memory(root),
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -160,12 +166,24 @@ def locked_memory(limit_bytes: int, *, has_rdma: bool) -> Check:
 
 
 def hugepages(root: Path) -> Check:
-    """Slabs on huge pages need no first touch and fewer entries in a NIC's page table."""
+    """Those reserved: slabs on them need no first touch and fewer entries in a NIC's page table."""
     values = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total, free = (int(values.get(f"HugePages_{what}", "0")) for what in ("Total", "Free"))
     if not total:
-        return Check("huge pages", Verdict.WARNING, "none", "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower")
-    return Check("huge pages", Verdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
+        return Check(
+            "reserved huge pages", Verdict.WARNING, "none", "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower"
+        )
+    return Check("reserved huge pages", Verdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
+
+
+def transparent_hugepages(root: Path) -> Check:
+    """Whether slabs, which ask for huge pages, get any without their being reserved."""
+    name, reason = "shared huge pages", why_none(root)
+    if not reason:
+        return Check(name, Verdict.OK, f"shmem_enabled is {policy(root)}")
+    if not policy(root):
+        return Check(name, Verdict.WARNING, reason, "first writes are slower; a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them")
+    return Check(name, Verdict.WARNING, reason, f"echo advise > /{SHMEM_ENABLED} and restart the node; to last over reboots: {LASTING}")
 
 
 def ptrace_scope(root: Path) -> Check:

@@ -30,8 +30,8 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def status_lines(status: pb.StatusReply) -> RenderableType:
-    """The cluster in a few lines."""
+def status_lines(status: pb.StatusReply, here: str = "") -> RenderableType:
+    """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at."""
     states = [node.state for node in status.nodes]
     alive = states.count("alive")
     health = status.catalog_health or "unknown"
@@ -41,8 +41,11 @@ def status_lines(status: pb.StatusReply) -> RenderableType:
     table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
     table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
     table.add_row("transfer", _transfer_line(status))
+    if here:
+        table.add_row("shared here", here)
     if encoded := _encoded_line(status):
         table.add_row("quantised", encoded)
+    table.add_row("huge pages", huge_pages_line(status))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
     return table
 
@@ -54,6 +57,15 @@ def _transfer_line(status: pb.StatusReply) -> str:
     moved = sum(node.counters.get("engine_bytes", 0) for node in status.nodes)
     peers = sum(node.counters.get("engine_connections", 0) for node in status.nodes)
     return f"shared memory within a host; between hosts {ways or 'by message'}: {format_size(moved)} moved, {peers} connections"
+
+
+def huge_pages_line(status: pb.StatusReply) -> str:
+    """How much of the DRAM of all nodes is in huge pages, and why the rest is not where there are none to be had."""
+    tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
+    sizes = (format_size(sum(tier.huge_bytes for tier in tiers)), format_size(sum(tier.capacity_bytes for tier in tiers)))
+    reasons = sorted(Counter(tier.why_not_huge for tier in tiers if tier.why_not_huge).items())
+    told = ", ".join(f"{reason} ({count} node{'s' * (count > 1)})" for reason, count in reasons)
+    return f"{sizes[0]} of {sizes[1]} of DRAM" + (f"; {told}: see kvstore doctor there" if told else "")
 
 
 def _encoded_line(status: pb.StatusReply) -> str:

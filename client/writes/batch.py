@@ -77,13 +77,14 @@ class PutBatch:
     def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> list[int]:
         """Note the node's answers; the keys to ask again for."""
         hints, again = [], []
+        keys, sources, node_id, pop = self.keys, self.sources, node.node_id, self.granted.pop
         for i, flag in zip(indices, reply.flags, strict=True):
             if flag == ASK_AGAIN:
                 again.append(i)
                 continue
-            generation = self.granted.pop(i)
+            generation = pop(i)
             if flag == STORED:
                 self.stored[i] = True
-                hints.append((self.keys[i], Hint(node.node_id, generation, len(self.sources[i]))))
+                hints.append((keys[i], Hint(node_id, generation, len(sources[i]))))
         self._hints.learn(hints)
         return again

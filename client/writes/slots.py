@@ -99,11 +99,14 @@ class SlotWriting:
         if opened.ahead:  # first, so that it goes on beside the copies
             yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         if places:
-            wanted = [opened.slabs[place] for place in places]
-            slabs = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+            wanted = list({opened.slabs[place] for place in places})
+            mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+            parts = {number: slab.part for number, slab in zip(wanted, mapped, strict=True)}
             sources = [self._batch.sources[indices[place]] for place in places]
-            offsets = [opened.offsets[place] for place in places]
-            pairs = [(slab.part(offset, len(source)), source) for slab, offset, source in zip(slabs, offsets, sources, strict=True)]
+            pairs = [
+                (parts[opened.slabs[place]](opened.offsets[place], len(source)), source)
+                for place, source in zip(places, sources, strict=True)
+            ]
             sums = yield from work(partial(resources.copier.copy_and_sum, pairs), sum(map(len, sources)))
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)

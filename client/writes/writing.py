@@ -66,6 +66,7 @@ class Writing:
             raise
         finally:
             stored = self._batch.stored.count(True)
+            self._resources.early_puts.has_unhinted |= self._is_early and stored < len(self._batch.keys)
             out = sum(len(source) for source, done in zip(self._batch.sources, self._batch.stored, strict=True) if done)
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored
@@ -158,14 +159,22 @@ class Writing:
     def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         if self._is_kept(indices):
             self._resources.early_puts.begin(node)
-        inline_bytes = self._resources.settings.put_inline_bytes
-        large = [i for i in indices if len(self._batch.sources[i]) > inline_bytes]
-        if large and (node.route.is_local or self._goes_by_engine(node, large)):
+        for_slots, inline = self._split_by_size(node, indices)
+        if for_slots and (node.route.is_local or self._goes_by_engine(node, for_slots)):
             way = self._slots.write_shared if node.route.is_local else self._slots.write_by_engine
-            if (yield from way(node, large, busy)):
-                indices = [i for i in indices if len(self._batch.sources[i]) <= inline_bytes]
+            if (yield from way(node, for_slots, busy)):
+                indices = inline
         if indices:
             yield from self._write_inline(node, indices, busy)
+
+    def _split_by_size(self, node: KnownNode, indices: list[int]) -> tuple[list[int], list[int]]:
+        """Those whose values are to be written into slots, and those that go along with the message: where the node is on this host a round
+        trip more is little beside the way of many small values through a socket."""
+        sources, inline_bytes = self._batch.sources, self._resources.settings.put_inline_bytes
+        if node.route.is_local and self._is_kept(indices) and sum(len(sources[i]) for i in indices) > inline_bytes:
+            return indices, []
+        large = [i for i in indices if len(sources[i]) > inline_bytes]
+        return large, [i for i in indices if len(sources[i]) <= inline_bytes] if large else indices
 
     def _is_kept(self, indices: list[int]) -> bool:
         """These are stored once their node holds them: that is asked for, and nothing has been reserved for them."""

@@ -20,8 +20,13 @@ _TEMPLATES: Final = 1024
 """Templates kept: a layer of a pair is one of 1 KB, 80 layers with runs of single tokens one of 80 KB."""
 _FEW: Final = 1024
 """Sums that are made quicker (1 us) than it is found that they are all equal (20 us)."""
+_BUFFER: Final = 256
+"""Elements that numpy collects before it adds where rows are shorter: of its own 8,192, rows of a few thousand take three times as long."""
 _MAX_NARROW: Final = (1 << 32) - 1
 """What a column of 32 bits holds."""
+
+
+_Terms = list[tuple[Int64s, Int64s]]
 
 
 class Units(NamedTuple):
@@ -111,13 +116,15 @@ def copies_of(parts: Iterable[tuple[tuple[Grid, ...], Placed, Placed]]) -> Copie
     """
     pieces = [piece for template, source, destination in parts for piece in _pieces(template, source, destination)]
     longest = max((int(piece.lengths.max()) for piece in pieces), default=0)
-    return Copies(
-        _outer_sum([(piece.source.regions, piece.grid.source.runs.regions) for piece in pieces]),
-        _outer_sum([(piece.source.offsets, piece.grid.source.runs.offsets) for piece in pieces], longest),
-        _outer_sum([(piece.destination.regions, piece.grid.destination.runs.regions) for piece in pieces]),
-        _outer_sum([(piece.destination.offsets, piece.grid.destination.runs.offsets) for piece in pieces], longest),
-        _outer_sum([(piece.lengths, np.zeros_like(piece.grid.source.runs.offsets)) for piece in pieces]),
+    ours, theirs = _outer_sums(
+        [(piece.source.offsets, piece.grid.source.runs.offsets) for piece in pieces],
+        [(piece.destination.offsets, piece.grid.destination.runs.offsets) for piece in pieces],
+        longest=longest,
     )
+    [source_regions] = _outer_sums([(piece.source.regions, piece.grid.source.runs.regions) for piece in pieces])
+    [destination_regions] = _outer_sums([(piece.destination.regions, piece.grid.destination.runs.regions) for piece in pieces])
+    [lengths] = _outer_sums([(piece.lengths, np.zeros_like(piece.grid.source.runs.offsets)) for piece in pieces])
+    return Copies(source_regions, ours, destination_regions, theirs, lengths)
 
 
 def _pieces(template: tuple[Grid, ...], source: Placed, destination: Placed) -> list[_Piece]:
@@ -140,25 +147,33 @@ def _pieces(template: tuple[Grid, ...], source: Placed, destination: Placed) -> 
     ]
 
 
-def _outer_sum(terms: list[tuple[Int64s, Int64s]], longest: int = 0) -> Column:
-    """Of each pair of arrays all sums, one after the other. A number that repeats throughout takes no memory if it repeats often.
+def _outer_sums(*columns: _Terms, longest: int = 0) -> list[Column]:
+    """For each column, pairs of arrays, all sums of each pair, one after the other. A number that repeats throughout takes no memory if it
+    repeats often.
 
-    Many are of 32 bits if these hold every sum plus `longest`: how fast memory is written is all that listing runs costs.
+    Many are of 32 bits if these hold every sum plus `longest`: how fast memory is written is all that listing runs costs. So columns share
+    one allocation: of one the C library keeps what was freed last, of two it gives the system half back.
     """
-    total = sum(len(one) * len(other) for one, other in terms)
-    wide: type[np.int64 | np.uint32] = np.int64
-    if total > _FEW:
-        bounds = {int(bound) for one, other in terms for bound in (one.min() + other.min(), one.max() + other.max())}
-        if len(bounds) == 1:
-            return np.broadcast_to(np.int64(bounds.pop()), (total,))
-        if max(bounds) + longest <= _MAX_NARROW:
-            wide = np.uint32
-    out = np.empty(total, wide)
+    total = sum(len(one) * len(other) for one, other in columns[0])
+    bounds = [{int(bound) for one, other in terms for bound in (one.min() + other.min(), one.max() + other.max())} for terms in columns]
+    is_many = total > _FEW
+    wide = np.uint32 if is_many and max(map(max, bounds)) + longest <= _MAX_NARROW else np.int64
+    varied = [not is_many or len(found) > 1 for found in bounds]
+    memory = iter(np.empty((sum(varied), total), wide))
+    return [
+        _fill(next(memory), terms) if varies else np.broadcast_to(np.int64(min(found)), (total,))
+        for terms, found, varies in zip(columns, bounds, varied, strict=True)
+    ]
+
+
+def _fill(out: Column, terms: _Terms) -> Column:
     at = 0
-    for one, other in terms:
-        end = at + len(one) * len(other)
-        np.add.outer(one.astype(wide), other.astype(wide), out=out[at:end].reshape(len(one), len(other)))
-        at = end
+    with np.errstate():  # which ends the size of the buffer, too
+        np.setbufsize(_BUFFER)
+        for one, other in terms:
+            end = at + len(one) * len(other)
+            np.add.outer(one.astype(out.dtype), other.astype(out.dtype), out=out[at:end].reshape(len(one), len(other)))
+            at = end
     return out
 
 

@@ -6,8 +6,7 @@ and a former owner's writes fail from then on with StaleEpoch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from kvstore.protocol.errors import KVStoreError
 
@@ -15,8 +14,7 @@ IDENTITY_BYTES: Final = 8
 """Random bytes of an identity, in hexadecimal digits: two catalogs of one cluster are as good as never the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """Set `key` to `value`, or delete it when `value` is None. Keys are 1 to 400 bytes of any content, values up to 64 KiB."""
 
     key: bytes

@@ -106,10 +106,15 @@ class Publishing:
         node = self._members.get(plan.node_id)
         is_current = node is not None and node.epoch == plan.epoch and not node.written_off
         for tenant, key in plan.commits:
-            waiting = next((one for one in tenant.pending.get(key, ()) if one.ticket == plan.ticket), None)
-            if waiting is None:
+            queued = tenant.pending.get(key, ())
+            if len(queued) == 1 and queued[0].ticket == plan.ticket:  # as a rule
+                waiting = queued[0]
+                del tenant.pending[key]
+            elif (found := next((one for one in queued if one.ticket == plan.ticket), None)) is not None:
+                waiting = found
+                _unqueue(tenant, key, lambda one: one.ticket == plan.ticket)
+            else:
                 continue
-            _unqueue(tenant, key, lambda one: one.ticket == plan.ticket)
             if is_current:
                 self._enter(effects, tenant, key, waiting)
             else:
@@ -167,10 +172,12 @@ class Publishing:
             message.parents,
             strict=True,
         )
+        self._reservations.saw(max(message.generations, default=0))
+        floor = node.floor
         for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns:
             if kind == EVENT_COMMIT:
                 version = Version(size, checksum, generation, namespace, parent)
-                if self._is_removed(tenant, key, node, version):
+                if (generation <= floor or tenant.removed) and self._is_removed(tenant, key, node, version):
                     plan.owed += 1
                     plan.commands.drop(plan.node_id, tenant, key, generation, force=True)
                 else:
@@ -183,7 +190,6 @@ class Publishing:
     def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
         self._reservations.end(tenant, key, version.generation)
-        self._reservations.saw(version.generation)
         if key not in tenant.rows and key not in tenant.pending:
             tenant.pending[key] = (Pending(plan.ticket, node_id, version, tiers),)
             plan.ops.append(records.put_block(tenant.prefix, key, version, (node_id,)))

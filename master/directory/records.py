@@ -123,9 +123,10 @@ def tenant_prefix(tenant: str) -> bytes:
 def put_block(prefix: bytes, key: bytes, version: Version, holders: Sequence[int]) -> Op:
     """`prefix` is tenant_prefix(tenant); computed once a tenant, because this runs once a published block."""
     size, checksum, generation, namespace, parent = version
-    text = namespace.encode()
+    text = namespace.encode() if namespace else b""
     head = _BLOCK.pack(VERSION, size, checksum, generation, len(text), len(parent), len(holders))
-    return Op(b"b" + prefix + key, b"".join((head, text, parent, *map(_ID.pack, holders))))
+    ids = _ID.pack(holders[0]) if len(holders) == 1 else b"".join(map(_ID.pack, holders))
+    return Op(b"b%b%b" % (prefix, key), b"%b%b%b%b" % (head, text, parent, ids))
 
 
 def delete_block(prefix: bytes, key: bytes) -> Op:

@@ -15,6 +15,8 @@ from kvstore.master.directory.tenants import Tenant, Tenants
 NO_ROW: Final = 0
 """Row 0 is nobody's: queries use it for keys that have no row, and its set of holders is never live."""
 NO_PARENT: Final = 0
+MADE_ROWS: Final = 1024
+"""Rows that the columns are lengthened by."""
 
 
 class Namespaces:
@@ -161,7 +163,8 @@ class Rows:
             assert self.tenants.at(self.tenant_indexes[row]) is tenant
             assert self.holders[row] or self.children[row], "a row held by nobody waits for no child"
             children[self.parents[row]] += 1
-        assert children[1:] == list(self.children[1:])
+        assert children[1:] == list(self.children[1 : len(self)])
+        assert not any(self.holders[len(self) :])
         assert all(self.keys[row] is None and not self.holders[row] for row in free)
         self.sets.check_integrity(self.holders)
 
@@ -179,17 +182,22 @@ class Rows:
             row = self._free.pop()
         else:
             row = len(self.keys)
-            for column in (self.sizes, self.checksums, self.generations, self.parents, self.children):
-                column.append(0)
-            for column in (self.tenant_indexes, self.namespace_indexes, self.holders):
-                column.append(0)
             self.keys.append(None)
+            if row == len(self.sizes):
+                self._make_rows()
         self.keys[row] = key
         self.tenant_indexes[row] = tenant.index
         self.namespace_indexes[row] = self.namespaces.enter("")
         tenant.rows[key] = row
         self._adopt(row, parent)
         return row
+
+    def _make_rows(self) -> None:
+        """The columns get room for more rows: one at a time takes ten times as long."""
+        for wide in (self.sizes, self.checksums, self.generations):
+            wide.extend(bytes(MADE_ROWS))
+        for column in (self.parents, self.children, self.tenant_indexes, self.namespace_indexes, self.holders):
+            column.extend(bytes(MADE_ROWS))
 
     def _adopt(self, row: int, parent: int) -> None:
         self.parents[row] = parent

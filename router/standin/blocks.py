@@ -9,6 +9,7 @@ from typing import Final
 from kvstore.client.aio import AsyncClient
 from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.block_bytes import BlockArena
+from kvstore.client.unshared import Unshared
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable
@@ -26,12 +27,13 @@ class TiedClient(AsyncClient):
 
     def __init__(self, master: str, node: str, *, tenant: str, token: str) -> None:
         super().__init__(master, tenant=tenant, token=token)
-        self._operations.resources.daemons.nodes = _TiedNodes(node)
+        daemons = self._operations.resources.daemons
+        daemons.nodes = _TiedNodes(node, daemons.unshared)
 
 
 class _TiedNodes(KnownNodes):
-    def __init__(self, name: str) -> None:
-        super().__init__(is_here, 0)
+    def __init__(self, name: str, unshared: Unshared) -> None:
+        super().__init__(is_here, 0, unshared)
         self._name = name
 
     def replace(self, table: NodeTable) -> None:

@@ -1,6 +1,6 @@
 """One tier as the block table sees it: which blocks have a copy there, in what order they would leave, and how much is leaving already."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.store.blocks.block import Block, Loss
@@ -85,6 +85,17 @@ class Level:
             self._by_slot.add(slot, block)
         if block.lossy:
             self.encoded.count(block, block.loss_in(self.index), 1)
+
+    def add_all(self, blocks: Sequence[Block]) -> None:
+        """As `add`, of blocks that have no lossy copies."""
+        slots = [slot for block in blocks if (slot := block.slots[self.index]) is not None]
+        groups = {slot.group for slot in slots}
+        for group in groups:
+            mine = blocks if len(groups) == 1 else [block for block, slot in zip(blocks, slots, strict=True) if slot.group == group]
+            self.order.insert_all(mine, group)
+        self._count += len(blocks)
+        if self._slabs is not None:
+            self._by_slot.add_all(slots, blocks)
 
     def remove(self, block: Block) -> None:
         """The block's slot here is about to go, as is what `lossy` says of it."""

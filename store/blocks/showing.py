@@ -1,5 +1,6 @@
 """What the block table says to whoever shows its blocks to the clients of this host, and asks."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvstore.store.blocks.block import Block
@@ -11,6 +12,9 @@ class Showing(Protocol):
 
     def show(self, block: Block) -> None:
         """The block has a copy in DRAM from now on, whose bytes are all there."""
+
+    def show_all(self, blocks: Sequence[Block]) -> None:
+        """As `show`, of blocks of one tenant."""
 
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go. One that is not shown is left alone."""
@@ -26,6 +30,8 @@ class ShowsNothing:
     """A Showing without clients."""
 
     def show(self, block: Block) -> None: ...
+
+    def show_all(self, blocks: Sequence[Block]) -> None: ...
 
     def hide(self, block: Block) -> None: ...
 

@@ -1,8 +1,13 @@
 """Which block is in which slot of a tier made of slabs: a list a slab, 8 bytes a slot, where a dict of all slots takes 100 a block."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from kvstore.store.blocks.block import Block
-from kvstore.tiers.slabs import position_of, slab_number_of
+from kvstore.tiers.slabs import POSITION_BITS, position_of, slab_number_of
 from kvstore.tiers.tier import Slot
+
+_POSITION: Final = (1 << POSITION_BITS) - 1
 
 
 class SlabIndex:
@@ -22,6 +27,18 @@ class SlabIndex:
             blocks.extend([None] * (position + 1 - len(blocks)))
         blocks[position] = block
         self._counts[number] += 1
+
+    def add_all(self, slots: Sequence[Slot], blocks: Sequence[Block]) -> None:
+        """As `add`, one after the other."""
+        for number in {slot.index >> POSITION_BITS for slot in slots}:
+            positions = [slot.index - (number << POSITION_BITS) for slot in slots if slot.index >> POSITION_BITS == number]
+            known = self._slabs.setdefault(number, [])
+            self._counts[number] = self._counts.get(number, 0) + len(positions)
+            if (missing := max(positions) + 1 - len(known)) > 0:
+                known.extend([None] * missing)
+        slabs = self._slabs
+        for slot, block in zip(slots, blocks, strict=True):
+            slabs[slot.index >> POSITION_BITS][slot.index & _POSITION] = block
 
     def remove(self, slot: Slot) -> None:
         """The slot has a block."""

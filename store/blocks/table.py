@@ -7,8 +7,7 @@ new and plans the copies between tiers (room.py), the mover makes them in a work
 A block is visible from `commit` until it is dropped. At most one block a key is visible, and at most one writer a key is at work.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -112,6 +111,40 @@ class BlockTable:
         block.slots[DRAM] = slot
         return self._puts.add(block, owner, now_ns=now_ns)
 
+    def place(self, block: Block) -> Slot | None:
+        """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open. `keep` has
+        to follow once the slot holds the value, before anything else is asked of the table. None and errors as of `open`."""
+        assert self._puts.of_key(block.tenant, block.key) is None
+        if not self._may_know_one_more():
+            return None
+        slot = block.slots[DRAM] = self.room.make(self._landing, block.size_bytes, block.tenant)
+        return slot
+
+    def keep(self, block: Block) -> None:
+        """The slot that `place` gave holds the value: make the block visible, for the master to decide about."""
+        self._show(block, self._landing)
+        self.undecided.add(block)
+
+    def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
+        """Up to `count` slots in DRAM for new blocks of that size that nobody has to leave for, for `open` to use at once: what is not
+        used has to be given back (`give_back`) before anything else is asked of the table."""
+        if self._max_blocks is not None:
+            count = min(count, self._max_blocks - self._visible - len(self._puts))
+        found: list[Slot] = []
+        while len(found) < count and (more := self._landing.tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found))):
+            found += more
+        return found
+
+    def give_back(self, slots: Iterable[Slot]) -> None:
+        """Slots of `spare_slots` that no put has."""
+        for slot in slots:
+            self._landing.tier.free(slot)
+
+    def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
+        """As `open`, with one of `spare_slots`."""
+        block.slots[DRAM] = slot
+        return self._puts.add(block, owner, now_ns=now_ns)
+
     def put(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put that `owner` names by that number."""
         return self._puts.get(put_id, owner)
@@ -132,11 +165,20 @@ class BlockTable:
     def commit_undecided(self, put: OpenPut, checksum: int) -> Block:
         """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
         self._puts.close(put)
-        block = put.block
-        block.checksum = checksum
-        self._show(block, self._landing)
-        self.undecided.add(block)
-        return block
+        put.block.checksum = checksum
+        self.keep(put.block)
+        return put.block
+
+    def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
+        """As `commit_undecided`, of puts of one tenant."""
+        close = self._puts.close
+        blocks = []
+        for put, checksum in zip(puts, checksums, strict=True):
+            close(put)
+            put.block.checksum = checksum
+            blocks.append(put.block)
+        self._show_all(blocks)
+        self.undecided.add_all(blocks)
 
     def decide(self, block: Block, generation: int) -> None:
         """The master knows the visible block, under `generation` from now on."""
@@ -160,6 +202,8 @@ class BlockTable:
         self._ended.abort(put)
 
     def expire(self, *, now_ns: int) -> int:
+        for level in self._levels.values():
+            level.order.tell()
         return self._ended.expire(now_ns=now_ns)
 
     def settle(self, put_id: int, owner: object) -> None:
@@ -229,11 +273,15 @@ class BlockTable:
         block.is_gone = True
         self._showing.hide(block)
         self._stop_leaving(block)
+        is_used = block.readers or block.moving
         for index, slot in enumerate(block.slots):
             if slot is not None:
                 self._levels[index].remove(block)
-                self._levels[index].tier.quarantine(slot)
-        self._free_quarantined(block)
+                if is_used:
+                    self._levels[index].tier.quarantine(slot)
+                else:
+                    self._let_go(block, index, slot)
+                    block.slots[index] = None
         if self.events.is_recording:
             self.events.removed(block)
         if block.generation == UNDECIDED:
@@ -256,11 +304,7 @@ class BlockTable:
         if block.lossy:
             block.set_loss(index, None)
         block.slots[index] = None
-        if index == DRAM:
-            self._levels[index].tier.quarantine(slot)
-            self._release(block, index, slot)
-        else:
-            self._levels[index].tier.free(slot)
+        self._let_go(block, index, slot)
         self._emit(EVENT_MOVED, block)
 
     def _free_quarantined(self, block: Block) -> None:
@@ -271,6 +315,15 @@ class BlockTable:
             if slot is not None:
                 self._release(block, index, slot)
                 block.slots[index] = None
+
+    def _let_go(self, block: Block, index: int, slot: Slot) -> None:
+        """Free the slot of a copy that is hidden and that nobody here uses, once no client looks at it any more."""
+        tier = self._levels[index].tier
+        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
+            tier.quarantine(slot)
+            self._showing.keep(block.tenant, slot)
+        else:
+            tier.free(slot)
 
     def _release(self, block: Block, index: int, slot: Slot) -> None:
         """Free a quarantined slot of a copy that is hidden, once no client looks at it any more."""
@@ -299,6 +352,23 @@ class BlockTable:
             self._showing.show(block)
         self._clock += 1
         block.last_access = self._clock
+
+    def _show_all(self, blocks: Sequence[Block]) -> None:
+        """As `_show` of blocks of one tenant that have landed."""
+        if not blocks:
+            return
+        of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
+        clock = self._clock
+        for block in blocks:
+            of_tenant[block.key] = block
+            if block.parent and (above := of_tenant.get(block.parent)) is not None:
+                block.parent = above.key
+            clock += 1
+            block.last_access = clock
+        self._clock = clock
+        self._visible += len(blocks)
+        self._landing.add_all(blocks)
+        self._showing.show_all(blocks)
 
     # --- room ---
 
@@ -365,7 +435,7 @@ class BlockTable:
                 self.drop(old)
             self._may_know_one_more()
             # The tier cannot know the tenant of what it found.
-            block.slots[NVME] = replace(slot, group=level.tier.group(slot.size_bytes, tenant=block.tenant))
+            block.slots[NVME] = slot._replace(group=level.tier.group(slot.size_bytes, tenant=block.tenant))
             self._show(block, level)
         return self._visible
 

@@ -4,7 +4,7 @@ A block is undecided from its put (generation UNDECIDED) until the master grants
 three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,25 +51,38 @@ class Undecided:
         self._numbers.setdefault(block.tenant, {})[block] = self._last_number
         self._to_claim.setdefault((block.tenant, block.namespace), {})[block] = None
 
+    def add_all(self, blocks: Sequence[Block]) -> None:
+        """As `add`, of blocks of one tenant."""
+        if not blocks:
+            return
+        tenant = blocks[0].tenant
+        first = self._last_number + 1
+        self._last_number += len(blocks)
+        self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
+        for namespace in {block.namespace for block in blocks}:
+            of_one = (block for block in blocks if block.namespace == namespace)
+            self._to_claim.setdefault((tenant, namespace), {}).update(dict.fromkeys(of_one))
+
     def remove(self, block: Block) -> None:
         """It has been decided about, or is gone."""
         of_tenant = self._numbers[block.tenant]
         number = of_tenant.pop(block)
         if not of_tenant:
             del self._numbers[block.tenant]
-        self._put_off.pop(block, None)
-        group = (block.tenant, block.namespace)
-        waiting = self._to_claim.get(group)
-        if waiting is not None and block in waiting:
-            del waiting[block]
-            if not waiting:
-                del self._to_claim[group]
-        self._count_off(block.tenant, number)
+        if self._put_off:
+            self._put_off.pop(block, None)
+        if self._to_claim:
+            group = (block.tenant, block.namespace)
+            waiting = self._to_claim.get(group)
+            if waiting is not None and block in waiting:
+                del waiting[block]
+                if not waiting:
+                    del self._to_claim[group]
+        if block.tenant in self._waits:
+            self._count_off(block.tenant, number)
 
     def _count_off(self, tenant: str, number: int) -> None:
-        waits = self._waits.get(tenant)
-        if waits is None:
-            return
+        waits = self._waits[tenant]
         for newest in [newest for newest in waits if number <= newest]:
             wait = waits[newest]
             wait.left -= 1
@@ -93,7 +106,17 @@ class Undecided:
         due, self._due = self._due, []
         return due
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the master's decisions."""
+        return bool(self._waits)
+
     # --- claims ---
+
+    @property
+    def has_to_claim(self) -> bool:
+        """Whether `take` may give something."""
+        return bool(self._to_claim)
 
     def take(self, max_blocks: int) -> list[Block]:
         """The blocks to claim in one message, all of one tenant and namespace; they are claimed then. Empty where there is nothing."""
@@ -112,6 +135,11 @@ class Undecided:
                 self.begin(taken)
                 return taken
         return []
+
+    @property
+    def claims(self) -> int:
+        """Keys of which a claim is under way."""
+        return len(self._claimed)
 
     def is_claimed(self, tenant: str, key: bytes) -> bool:
         """Whether a claim of the key is under way."""

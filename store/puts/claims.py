@@ -108,6 +108,7 @@ class Claims:
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         undecided = _UndecidedPut(self._table, self._publisher, frame, answer)
+        self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
         try:
             self._ask(undecided.claim(self._epoch), undecided.decided)
         except BaseException:

@@ -1,8 +1,10 @@
 """How the master decides about blocks that are visible here already: it is asked with Claim, in batches, and what it says is carried out.
 
-A batch is whatever came since the last one, for one tenant and namespace. Claims go out after the events that were emitted before them,
-so that the master never takes this node for a holder by what the node has said is gone. What the master has not decided about when the
-link breaks is claimed over the next one, behind its inventory. Not thread-safe: the node's loop is the only caller.
+A batch is whatever came since the last one, for one tenant and namespace. It is sent `interval_s` after its first block came, or at once
+when somebody waits for what the master says: a claim a put would wake up three processes for each of them. Claims go out after the
+events that were emitted before them, so that the master never takes this node for a holder by what the node has said is gone. What the
+master has not decided about when the link breaks is claimed over the next one, behind its inventory. Not thread-safe: the node's loop is
+the only caller.
 """
 
 import logging
@@ -37,8 +39,21 @@ log = logging.getLogger("kvstore.store")
 class Deciding:
     """See the module. `link_up` and `link_down` follow the node's connection to its master."""
 
-    def __init__(self, reactor: Reactor, table: BlockTable, publisher: Publisher, answers: Answers, *, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        table: BlockTable,
+        publisher: Publisher,
+        answers: Answers,
+        *,
+        interval_s: float,
+        on_room: Callable[[], None],
+    ) -> None:
         """`on_room` is called when blocks may leave their tier that could not before."""
+        self._interval_s = interval_s
+        self._is_due = False
+        """What there is to claim goes out as soon as the window allows."""
+        self._due_timer: Timer | None = None
         self._on_room = on_room
         self._reactor = reactor
         self._table = table
@@ -72,11 +87,25 @@ class Deciding:
         events, so that batches form by themselves."""
         for callback in self._undecided.take_due():
             self._reactor.guarded(callback)
+        if not self._undecided.has_to_claim:
+            self._is_due = False
+            return
+        if self._interval_s and not (self._is_due or self._undecided.is_awaited):
+            if self._due_timer is None:
+                self._due_timer = self._reactor.call_later(self._interval_s, self._come_due)
+            return
+        self._publisher.flush_now()
         while self._ask is not None and self._in_flight < MAX_IN_FLIGHT and self._publisher.has_said_all:
             blocks = self._undecided.take(MAX_BATCH)
             if not blocks:
+                self._is_due = False
                 return
             self._claim(self._ask, blocks)
+
+    def _come_due(self) -> None:
+        """`flush` follows, at the end of this round."""
+        self._due_timer = None
+        self._is_due = True
 
     def await_all(self, session: Session, header: Header, message: Flush) -> None:
         """Answer once the master has decided about all that this tenant has here now."""
@@ -152,4 +181,5 @@ class Deciding:
     def _again(self) -> None:
         self._timer = None
         self._undecided.claim_again()
+        self._is_due = True
         self.flush()

@@ -10,6 +10,7 @@ from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Ope
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
@@ -19,6 +20,7 @@ from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.slabs import slab_number_of
 
 
 class InPlacePuts:
@@ -58,13 +60,14 @@ class InPlacePuts:
         """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
         statuses, puts = opening
         ids, slabs, offsets = [0] * len(puts), [0] * len(puts), [0] * len(puts)
-        group_of_slab: dict[int, int] = {}
-        for index, put in enumerate(puts):
-            if put is not None:
-                put.is_named = True
-                ids[index] = put.put_id
-                slabs[index], offsets[index] = self._dram.locate(put.slot)
-                group_of_slab[slabs[index]] = put.slot.group
+        opened = [index for index, put in enumerate(puts) if put is not None]
+        slots = [put.slot for put in puts if put is not None]
+        for index, slab, offset in zip(opened, *self._dram.locate_all(slots), strict=True):
+            put = puts[index]
+            assert put is not None
+            put.is_named = True
+            ids[index], slabs[index], offsets[index] = put.put_id, slab, offset
+        group_of_slab = {slab_number_of(slot): slot.group for slot in slots}
         return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
     def regions(self, opening: Opening) -> Opened:
@@ -113,20 +116,28 @@ class InPlacePuts:
         """`found` is the checksum of each put by the engine that is whole, by its number."""
         flags = bytearray()
         stored: list[Block] = []
+        kept: dict[int, tuple[OpenPut, int]] = {}
+        """By number, for a number may be said twice; of them nothing is visible before the loop is over."""
+        table = self._table
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
-            put = self._table.put(put_id, session)
+            put = table.put(put_id, session) if put_id not in kept else None
             if put is None:
-                self._table.settle(put_id, session)
+                table.settle(put_id, session)
                 flags.append(ASK_AGAIN)
-            elif put.grant is not None and found.get(put_id) != checksum:
-                self._table.abort(put)
+                continue
+            if put.grant is not None and found.get(put_id) != checksum:
+                table.abort(put)
                 flags.append(ASK_AGAIN)
+                continue
+            if put.block.generation != UNDECIDED:
+                table.commit(put, checksum)
             else:
-                is_reserved = put.block.generation != UNDECIDED
-                stored.append(self._table.commit(put, checksum) if is_reserved else self._table.commit_undecided(put, checksum))
-                self.in_bytes += put.block.size_bytes
-                flags.append(STORED)
-        self._table.events.stored(caller.tenant, stored)
+                kept[put_id] = put, checksum
+            stored.append(put.block)
+            flags.append(STORED)
+        table.commit_all_undecided([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
+        self.in_bytes += sum(block.size_bytes for block in stored)
+        table.events.stored(caller.tenant, stored)
         wait_seq = max((block.event_seq for block in stored), default=0)
         if wait_seq:
             self._publisher.when_published(wait_seq, self._answers.begin(session, header, flags).give)

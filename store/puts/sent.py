@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
+import xxhash
+
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.one_put import unpack_one_put
+from kvstore.protocol.session_messages import ROLE_NODE, Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, PutFrame, peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
@@ -20,6 +24,8 @@ from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.tiers.dram import DramTier
 
 DISCARD_BYTES = 1 << 20
+_STORED = Flags(bytes([STORED])).pack()
+_ALREADY_THERE = Flags(bytes([ALREADY_THERE])).pack()
 
 
 class SentPuts:
@@ -37,6 +43,34 @@ class SentPuts:
         self._checker = checker
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self.in_bytes = 0
+
+    def put_at_once(self, session: Session, header: Header, body: memoryview) -> bool:
+        """Store and answer a small value that has come along with its message, and that is kept here whatever the master knows. False, with
+        nothing done, where there is more to it: another writer, no room, a wrong checksum, a caller who may not."""
+        value, caller = session.arrived_payload(), session.context
+        if value is None or not isinstance(caller, Caller) or caller.role == ROLE_NODE or (put := unpack_one_put(body)) is None:
+            return False
+        table, tenant, key = self._table, caller.tenant, put.key
+        answer = _ALREADY_THERE
+        if table.find(tenant, key) is None:
+            if put.size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
+                return False
+            table.check_room(put.size_bytes)
+            if xxhash.xxh3_64_intdigest(value) != put.checksum:
+                return False
+            block = Block(tenant, key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+            slot = table.place(block)
+            if slot is None:
+                return False
+            self._dram.fill(slot, value)
+            table.keep(block)
+            if table.events.is_recording:
+                table.events.stored(tenant, [block])
+            self.in_bytes += put.size_bytes
+            answer = _STORED
+        session.take_payload()
+        session.reply_packed(header.request_id, Flags.TYPE, answer)
+        return True
 
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads. None: told later."""

@@ -20,6 +20,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, writer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
+from kvstore.tiers.tier import Slot
 
 MAX_NAMESPACE_BYTES = 255
 """What a column of texts in a Publish holds."""
@@ -61,25 +62,33 @@ class Slots:
         is_full = not may_open
         now_ns = session.reactor.now_ns()
         table = self._table
-        for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
-            put = None
-            found = table.find(tenant, key)
-            if found is not None:
-                # Its writer is to be told once all can read it, and that is not yet so.
-                is_early = found.generation == UNDECIDED and not is_kept(message, generation)
-                statuses.append(BUSY if is_early else PRESENT)
-            elif is_full or self._is_at_work(tenant, key, message, generation):
-                statuses.append(BUSY)
-            else:
-                block = Block(tenant, key, size, generation, message.namespace, parent)
-                try:
-                    put = table.open(block, session, now_ns=now_ns)
-                except KVStoreError:
-                    self.abort(puts)
-                    raise
-                is_full = put is None
-                statuses.append(BUSY if is_full else GRANTED)
-            puts.append(put)
+        spare = _SpareSlots(table, tenant, message.sizes)
+        mine: set[bytes] = set()
+        is_alone = not (table.open_puts or table.undecided.claims)
+        """Nobody else is at any key."""
+        try:
+            for key, size, generation, parent in zip(message.keys, message.sizes, message.generations, message.parents, strict=True):
+                put = None
+                found = table.find(tenant, key)
+                if found is not None:
+                    # Its writer is to be told once all can read it, and that is not yet so.
+                    is_early = found.generation == UNDECIDED and not is_kept(message, generation)
+                    statuses.append(BUSY if is_early else PRESENT)
+                elif is_full or (key in mine if is_alone else self._is_at_work(tenant, key, message, generation)):
+                    statuses.append(BUSY)
+                else:
+                    block = Block(tenant, key, size, generation, message.namespace, parent)
+                    slot = spare.take()
+                    put = table.open(block, session, now_ns=now_ns) if slot is None else table.open_at(block, slot, session, now_ns=now_ns)
+                    is_full = put is None
+                    mine.add(key)
+                    statuses.append(BUSY if is_full else GRANTED)
+                puts.append(put)
+        except KVStoreError:
+            self.abort(puts)
+            raise
+        finally:
+            spare.give_back()
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
@@ -105,6 +114,36 @@ class Slots:
         for put in puts:
             if put is not None:
                 self._table.abort(put)
+
+
+class _SpareSlots:
+    """Slots for a request's new blocks, all of one size, that nobody has to leave for: many at a time."""
+
+    def __init__(self, table: BlockTable, tenant: str, sizes: Sequence[int]) -> None:
+        self._table = table
+        self._tenant = tenant
+        self._left = len(sizes) if len(sizes) > 1 and min(sizes) == max(sizes) else 0
+        """Keys that may still want one."""
+        self._size_bytes = sizes[0] if sizes else 0
+        self._slots: list[Slot] = []
+        """The next one is the last."""
+        self._is_dry = False
+        """There was none the last time."""
+
+    def take(self) -> Slot | None:
+        """None: room has to be made, or a slab, after which there may be some again; but not once room had to be made."""
+        if not self._slots and self._left > 1:
+            self._slots = self._table.spare_slots(self._tenant, self._size_bytes, self._left)
+            self._slots.reverse()
+            if self._is_dry and not self._slots:
+                self._left = 0
+            self._is_dry = not self._slots
+        self._left -= 1
+        return self._slots.pop() if self._slots else None
+
+    def give_back(self) -> None:
+        self._table.give_back(self._slots)
+        self._slots = []
 
 
 def is_kept(message: Open | Put, generation: int) -> bool:

@@ -6,7 +6,8 @@ somebody still looks there (`is_looked_at`, `keep`). It owns the indexes, the de
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,21 +16,33 @@ from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import DESK_BYTES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
 from kvstore.store.shown.desk import Desk
+from kvstore.store.shown.growth import Growth
 from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
 
 SHOWN_A_TURN: Final = 1000
 """Blocks that a new index is given before the loop's other work has its turn."""
+SHOWN_A_PART: Final = 200
+"""An index that grows does its next part whenever so many blocks have been shown, besides one a turn: puts in a row do not fill it up
+meanwhile. Beginning at 0.4 it is copied at 0.6."""
+SHOWN_AT_ONCE: Final = 512
+MIN_SHOWN_AT_ONCE: Final = 16
+"""Blocks of a batch that are shown in one go: fewer than the least are as quick one by one, and no index is filled much beyond the share
+at which it grows."""
 TAKEN_A_TURN: Final = 4096
 """Accesses of one client that are counted before others have their turn."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """`left` are blocks that its new index does not show yet."""
+    """`left` are blocks that its new index does not show yet. `growth` is set while it grows: blocks are shown and hidden there then."""
 
     index: ShownIndex
+    """The one that clients are given."""
+    growth: Growth | None = None
+    shown: int = 0
+    """Blocks shown while it grew."""
     desks: dict[object, Desk] = field(default_factory=dict)
     left: deque[Block] = field(default_factory=deque)
 
@@ -55,20 +68,44 @@ class Showing:
         tenant = self._tenants.get(block.tenant)
         if tenant is None:
             return
-        if tenant.index.is_full:
-            self._grow(tenant)
-        self._show(tenant.index, block)
+        if tenant.growth is None and tenant.index.is_full:
+            with suppress(TierFailed):  # it shows what it can
+                tenant.growth = Growth(tenant.index)
+        self._show(tenant, block)
 
-    def _show(self, index: ShownIndex, block: Block) -> None:
+    def show_all(self, blocks: Sequence[Block]) -> None:
+        """As `show`, of blocks of one tenant."""
+        tenant = self._tenants.get(blocks[0].tenant) if blocks else None
+        if tenant is None:
+            return
+        for begin in range(0, len(blocks), SHOWN_AT_ONCE):
+            part = blocks[begin : begin + SHOWN_AT_ONCE]
+            for block in self._show_part(tenant.index, part) if tenant.growth is None and not tenant.index.is_full else part:
+                self.show(block)
+
+    def _show_part(self, index: ShownIndex, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Those that cannot be shown with the others in one go."""
+        if len(blocks) < MIN_SHOWN_AT_ONCE or len({len(block.key) for block in blocks}) > 1 or len(blocks[0].key) > MAX_KEY_BYTES:
+            return blocks
+        slots = [slot for block in blocks if (slot := block.slots[DRAM]) is not None]
+        left = index.show_all(blocks, *self._dram.locate_all(slots), [slot.index for slot in slots])
+        return [blocks[number] for number in left]
+
+    def _show(self, tenant: _Tenant, block: Block) -> None:
         slot = block.slots[DRAM]
         assert slot is not None
         slab, offset = self._dram.locate(slot)
-        index.show(block, slab, offset, block.checksum_in(DRAM), slot.index)
+        (tenant.growth or tenant.index).show(block, slab, offset, block.checksum_in(DRAM), slot.index)
+        if tenant.growth is not None:
+            tenant.shown += 1
+            if tenant.shown % SHOWN_A_PART == 0:
+                self._grow(tenant, tenant.growth)
 
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go."""
         if block.shown != NOT_SHOWN:
-            self._tenants[block.tenant].index.hide(block)
+            tenant = self._tenants[block.tenant]
+            (tenant.growth or tenant.index).hide(block)
 
     def is_looked_at(self, tenant: str, slot: Slot) -> bool:
         """Whether a client looks at what is in the slot. What is hidden nobody begins to look at: for that, no is final."""
@@ -120,8 +157,9 @@ class Showing:
             if desk is not None:
                 desk.close()
                 self.sweep()
-            if not of_tenant.desks and not of_tenant.index.count and not of_tenant.left:
-                of_tenant.index.close()
+            index = of_tenant.growth or of_tenant.index
+            if not of_tenant.desks and not index.count and not of_tenant.left:
+                index.close()
                 del self._tenants[name]
 
     # --- the clockwork ---
@@ -140,7 +178,7 @@ class Showing:
         return is_more
 
     def _take(self, tenant: str, desk: Desk, note: Callable[[str, list[Block], int], None]) -> None:
-        index = self._tenants[tenant].index
+        index = self._tenants[tenant].growth or self._tenants[tenant].index
         found = [index.accessed(word) for word in desk.accesses(TAKEN_A_TURN)]
         note(tenant, [block for block in found if block is not None], desk.newly_lost())
 
@@ -152,9 +190,11 @@ class Showing:
         for of_tenant in self._tenants.values():
             of_tenant.index.beat(now_ns)
             of_tenant.index.tell_slabs_gone(gone)
-            if of_tenant.left:
+            if of_tenant.growth is not None:
+                self._grow(of_tenant, of_tenant.growth)
+            elif of_tenant.left:
                 self._show_more(of_tenant)
-                is_more |= bool(of_tenant.left)
+            is_more |= of_tenant.growth is not None or bool(of_tenant.left)
         return is_more
 
     def sweep(self) -> None:
@@ -173,21 +213,22 @@ class Showing:
         for _ in range(min(SHOWN_A_TURN, len(of_tenant.left))):
             block = of_tenant.left.popleft()
             if not block.is_gone and block.slots[DRAM] is not None and block.shown == NOT_SHOWN:
-                self._show(of_tenant.index, block)
+                self._show(of_tenant, block)
 
-    def _grow(self, of_tenant: _Tenant) -> None:
-        old = of_tenant.index
-        try:
-            of_tenant.index = old.grown()
-        except TierFailed:
-            return  # it shows what it can
-        of_tenant.left.extend(old.pushed_out)
-        self._show_more(of_tenant)
+    def _grow(self, of_tenant: _Tenant, growth: Growth) -> None:
+        """Do the next part."""
+        if not growth.go_on():
+            of_tenant.growth = None
+        if growth.index is not of_tenant.index:
+            of_tenant.index = growth.index
+            of_tenant.index.beat(self._now_ns)
+            of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
+            of_tenant.left.extend(growth.old.pushed_out)
 
     @property
     def memory_bytes(self) -> int:
         """Of all indexes and desks."""
-        return sum(one.index.size_bytes + DESK_BYTES * len(one.desks) for one in self._tenants.values())
+        return sum((one.growth or one.index).memory_bytes + DESK_BYTES * len(one.desks) for one in self._tenants.values())
 
     @property
     def clients(self) -> int:
@@ -202,7 +243,7 @@ class Showing:
     def close(self) -> None:
         """Nothing is shown any more, and clients are told so."""
         for of_tenant in self._tenants.values():
-            of_tenant.index.close()
+            (of_tenant.growth or of_tenant.index).close()
             for desk in of_tenant.desks.values():
                 desk.close()
         self._tenants.clear()
@@ -210,7 +251,7 @@ class Showing:
     def check_integrity(self) -> None:
         """For tests; O(entries)."""
         for of_tenant in self._tenants.values():
-            of_tenant.index.check_integrity()
+            (of_tenant.growth or of_tenant.index).check_integrity()
 
 
 def _sets_for(blocks: int) -> int:

@@ -4,13 +4,14 @@ import contextlib
 from collections.abc import Iterator
 
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from tests.forked import Forked
 
 SMALL = ClusterPlan(dram="4MiB", nvme="16MiB", is_private=True)
 
 
 @contextlib.contextmanager
 def embedded(plan: ClusterPlan = SMALL) -> Iterator[Cluster]:
-    """Ready. Use it in the main thread: daemons end with the thread that started them."""
-    with Cluster(plan, on_log=lambda name, line: None) as cluster:
+    """Ready. Its daemons are forked: to start them as programs is for the tests of Cluster and of the commands that start one."""
+    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         yield cluster

@@ -12,7 +12,7 @@ from kvstore.client import effects
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.errors import KVStoreError, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import (
@@ -46,6 +46,8 @@ def is_here(unix: str, host_id: str) -> bool:
 
 MASTER = "master:1"
 SLAB_BYTES = 1 << 20
+BIG, OTHER = b"B" * 100_000, b"C" * 100_000
+"""Values that go into a slab, or by the engine; smaller ones along with the message."""
 
 
 class OracleChannel:
@@ -361,6 +363,10 @@ class Oracle:
 
     def _fds(self, channel: OracleChannel, message: Any) -> tuple[SlabFds, list[int]]:
         self.log.append(message)
+        if self.script[type(message)]:
+            scripted: Any = self.script[type(message)].popleft()
+            channel.is_open = not isinstance(scripted, Unreachable)
+            raise scripted
         node = self.node_at(channel.address)
         assert node is not None
         there = [slab in node.fds for slab in message.slabs]
@@ -375,3 +381,8 @@ class Oracle:
 
     def releases(self) -> list[int]:
         return [lease for message in self.sent(Release) for lease in message.leases]
+
+
+Pair = tuple[OracleNode, OracleNode]
+"""One on this host, one on another."""
+MakeOracle = Callable[..., Oracle]

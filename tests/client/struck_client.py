@@ -1,4 +1,5 @@
-"""A client under signals whose handler raises: `python -m tests.client.struck_client ADDRESS SIGNALS`.
+"""A client under signals whose handler raises: `python -m tests.client.struck_client ADDRESS SIGNALS [elsewhere]`, the latter as if it were
+on another host than the nodes.
 
 After each call that was struck, another client puts a block: where the interrupted call's slots were, if they were given back. Prints the
 number of signals, how often a byte was wrong, and the connections lent; keeps its clients until it is told to end.
@@ -8,30 +9,35 @@ import json
 import random
 import sys
 import time
+import zlib
 from collections.abc import Callable
 
 import numpy as np
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
+from kvstore.transfer.config import TransferSettings
 from tests.signals import Striker
 
 VALUE_BYTES = 1 << 20
+RANDOM = np.random.default_rng(0).bytes(8 << 20)
+"""Each value is a part of it: to make them anew, each of its own seed, took most of the time."""
 BATCH = 6
 OTHERS = 8
 """Blocks of the other client that are there at a time."""
 
 
 def value_of(key: bytes, size_bytes: int = VALUE_BYTES) -> bytes:
-    return random.Random(key).randbytes(size_bytes)
+    offset = zlib.crc32(key) % (len(RANDOM) - size_bytes)
+    return RANDOM[offset : offset + size_bytes]
 
 
 class Scene:
     """The calls that are struck, each with what must hold afterwards."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, transports: str) -> None:
         settings = ClientSettings(read_lease_s=3600, view_lease_s=3600)
-        self.client = Client(address, settings=settings, deadline_s=60)
+        self.client = Client(address, settings=settings, deadline_s=60, transfer=TransferSettings(transports=transports))
         self.other = Client(address, settings=settings, deadline_s=60)
         self.wrong = self._serial = 0
         self._keys = [b"mine %d" % i for i in range(BATCH)]
@@ -108,8 +114,8 @@ class Scene:
         return sum(pool.counts(address)[0] for address in list(pool._shelf._endpoints)) - desks
 
 
-def main(address: str, signals: int) -> None:
-    scene, striker = Scene(address), Striker(1)
+def main(address: str, signals: int, where: str = "here") -> None:
+    scene, striker = Scene(address, "tcp" if where == "elsewhere" else "auto"), Striker(1)
     calls = [scene.get, scene.get_into, scene.get_rows, scene.view, scene.put, scene.put, scene.small, scene.match]
     within_s = {}
     for call in calls:
@@ -129,4 +135,4 @@ def main(address: str, signals: int) -> None:
     sys.stdin.readline()
 
 
-main(sys.argv[1], int(sys.argv[2]))
+main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xxhash
 
-from kvstore.client.buffers import as_destination, as_source, checksum, fresh_bytes
+from kvstore.client.buffers import as_destination, as_rows, as_source, as_sources, checksum, fresh_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 SOURCES: list[tuple[Any, bytes]] = [
@@ -69,6 +69,47 @@ def test_a_source_is_not_copied() -> None:
 def test_what_is_no_contiguous_buffer_of_at_least_a_byte_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         as_source(value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(12, dtype=np.int32).reshape(3, 4),
+        np.arange(24, dtype=np.float16).reshape(3, 2, 4),
+        torch.arange(12).reshape(3, 4),
+        torch.ones(3, 4, dtype=torch.bfloat16),
+        [b"ab", np.ones(3), torch.ones(2)],
+        np.arange(3),
+        np.arange(24).reshape(3, 8)[:, ::2].copy(),
+        [],
+    ],
+    ids=kind,
+)
+def test_the_sources_of_an_array_are_its_rows(values: Any) -> None:
+    assert [bytes(source) for source in as_sources(values)] == [bytes(as_source(value)) for value in values]
+
+
+def test_rows_are_the_arrays_own_memory_and_may_be_read_only() -> None:
+    array = np.zeros((3, 4), np.uint8)
+    array.flags.writeable = False
+    sources = as_sources(array)
+    array.flags.writeable = True
+    array[1] = 7
+    assert [bytes(source) for source in sources] == [bytes(4), b"\7" * 4, bytes(4)]
+    assert as_rows(array) is not None
+    array.flags.writeable = False
+    assert as_rows(array) is None
+
+
+@pytest.mark.parametrize("values", [np.ones((3, 4)).T, np.array([[None]]), np.ones((3, 0)), [b""], [1]], ids=kind)
+def test_sources_that_are_none_are_refused(values: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        as_sources(values)
+
+
+def test_a_row_over_the_limit_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="1073741825"):
+        as_sources(np.empty((1, (1 << 30) + 1), np.uint8))
 
 
 def test_a_value_over_the_limit_is_refused() -> None:

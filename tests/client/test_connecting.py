@@ -6,7 +6,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
 from kvstore.protocol.errors import Unavailable
 from tests.client.embedded import embedded
-from tests.etcd_server import free_ports
+from tests.ports import free_ports
 
 
 def test_the_client_is_of_the_settings_cluster_and_tenant() -> None:

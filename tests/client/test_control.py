@@ -13,7 +13,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
-from tests.etcd_server import free_ports
+from tests.ports import free_ports
 
 
 @pytest.fixture(scope="module")

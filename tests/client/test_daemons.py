@@ -1,7 +1,5 @@
 """Routes to masters and nodes of a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.client.config import ClientSettings
@@ -10,19 +8,7 @@ from kvstore.protocol.errors import Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags
 from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import Oracle, OracleChannel, OracleNode, is_here
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
-
-
-@pytest.fixture
-def oracle(node: OracleNode) -> Oracle:
-    return Oracle(node)
+from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode, is_here
 
 
 def ask(oracle: Oracle) -> None:
@@ -85,6 +71,34 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
         assert not oracle.loans[-2].channel.is_open
         assert loan.channel.is_open
     assert not known.route.is_local
+
+
+def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
+    oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    oracle.unreachable |= {f"unix:{node.unix}", node.tcp}
+    with pytest.raises(Unreachable):
+        oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert oracle.resources.daemons.unshared.reasons() == {}, "it does not answer at all"
+    oracle.unreachable.remove(node.tcp)
+    for _ in range(3):  # it names its socket file itself, and gets one more chance there
+        oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert oracle.resources.daemons.unshared.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
+    assert len(caplog.records) == 1
+    assert f"node 'n1' of this host is not reached through shared memory: cannot connect to unix:{node.unix}" in caplog.text
+
+
+def test_a_master_that_answers_though_its_socket_did_not_is_nothing_to_tell(oracle: Oracle) -> None:
+    [route] = oracle.resources.daemons.masters.in_order()
+    ask(oracle)
+    route.offer("/run/master", HERE)
+    oracle.unreachable.add("unix:/run/master")
+    ask(oracle)
+    assert (route.is_local, route.trouble) == (False, "cannot connect to unix:/run/master")
+    assert oracle.resources.daemons.unshared.reasons() == {}
 
 
 def test_a_node_with_another_at_each_of_its_addresses_is_unreachable(oracle: Oracle, node: OracleNode) -> None:

@@ -1,6 +1,5 @@
 """Promises of early_puts.py, in a scripted cluster: puts that the node alone answers, and what waits for the cluster to know them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,22 +13,11 @@ from kvstore.client.routes import KnownNode
 from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Exists, Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, Commit, Flush, Open, Put, Read
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read
+from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
 SMALL, LARGE = b"1", b"x" * 100_000
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
-
-
-@pytest.fixture
-def oracle(node: OracleNode) -> Oracle:
-    return Oracle(node)
 
 
 def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = True) -> bool:
@@ -228,6 +216,24 @@ def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_mast
     assert [list(message.keys) for message in oracle.sent(Lookup)] == [[b"a", b"nowhere"], [b"a", b"nowhere"]]
     assert get(oracle, b"nowhere") == [None]
     assert len(oracle.sent(Lookup)) == 3, "nothing is undecided any more"
+
+
+def test_who_asks_for_what_it_did_not_put_waits_for_nothing(oracle: Oracle) -> None:
+    put(oracle, b"a")
+    assert get(oracle, b"nowhere") == [None]
+    for ask in ("exists", "match_prefix", "locate"):
+        oracle.run(getattr(Questions(oracle.resources), ask)([b"nowhere"], oracle.deadline()))
+    assert not oracle.sent(Flush)
+    assert [list(message.keys) for message in oracle.sent(Lookup)] == [[b"nowhere"], [b"nowhere"]]
+
+
+def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
+    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
+    put(oracle, b"a")
+    assert get(oracle, b"a") == [None]
+    assert len(oracle.sent(Flush)) == 1
+    assert get(oracle, b"a") == [None]
+    assert len(oracle.sent(Flush)) == 1, "nothing is undecided any more"
 
 
 def test_nobody_else_is_asked_about_the_nodes(oracle: Oracle) -> None:

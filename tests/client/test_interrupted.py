@@ -5,6 +5,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from kvstore.client import AsyncClient, Client
 from kvstore.client.control import Control
 from tests.client.processes import cluster
@@ -27,12 +29,13 @@ def until_all_is_free(control: Control) -> None:
             return
 
 
-def test_signals_that_raise_at_any_moment_cost_no_byte_no_slot_and_no_connection(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "signals"), [("here", SIGNALS), ("elsewhere", SIGNALS // 3)])
+def test_signals_that_raise_at_any_moment_cost_no_byte_no_slot_and_no_connection(tmp_path: Path, where: str, signals: int) -> None:
     with cluster(tmp_path, "--reserve-ttl-s", "3600") as started:
         started.start_node("--dram", "128MiB", *LONG)
-        with LineChild("tests.client.struck_client", started.address, str(SIGNALS)) as child, started.control() as control:
-            signals, wrong, lent = child.answer()
-            assert signals >= SIGNALS
+        with LineChild("tests.client.struck_client", started.address, str(signals), where) as child, started.control() as control:
+            struck, wrong, lent = child.answer()
+            assert struck >= signals
             assert (wrong, lent) == (0, 0)
             until_nothing_is_reserved(control)
             with Client(started.address) as client:

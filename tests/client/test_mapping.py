@@ -1,23 +1,9 @@
 """Slabs of nodes on the same host, mapped from a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.protocol.errors import Broken, StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
-
-
-@pytest.fixture
-def oracle(node: OracleNode) -> Oracle:
-    return Oracle(node)
 
 
 def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:

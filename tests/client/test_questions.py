@@ -1,7 +1,5 @@
 """Questions to the master of a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.client.locations import Location
@@ -10,19 +8,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes
 from kvstore.protocol.session_messages import Count, Flags
-from tests.client.oracle import Oracle, OracleNode
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
-
-
-@pytest.fixture
-def oracle(node: OracleNode) -> Oracle:
-    return Oracle(node)
+from tests.client.oracle import Oracle
 
 
 def test_exists_tells_each_key(oracle: Oracle) -> None:

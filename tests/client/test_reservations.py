@@ -1,13 +1,10 @@
 """What is not used goes back to the master of a scripted cluster."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pytest
 
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.master_messages import Cancel
-from tests.client.oracle import Oracle, OracleNode
+from tests.client.oracle import Oracle
 
 
 @dataclass
@@ -16,13 +13,6 @@ class OverPut:
 
     def unused(self) -> Cancel:
         return Cancel([self.key], [1])
-
-
-@pytest.fixture
-def oracle() -> Iterator[Oracle]:
-    node = OracleNode(1, local=True)
-    yield Oracle(node)
-    node.close()
 
 
 def test_nothing_is_sent_where_nothing_is_reserved(oracle: Oracle) -> None:

@@ -1,20 +1,17 @@
 """What the calls of a client share, as its settings make it."""
 
-from collections.abc import Iterator
+import os
+import re
+from pathlib import Path
 
 import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.resources import ClientResources, maps_memory
+from kvstore.client.slabs import SlabKey
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES
 from tests.client.oracle import MASTER, Oracle, OracleNode, is_here
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
 
 
 @pytest.mark.parametrize(
@@ -27,3 +24,15 @@ def test_a_client_maps_memory_unless_its_transports_leave_it_out(node: OracleNod
     oracle.resources = ClientResources(MASTER, ClientSettings(), transfer, is_here=is_here, spread=0)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     assert oracle.resources.daemons.nodes.is_local(1) is maps
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_slabs_are_mapped_asking_for_huge_pages_as_the_settings_say(node: OracleNode, asks: bool) -> None:
+    resources = ClientResources(MASTER, ClientSettings(transparent_hugepages=asks), TransferSettings(), is_here=is_here, spread=0)
+    fd = os.memfd_create("slab")
+    os.truncate(fd, HUGE_PAGE_BYTES)
+    name, key = os.readlink(f"/proc/self/fd/{fd}"), SlabKey(1, 1, 1, True)
+    resources.mapping.slabs.map_now([(key, fd, HUGE_PAGE_BYTES)])
+    [flags] = re.findall(rf"{re.escape(name)}\n(?:.*\n)*?VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.M)
+    assert ("hg" in flags.split()) is asks
+    resources.close()

@@ -3,10 +3,11 @@
 import pytest
 
 from kvstore.client.routes import KnownNodes, Masters, Route, Who, nowhere
+from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
-from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.address import ELSEWHERE, Address, parse_address
 
 TCP = parse_address("there:1")
 UNIX = Address(unix="/run/x")
@@ -15,6 +16,10 @@ NODE = Who(SERVER_NODE, "n", "here")
 
 def is_here(unix: str, host_id: str) -> bool:
     return host_id == "here"
+
+
+UNSHARED = Unshared(lambda unix, host_id: ELSEWHERE)
+"""A client that has nothing to tell."""
 
 
 def welcome(epoch: int, host: str = "here", unix: str = "/run/x", *, name: str = "n", server: int = SERVER_NODE) -> Welcome:
@@ -43,7 +48,7 @@ def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str)
 def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> None:
     route = Route(TCP, is_here, NODE)
     route.welcomed(welcome(1))
-    assert route.failed(UNIX)
+    assert route.failed(UNIX, "refused")
     assert route.address() == TCP
     route.welcomed(welcome(1))
     assert route.address() == TCP
@@ -54,16 +59,16 @@ def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> N
 def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_node_itself() -> None:
     route = Route(TCP, is_here, NODE)
     route.offer("/run/x", "here")
-    route.failed(UNIX)
+    route.failed(UNIX, "refused")
     route.welcomed(welcome(5))
     assert route.address() == UNIX
-    route.failed(UNIX)
+    route.failed(UNIX, "refused")
     route.welcomed(welcome(5))
     assert route.address() == TCP
 
 
 def test_a_primary_address_that_fails_has_no_other() -> None:
-    assert not Route(TCP, is_here, NODE).failed(TCP)
+    assert not Route(TCP, is_here, NODE).failed(TCP, "refused")
 
 
 def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
@@ -110,7 +115,7 @@ def test_the_master_that_answered_comes_first() -> None:
 def test_nodes_of_this_host_are_preferred_by_turns() -> None:
     rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
     for spread, expected in ((0, 1), (1, 2), (2, 1)):
-        nodes = KnownNodes(is_here, spread)
+        nodes = KnownNodes(is_here, spread, UNSHARED)
         assert (nodes.local_id, nodes.is_known) == (0, False)
         nodes.replace(table(*rows))
         assert (nodes.local_id, nodes.is_known) == (expected, True)
@@ -118,7 +123,7 @@ def test_nodes_of_this_host_are_preferred_by_turns() -> None:
 
 
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
-    nodes = KnownNodes(is_here, 0)
+    nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
     first = nodes.get(1)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:9")))
@@ -131,7 +136,7 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
 
 
 def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
-    nodes = KnownNodes(is_here, 0)
+    nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
     first = nodes.get(1)
     nodes.replace(table((1, "n1", "elsewhere", "/run/1", "a:1")))
@@ -142,11 +147,11 @@ def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
 
 
 def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
-    nodes = KnownNodes(is_here, 0)
+    nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
     first = nodes.get(1)
     assert first is not None
-    first.route.failed(Address(unix="/run/1"))
+    first.route.failed(Address(unix="/run/1"), "refused")
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=4, transfer=b"one rail"))
     second = nodes.get(1)
     assert second is not None
@@ -156,10 +161,30 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
 
 
 def test_ids_given_by_another_master_process_are_forgotten() -> None:
-    nodes = KnownNodes(is_here, 0)
+    nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.heard_from(7)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
     nodes.heard_from(7)
     assert (nodes.local_id, nodes.is_known) == (1, True)
     nodes.heard_from(8)
     assert (nodes.get(1), nodes.local_id, nodes.is_known) == (None, 0, False)
+
+
+def test_a_node_of_this_host_whose_socket_is_not_to_be_had_is_told_of_as_long_as_it_is_there() -> None:
+    reasons = {"closed": "permission denied", "there": ELSEWHERE}
+    unshared = Unshared(lambda unix, host_id: reasons[host_id])
+    nodes = KnownNodes(is_here, 0, unshared)
+    rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "closed", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
+    nodes.replace(table(*rows))
+    assert unshared.reasons() == {"n2": "permission denied"}
+    nodes.replace(table(*rows[::2]))
+    assert unshared.reasons() == {}
+
+
+def test_a_socket_that_is_offered_anew_has_no_trouble() -> None:
+    route = Route(TCP, is_here, NODE)
+    route.offer("/run/x", "here")
+    route.failed(UNIX, "refused")
+    assert route.trouble == "refused"
+    route.offer("/run/x", "here")
+    assert route.trouble == ""

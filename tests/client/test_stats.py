@@ -12,7 +12,7 @@ def test_counters_add_up() -> None:
     counters.add(requests=1, misses=2)
     counters.add(requests=1)
     counters.read({2: 3, 4: 1}, 100, misses=1)
-    counters.read({2: 1}, 10, misses=0)
+    counters.read_one(2, 10)
     stats = counters.snapshot()
     assert (stats.requests, stats.misses, stats.hits, stats.bytes_in) == (4, 3, 5, 110)
     assert stats.hits_by_tier == {"hbm": 0, "dram": 4, "nvme": 1}

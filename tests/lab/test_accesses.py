@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 from kvstore.lab.accesses import flatten
 from tests.lab.prompts import prompts, requests
 
 
+@pytest.mark.no_cover
 @given(prompts)
 def test_uses_are_linked_to_the_ones_before_and_after(found: list[list[int]]) -> None:
     accesses = flatten(requests(found, every_s=2))

@@ -18,6 +18,7 @@ def test_a_distance_is_the_number_of_other_blocks_since_the_last_use(ids: list[i
         assert found[index] == (len(set(ids[before[-1] + 1 : index])) if before else np.inf)
 
 
+@pytest.mark.no_cover
 @given(prompts, st.integers(1, 12))
 def test_lru_hits_what_was_used_within_its_capacity(found: list[list[int]], capacity: int) -> None:
     lru: list[int] = []

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from tests.lab.prompts import conversations, requests
 ids = st.lists(st.lists(st.integers(0, 5) | st.integers(0, 2**64 - 1), max_size=5), max_size=10)
 
 
+@pytest.mark.no_cover
 @given(ids)
 def test_blocks_are_the_same_ones_under_other_ids(found: list[list[int]]) -> None:
     old, new = requests(found), spread(requests(found))

@@ -155,6 +155,7 @@ def test_names_with_room_stay_beside_what_they_name() -> None:
 # --- files ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_equal_numbers_give_equal_files(tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):

@@ -62,6 +62,7 @@ def naive_lru(found: list[TraceRequest], capacity: int) -> HitCounts:
     return counts
 
 
+@pytest.mark.no_cover
 @given(prompts, st.integers(1, 14))
 def test_lru_counts_as_a_list_does(found: list[list[int]], capacity: int) -> None:
     assert Replay("lru", capacity).run(requests(found)) == naive_lru(requests(found), capacity)

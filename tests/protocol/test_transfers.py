@@ -32,6 +32,7 @@ def test_the_bytes_of_a_message_are_those_of_its_vector(kind: type[Message]) -> 
     check_vector(kind)
 
 
+@pytest.mark.no_cover
 @given(st.sampled_from(KINDS).flatmap(messages_of))
 @settings(max_examples=200)
 def test_every_message_round_trips(message: Message) -> None:

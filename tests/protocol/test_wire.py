@@ -4,7 +4,7 @@ import struct
 import tracemalloc
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_COUNT
 from kvstore.protocol.wire import VARIABLE, Form, Reader, Writer, pack_blob, pack_keys
+
+
+class Parcel(NamedTuple):
+    keys: list[bytes]
+    sizes: "array[int]"
+    weight: int
+
 
 KEYS = st.one_of(
     st.lists(st.binary(min_size=1, max_size=255), max_size=20),
@@ -198,6 +205,19 @@ def test_a_blob_over_the_limit_is_refused() -> None:
         form.unpack(form.pack(Row(keys=[b"a"], blobs=[bytes(MAX_BLOB_BYTES + 1)])))
 
 
+@pytest.mark.parametrize("blobs", [[b""] * 3, [b"", b"", b"x"], [b"\0", b"", b""], []])
+def test_empty_blobs_are_lengths_alone(blobs: list[bytes]) -> None:
+    form = Form((("keys", "keys"), ("blobs", "blobs"), ("last", "u8")), ("keys", "blobs", "last"))
+    keys = [b"%d" % number for number in range(len(blobs))]
+    packed = form.pack(Row(keys=keys, blobs=blobs, last=7))
+    assert packed.endswith(b"".join(len(blob).to_bytes(4, "little") + blob for blob in blobs) + b"\7")
+    assert form.unpack(packed)[1:] == [blobs, 7]
+    for size in range(len(form.pack(Row(keys=keys, blobs=[], last=7))) - 1, len(packed)):
+        if blobs:
+            with pytest.raises(ProtocolError):
+                form.unpack(packed[:size])
+
+
 def test_a_count_over_the_limit_is_refused() -> None:
     form = Form((("ids", "count"), ("ids", "u8s")), ("ids",))
     with pytest.raises(ProtocolError, match="over the limit"):
@@ -208,3 +228,11 @@ def test_labels_that_are_not_utf8_are_refused() -> None:
     form = Form((("names", "texts"),), ("names",))
     with pytest.raises(ProtocolError, match="UTF-8"):
         form.unpack(pack_keys([b"\xff"]))
+
+
+def test_a_batch_of_one_and_one_of_two_have_the_same_form() -> None:
+    form = Form((("weight", "u8"), ("keys", "keys"), ("sizes", "u64s")), ("keys", "sizes", "weight"))
+    for count in (1, 2):
+        parcel = Parcel([b"ab"] * count, array("Q", [7] * count), 9)
+        assert form.pack(parcel) == b"\x09" + struct.pack("<IH", count, 2) + b"ab" * count + struct.pack("<Q", 7) * count
+        assert form.unpack(form.pack(parcel)) == [parcel.keys, parcel.sizes, parcel.weight]

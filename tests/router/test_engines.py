@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import DecodeStream, Engines, FirstToken
 from kvstore.router.sse import done, event
+from tests.ports import free_ports
 from tests.router.scripted import (
     PROMPT,
     SETTINGS,
@@ -153,9 +153,7 @@ def test_an_engine_that_is_not_there_is_unreachable() -> None:
         finally:
             await engines.close()
 
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    for address in (f"http://127.0.0.1:{port}", "no URL", "ftp://127.0.0.1"):
+    for address in (f"http://127.0.0.1:{free_ports(1)[0]}", "no URL", "ftp://127.0.0.1"):
         with pytest.raises(Unreachable, match="cannot be reached"):
             run(ask(address))
 

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.rpc.address import Address, connect, host_id, is_here, network_id, parse_address, socket_id
+from kvstore.rpc.address import ELSEWHERE, Address, connect, host_id, is_here, network_id, parse_address, socket_id, why_not_here
+from tests.forks import told_by_child
+from tests.ports import free_ports
 from tests.rpc.unanswering import black_hole, has_addresses
+from tests.users import GROUP, IS_ROOT, become_another, common_folder
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,48 @@ def test_a_socket_file_is_told_from_another_at_the_same_path(tmp_path: Path) -> 
     assert not is_here("not\0a path", told)
 
 
+def test_a_socket_that_is_not_to_be_had_says_why(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        told = socket_id(path)
+    assert why_not_here(path, told) == ""
+    assert why_not_here("", told) == why_not_here(path, "another boot/1:2") == ELSEWHERE
+    assert (
+        why_not_here(path, f"{host_id()}/1:2")
+        == f"{path} is another daemon's in this mount namespace: mount the folder of the one that is meant"
+    )
+    os.unlink(path)
+    assert why_not_here(path, told) == f"there is no {path} in this mount namespace: mount its folder at that path"
+
+
+def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> None:
+    with common_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        run_dir = folder / "run"
+        run_dir.mkdir()
+        path = run_dir / "s"
+        listener.bind(str(path))
+        told = socket_id(str(path))
+
+        def reason() -> str:
+            become_another(is_member=False)
+            assert not is_here(str(path), told)
+            return why_not_here(str(path), told)
+
+        only_owner = "it is only for its owner; set the daemon's socket_group to a group that this user is in"
+        path.chmod(0o600 if IS_ROOT else 0)
+        assert told_by_child(reason) == f"permission denied on {path}: {only_owner}"
+        os.chown(path, -1, GROUP.gr_gid)
+        path.chmod(0o660 if IS_ROOT else 0o060)
+        assert told_by_child(reason) == f"permission denied on {path}: put this user in group {GROUP.gr_name}"
+        run_dir.chmod(0o700 if IS_ROOT else 0)
+        assert told_by_child(reason) == f"permission denied on {run_dir}: {only_owner}"
+        os.chown(run_dir, -1, GROUP.gr_gid)
+        run_dir.chmod(0o710 if IS_ROOT else 0o010)
+        assert told_by_child(reason) == f"permission denied on {run_dir}: put this user in group {GROUP.gr_name}"
+        run_dir.chmod(0o700)
+
+
 def test_a_unix_socket_is_connected(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
@@ -117,8 +162,7 @@ def test_a_connection_comes_from_the_address_asked_for() -> None:
 
 
 def test_a_failed_connection_leaves_no_descriptor(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = Address(*listener.getsockname())
+    nobody = Address("127.0.0.1", free_ports(1)[0])
     before = len(os.listdir("/proc/self/fd"))
     for address in (Address(unix=str(tmp_path / "absent")), nobody):
         with pytest.raises(OSError, match=r"No such file|refused"):

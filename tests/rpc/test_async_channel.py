@@ -21,6 +21,7 @@ from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.incoming import BUFFER_BYTES
 from kvstore.rpc.session import Session
+from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
 from tests.rpc.unanswering import black_hole, has_addresses
 
@@ -255,9 +256,7 @@ def test_a_refused_hello_is_passed_on(daemon: Started) -> None:
 
 @pytest.mark.parametrize("unix", [True, False])
 def test_nobody_there_is_unavailable(tmp_path: Path, unix: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    address = Address(unix=str(tmp_path / "none")) if unix else Address("127.0.0.1", port)
+    address = Address(unix=str(tmp_path / "none")) if unix else Address("127.0.0.1", free_ports(1)[0])
     with pytest.raises(Unavailable, match="cannot connect"):
         asyncio.run(AsyncChannel.open(address, Hello(1), Deadline(5)))
 

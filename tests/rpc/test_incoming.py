@@ -220,6 +220,20 @@ def test_a_view_that_is_not_full_stays_with_what_it_lacks() -> None:
     assert memory == b"abcdefgh"
 
 
+def test_what_lies_behind_a_frame_can_be_looked_at_where_it_is_whole() -> None:
+    incoming = Incoming()
+    feed(incoming, Sent(b"body", b"value").packed(1)[:-1])
+    assert incoming.next_frame() is not None
+    assert incoming.peek(5) is None
+    seen = incoming.peek(4)
+    assert seen is not None
+    assert (bytes(seen), incoming.unread_bytes) == (b"valu", 4), "it stays there"
+    feed(incoming, b"e")
+    seen = incoming.peek(5)
+    assert seen is not None
+    assert bytes(seen) == b"value"
+
+
 def test_values_that_nobody_wants_are_thrown_away_and_no_more() -> None:
     incoming = Incoming()
     feed(incoming, b"values" + Sent(b"next").packed(2))

@@ -16,6 +16,7 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan, Pool, Shelf, Turn, connect_failed
+from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
 
 HELLO = Hello(1, "tenant", "token", "me")
@@ -63,6 +64,17 @@ def test_no_more_than_the_maximum_is_lent_to_one_address() -> None:
     borrow(shelf, B)
     shelf.not_opened(A, turn)
     borrow(shelf)
+
+
+def test_a_borrower_who_opens_none_gets_only_what_is_idle() -> None:
+    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
+    assert shelf.lend(A, opens=False) == (None, None)
+    turn, _ = borrow(shelf)
+    item = Item()
+    shelf.give_back(item, turn, 0)
+    turn_2, lent = shelf.lend(A, opens=False)
+    assert (turn_2 is not None, lent) == (True, item)
+    assert shelf.lend(A, opens=False) == (None, None)
 
 
 def test_a_turn_that_is_dropped_is_over_and_its_channel_is_the_shelfs_no_more() -> None:
@@ -261,10 +273,8 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) 
 
 
 def test_nobody_there_is_unavailable(pool: Pool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     with pytest.raises(Unavailable):
-        pool.take(Address("127.0.0.1", port), Deadline(5))
+        pool.take(Address("127.0.0.1", free_ports(1)[0]), Deadline(5))
 
 
 def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline(pool: Pool) -> None:

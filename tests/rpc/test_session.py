@@ -190,6 +190,34 @@ def test_a_refused_payload_is_thrown_away_and_the_connection_stays_usable(line: 
     assert [request_id for _, request_id, _, _ in line.handler.frames] == [4]
 
 
+class Taking(Recorder):
+    """A handler that serves what has come along with its message at once."""
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        value = session.arrived_payload()
+        if value is None:
+            return super().payload(session, header, body)
+        self.frames.append((-header.type, header.request_id, bytes(body), bytes(value)))
+        session.take_payload()
+        session.reply_packed(header.request_id, Count.TYPE, Count(len(self.frames)).pack())
+        return None
+
+
+def test_a_payload_that_came_along_is_served_at_once_and_what_follows_in_order() -> None:
+    line = Line(handler=Taking())
+    line.send(put(b"abc", request_id=1) + frame(EXISTS, 2) + put(b"de", b"f", request_id=3) + put(b"0123456789", request_id=4)[:-1])
+    assert [(kind, request_id, payload) for kind, request_id, _, payload in line.handler.frames] == [
+        (-Put.TYPE, 1, b"abc"),
+        (Exists.TYPE, 2, b""),
+        (-Put.TYPE, 3, b"def"),
+    ]
+    assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [1, 3]
+    line.send(put(b"0123456789", request_id=4)[-1:])
+    assert line.handler.frames[-1][::3] == (Put.TYPE, b"0123456789"), "in two parts it goes where the handler says"
+    line.close()
+    line.session.reply_packed(5, Count.TYPE, Count(1).pack())
+
+
 def test_a_fault_of_the_handler_in_payload_refuses_the_request(line: Line) -> None:
     line.handler.room = ZeroDivisionError("oops")
     line.send(put(b"value", request_id=3) + frame(EXISTS, 4))

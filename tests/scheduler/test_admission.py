@@ -114,6 +114,7 @@ def test_an_unknown_admission_is_answered_with_those_there_are() -> None:
 TIMES_S = st.lists(st.integers(0, 40).map(lambda quarter: quarter / 4), max_size=12).map(sorted)
 
 
+@pytest.mark.no_cover
 @given(begun_s=TIMES_S, ends_s=TIMES_S, ahead_s=st.integers(0, 40).map(lambda quarter: quarter / 4), decode_s=st.integers(0, 20))
 def test_predictions_count_one_sequence_after_the_other(begun_s: list[float], ends_s: list[float], ahead_s: float, decode_s: int) -> None:
     now_s = 10.0

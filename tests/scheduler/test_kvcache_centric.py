@@ -156,6 +156,7 @@ def test_what_equal_prefixes_take_is_estimated_once(threshold: float, asked: int
 SECONDS = st.integers(0, 40).map(lambda value: value / 8)
 
 
+@pytest.mark.no_cover
 @given(
     caches=st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=6),
     queues_s=st.lists(SECONDS, min_size=6, max_size=6),

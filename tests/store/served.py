@@ -69,18 +69,34 @@ class Served:
         engine: TransferEngine | None = None,
         limits: SendLimits = DEFAULT_LIMITS,
         read_bytes: int = 256 << 20,
+        claim_interval_s: float = 0.0,
         **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
-        self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.reactor = Reactor()
+        self._open(folder, dram_bytes, options)
+        self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s)
+        self._serve(folder, limits, tokens or {})
+        self.acknowledges = True
+        self.unanswered: list[Callable[[KVStoreError | None], None]] = []
+        self.publisher.link_up(self._publish, 1, lambda: None)
+        self._thread = threading.Thread(target=self.reactor.run, name="served")
+        self._thread.start()
+
+    def _open(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
+        """The store, and who is told of its blocks."""
+        self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
         self.store.table._emit = self.publisher.emit
+
+    def _assemble(self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float) -> None:
+        """What works on the table: copies between tiers, puts, reads, replicas."""
+        table, dram = self.store.table, self.store.dram
         self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
-        self.leases = Leases(self.store.table.release)
+        self.leases = Leases(table.release)
         self.mover = TierMover(
             self.reactor,
-            self.store.table,
+            table,
             self.store.tiers,
             batch_bytes=1 << 20,
             read_threads=1,
@@ -88,14 +104,8 @@ class Served:
             on_room=self.waiting.retry,
             codec=self.store.codec,
         )
-        self.answers = Answers()
-        self.claims = Claims(self.store.table, self.answers, self.publisher)
-        self.deciding = Deciding(self.reactor, self.store.table, self.publisher, self.answers, on_room=self.waiting.retry)
-        self.regions = SharedRegions(self.store.dram, engine) if engine is not None else None
-        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
-        self.checker = Checker(self.reactor)
-        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.checker, self.regions)
-        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims, self.checker)
+        self.regions = SharedRegions(dram, engine) if engine is not None else None
+        self._assemble_puts(claim_interval_s)
         self.turns = ReadTurns(node_bytes=read_bytes, peer_bytes=limits.queued_bytes)
         self.waiting_reads = WaitingRoom(max_of_owner=MAX_WAITING)
         self.reads = ReadService(
@@ -109,9 +119,19 @@ class Served:
             answer_bytes=limits.queued_bytes,
             has_engine=engine is not None,
         )
-        self.copies = ReplicaQueue(
-            self.reactor, self.store.table, self.store.dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S
-        )
+        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S)
+
+    def _assemble_puts(self, claim_interval_s: float) -> None:
+        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
+        self.answers = Answers()
+        self.claims = Claims(table, self.answers, self.publisher)
+        self.deciding = Deciding(self.reactor, table, self.publisher, self.answers, interval_s=claim_interval_s, on_room=self.waiting.retry)
+        self.checker = Checker(self.reactor)
+        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.checker, self.regions)
+        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims, self.checker)
+
+    def _serve(self, folder: Path, limits: SendLimits, tokens: Mapping[str, bytes]) -> None:
+        """Listen; who connects has the service."""
         self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
@@ -130,14 +150,9 @@ class Served:
             self.deciding,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
-        self.service.node_id, self.service.token_digests = 5, tokens or {}
+        self.service.node_id, self.service.token_digests = 5, tokens
         self.server.handler = self.service
         self.reactor.after_events += [self.mover.kick, self.publisher.flush, self.deciding.flush]
-        self.acknowledges = True
-        self.unanswered: list[Callable[[KVStoreError | None], None]] = []
-        self.publisher.link_up(self._publish, 1, lambda: None)
-        self._thread = threading.Thread(target=self.reactor.run, name="served")
-        self._thread.start()
 
     def _publish(self, message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
         if self.acknowledges:

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
-from kvstore.client.local.desk import LocalDesk, Looker
-from kvstore.client.local.index import Found, IndexView
+from kvstore.client.local.desk import Hazard, LocalDesk
+from kvstore.client.local.index import IndexView
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.move import TierMove
@@ -55,6 +56,28 @@ class RemoteWriter:
         return not self.under_way
 
 
+class Found(NamedTuple):
+    """A Place with names."""
+
+    at: int
+    sequence: int
+    slab: int
+    offset: int
+    size: int
+    checksum: int
+    slot: int
+
+
+def find(index: IndexView, key: bytes) -> Found | None:
+    place = index.find(key)
+    return None if place is None else Found(*place)
+
+
+def still(index: IndexView, found: Found) -> bool:
+    """Whether the place was the block's all the time since it was found."""
+    return index.words[found.at] == found.sequence
+
+
 class LocalClient:
     """What a client of this host sees of a tenant's blocks, and says."""
 
@@ -65,7 +88,7 @@ class LocalClient:
         self._tenant = tenant
 
     def find(self, name: str) -> Found | None:
-        return self.index.find(name.encode())
+        return find(self.index, name.encode())
 
     def memory(self, found: Found) -> memoryview:
         """The very bytes, through the mapping."""
@@ -77,17 +100,22 @@ class LocalClient:
         if found is None:
             return None
         value = bytes(self.memory(found))
-        assert self.index.still(found)
-        self.desk.read_one(self.index, found)
+        assert still(self.index, found)
+        self.count(found)
         return value
 
-    def look(self, name: str) -> tuple[memoryview, Looker] | None:
+    def count(self, found: Found) -> None:
+        """Say that it was read."""
+        self.desk.read_one(self.index, found.at, found.sequence, found.size)
+
+    def look(self, name: str) -> tuple[memoryview, Hazard] | None:
         """A view, and what `desk.look_away` takes."""
-        found, looker = self.find(name), Looker()
+        found = self.find(name)
         if found is None:
             return None
-        assert self.desk.look(self.index, found, looker)
-        return self.memory(found), looker
+        hazard = self.desk.look(self.index, found)
+        assert hazard is not None
+        return self.memory(found), hazard
 
 
 class Store:

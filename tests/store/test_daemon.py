@@ -15,6 +15,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.daemon import main
+from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
@@ -66,9 +67,7 @@ def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
 
 
 def test_without_a_master_it_serves_nobody_and_still_ends_cleanly(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with running("node", *node_flags(tmp_path, f"127.0.0.1:{port}"), log=tmp_path / "node.log") as node:
+    with running("node", *node_flags(tmp_path, f"127.0.0.1:{free_ports(1)[0]}"), log=tmp_path / "node.log") as node:
         with pytest.raises(Exception, match="not found its master"):
             connect(node)
         assert node.stop(signal.SIGINT) == 0

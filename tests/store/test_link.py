@@ -115,7 +115,7 @@ def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks(tmp_path: Path) -> None:
-    flags = [*master_flags(tmp_path), "--node-ttl-s", "0.3", "--heartbeat-interval-s", "0.05"]
+    flags = [*master_flags(tmp_path), "--node-ttl-s", "3", "--heartbeat-interval-s", "0.05"]
     with (
         running("master", *flags, log=tmp_path / "master.log") as master,
         running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node,

@@ -28,6 +28,8 @@ SETTINGS = NodeSettings(dram=Size(1 << 20))
         ({"listen": "unix:/tmp/x"}, "listen is"),
         ({"advertise": "unix:/tmp/x"}, "advertise is"),
         ({"nvme_codec": "int8"}, "there is no NVMe tier"),
+        ({"socket_group": "no-such-group"}, "this host has no such group"),
+        ({"socket_mode": "0777"}, "socket_mode is"),
     ],
 )
 def test_settings_that_contradict_one_another_are_refused(wrong: dict[str, Any], says: str) -> None:

@@ -1,4 +1,4 @@
-"""Promises of prefault.py: all of DRAM is touched, and a thread that is stopped says nothing."""
+"""Promises of prefault.py: all of DRAM is touched and then looked at again and again, and a thread that is stopped says nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.rpc.reactor import Reactor
+from kvstore.store.page_sizes import PageSizes
 from kvstore.store.prefault import Prefaulter
 from kvstore.tiers.dram import DramTier
 
@@ -26,21 +27,39 @@ def reactor() -> Iterator[Reactor]:
     reactor.close()
 
 
-def test_all_of_dram_is_touched_and_the_loop_told(dram: DramTier, reactor: Reactor) -> None:
+class Looks(PageSizes):
+    """One that looks as often as it is let, and says so."""
+
+    def __init__(self, dram: DramTier) -> None:
+        super().__init__(dram, asks=True)
+        self.made = threading.Semaphore(0)
+
+    def look(self) -> float:
+        super().look()
+        self.made.release()
+        return 0.001
+
+
+def test_all_of_dram_is_touched_and_the_loop_told_and_it_is_looked_at_until_the_end(dram: DramTier, reactor: Reactor) -> None:
     threads: list[threading.Thread] = []
-    prefaulter = Prefaulter(reactor, dram, step_bytes=64 << 10, on_done=lambda: threads.append(threading.current_thread()))
+    looks = Looks(dram)
+    prefaulter = Prefaulter(reactor, dram, looks, step_bytes=64 << 10, on_done=lambda: threads.append(threading.current_thread()))
     prefaulter.start()
-    prefaulter.join(TIMEOUT_S)
+    for _ in range(3):
+        assert looks.made.acquire(timeout=TIMEOUT_S)
     assert dram.prefaulted_bytes == dram.capacity_bytes
     assert not threads
     while not threads:
         reactor.run_once(TIMEOUT_S)
     assert threads == [threading.current_thread()]
+    prefaulter.stop()
+    prefaulter.join(TIMEOUT_S)
+    assert not prefaulter._thread.is_alive()
 
 
 def test_one_that_is_stopped_touches_nothing_more_and_tells_nobody(dram: DramTier, reactor: Reactor) -> None:
     told: list[None] = []
-    prefaulter = Prefaulter(reactor, dram, step_bytes=64 << 10, on_done=lambda: told.append(None))
+    prefaulter = Prefaulter(reactor, dram, PageSizes(dram, asks=True), step_bytes=64 << 10, on_done=lambda: told.append(None))
     prefaulter.stop()
     prefaulter.join(TIMEOUT_S)  # it has not even begun
     prefaulter.start()

@@ -53,9 +53,16 @@ class Link:
 class Node:
     """A publisher, the blocks it is to know, and what it called back."""
 
-    def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2) -> None:
+    def __init__(self, *, batch_events: int = 3, max_in_flight: int = 2, holds_back: bool = False) -> None:
         self.blocks: dict[str, Block] = {}
-        self.publisher = Publisher(self.blocks.values, batch_events=batch_events, max_in_flight=max_in_flight)
+        self.timers: list[Callable[[], None]] = []
+        """What is to be called when events have waited for long enough."""
+        self.publisher = Publisher(
+            self.blocks.values,
+            batch_events=batch_events,
+            max_in_flight=max_in_flight,
+            later=self.timers.append if holds_back else None,
+        )
         self.synced = 0
         self.heard: list[str] = []
         self.refusals: list[KVStoreError] = []
@@ -113,6 +120,79 @@ def test_a_link_begins_with_the_whole_inventory_within_the_window(node: Node) ->
     assert node.synced == 1
     assert node.publisher.is_synced
     assert node.publisher.backlog == 0
+
+
+def test_events_for_which_nobody_waits_wait_for_others() -> None:
+    node = Node(holds_back=True)
+    link = node.synced_link()
+    assert node.timers == [], "an inventory waits for nothing"
+    for name in "ab":
+        node.commit(name)
+        node.publisher.flush()
+    assert link.said() == []
+    assert not node.publisher.has_said_all
+    assert len(node.timers) == 1
+    node.timers.pop()()
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "ab")]
+    node.commit("c")
+    node.publisher.flush()
+    assert link.said() == [], "and so do the next ones"
+    assert len(node.timers) == 1
+
+
+def test_a_full_message_is_not_held_back() -> None:
+    node = Node(holds_back=True)
+    link = node.synced_link()
+    for name in "abc":
+        node.commit(name)
+        node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "abc")]
+
+
+def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> None:
+    node = Node(holds_back=True)
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    waited_for = node.commit("b")
+    answers: list[KVStoreError | None] = []
+    node.publisher.when_published(waited_for.event_seq, answers.append)
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "ab")]
+    node.commit("c")
+    node.publisher.flush_now()
+    assert link.said() == [(PHASE_STREAM, "c")]
+    link.answer_all()
+    assert answers == [None]
+
+
+def test_events_whose_time_has_come_while_the_window_is_full_go_as_soon_as_it_opens() -> None:
+    node = Node(batch_events=1, max_in_flight=1, holds_back=True)
+    link = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    node.publisher._batch_events = 3
+    node.commit("b")
+    node.publisher.flush()
+    node.timers.pop()()
+    node.publisher.flush()
+    assert link.said() == [(PHASE_STREAM, "a")]
+    link.answer()
+    assert link.said() == [(PHASE_STREAM, "b")]
+
+
+def test_a_new_link_says_everything_at_once_though_events_were_held_back() -> None:
+    node = Node(holds_back=True)
+    node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    link = node.link_up(2)
+    link.answer_all()
+    assert [keys for _, keys in link.said()] == ["", "a", ""]
+    node.timers.pop()()
+    node.publisher.flush()
+    assert link.said() == []
 
 
 def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:

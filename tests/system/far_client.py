@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.remote import REST_S
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
@@ -37,6 +38,10 @@ class FarClient:
     def get(self, keys: Sequence[str], size_bytes: int) -> dict[str, Any]:
         """Get them: `done` says of each whether it came as it was put (None: a miss), or is the error's name."""
         return self._ask("get", keys, size_bytes)
+
+    def rest(self) -> None:
+        """From now on as much later for it as it leaves a node's engine alone that failed."""
+        self._ask("rest", [], 0)
 
     def _ask(self, what: str, keys: Sequence[str], size_bytes: int) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -67,7 +72,11 @@ def main() -> None:
             begun_s = time.monotonic()
             done: Any
             try:
-                if asked["what"] == "put":
+                if asked["what"] == "rest":
+                    remote = client._operations.resources.engine_copies.remote
+                    remote._clock_ns = lambda: time.monotonic_ns() + int(REST_S * 1e9)
+                    done = True
+                elif asked["what"] == "put":
                     done = client.put_batch(keys, values)
                 else:
                     found = client.get_batch(keys)

@@ -22,20 +22,22 @@ from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child, launched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
-from tests.etcd_server import free_ports
 from tests.forked import MODULES, Forked
+from tests.ports import free_ports
 
 DEADLINE_S: Final = 120.0
 POLL_S: Final = 0.01
+PROCESS_POLL_S: Final = 0.1
+"""Where each look is a process."""
 MIB: Final = 1 << 20
 
 
-def until(is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+def until(is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, *, every_s: float = POLL_S) -> None:
     """Wait until the condition holds; fails, naming `what` was awaited, when it does not in time."""
     end_s = time.monotonic() + deadline_s
     while not is_so():
         assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {what}"
-        time.sleep(POLL_S)
+        time.sleep(every_s)
 
 
 class System:

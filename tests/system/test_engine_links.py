@@ -10,7 +10,7 @@ from kvstore.client.config import ClientSettings
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
-from tests.system.running import MIB, until
+from tests.system.running import MIB, PROCESS_POLL_S, until
 
 MASTER, NODE, ENGINE_PORT = 7440, 7441, 7450
 KEYS = [f"k{number}" for number in range(8)]
@@ -25,7 +25,7 @@ def await_links(hosts: TwoHosts, *devices: str) -> None:
     for host in (0, 1):
         for device in devices:
             command = ["ip", "-br", "link", "show", device]
-            until(lambda host=host, command=command: " UP " in hosts.run(host, command), f"{device} up")  # type: ignore[misc]
+            until(lambda host=host, command=command: " UP " in hosts.run(host, command), f"{device} up", every_s=PROCESS_POLL_S)  # type: ignore[misc]
 
 
 @contextmanager
@@ -61,6 +61,7 @@ def test_an_engine_behind_a_firewall_is_done_without_and_used_again_once_it_can_
         assert client.put(others, MIB)["done"] == STORED
         assert client.get(others, MIB)["done"] == RIGHT
         hosts.run(0, ["nft", "delete", "table", "inet", "engine"])
+        client.rest()
         until(lambda: client.get(KEYS, MIB)["engine_bytes"] == WHOLE, "the engine is used again")
 
 
@@ -98,7 +99,7 @@ def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first
             client.put(["small"], 100)  # now it knows how the node described itself
             hosts.run(1, ["ip", "link", "set", "rail1", "up"])
             await_links(hosts, "rail1")
-            until(lambda: "tcp rail1" in status(hosts, master), "the master knows of the link")
+            until(lambda: "tcp rail1" in status(hosts, master), "the master knows of the link", every_s=PROCESS_POLL_S)
             assert client.put(KEYS, MIB) | {"seconds": 0} == {"done": STORED, "engine_bytes": 0, "seconds": 0}
             assert client.get(KEYS, MIB) | {"seconds": 0} == {"done": RIGHT, "engine_bytes": WHOLE, "seconds": 0}
 

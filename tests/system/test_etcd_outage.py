@@ -10,7 +10,8 @@ from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import Broken, CatalogUnavailable, DeadlineExceeded, Retry
 from kvstore.transfer.testing.waiting import within
-from tests.etcd_server import EtcdServer, free_ports
+from tests.etcd_server import EtcdServer
+from tests.ports import free_ports
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, refusal, until
 

@@ -13,6 +13,7 @@ import pytest
 
 from kvstore.client.cli.main import kvstore
 from kvstore.store.daemon import main as node
+from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.system.running import System, refusal, until
 
@@ -30,8 +31,7 @@ def taken() -> Iterator[str]:
 @pytest.fixture
 def nowhere() -> str:
     """An address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as owner:
-        return f"127.0.0.1:{owner.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,14 @@ def test_a_port_in_use_is_named(tmp_path: Path, taken: str, module: str, flags: 
     line = refusal(module, *flags, taken, *run_dir)
     assert taken.rpartition(":")[2] in line
     assert "in use" in line
+
+
+@pytest.mark.parametrize("daemon", [MASTER, NODE])
+def test_a_group_that_this_host_does_not_have_is_named(tmp_path: Path, daemon: str) -> None:
+    own = ["--dram", "1MiB"] if daemon == NODE else []
+    line = refusal(daemon, *ANYWHERE, "--run-dir", str(tmp_path), "--socket-group", "no-such-group", *own)
+    assert "socket_group is 'no-such-group': this host has no such group" in line
+    assert list(tmp_path.glob("*.sock")) == []
 
 
 @pytest.fixture(params=["a file", "in a file", "in /sys"])

@@ -125,6 +125,7 @@ def test_a_node_stopped_for_longer_than_its_ttl_is_dead_and_lives_again(tmp_path
         system.start_node("n0", "--dram", "8MiB")
         with system.client() as client:
             client.put(b"k", value_of(b"k", 0, MIB))
+            assert client.get(b"k") == value_of(b"k", 0, MIB), "and it knows the node: else its next call would wait for it"
             with stopped(system.nodes["n0"].pid):
                 until(lambda: not client.exists(b"k"), "a silent node's blocks are misses")
             until(lambda: client.exists(b"k"), "it lives again")

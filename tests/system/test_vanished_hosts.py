@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
@@ -13,7 +14,7 @@ from kvstore.rpc.vanishing import MIN_PEER_TIMEOUT_S
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import Daemon, running
 from tests.system.far_client import FarClient
-from tests.system.running import MIB, until
+from tests.system.running import MIB, PROCESS_POLL_S, until
 from tests.system.test_engine_links import MASTER, NODE, await_links
 
 QUICK = ["--peer-timeout-s", str(MIN_PEER_TIMEOUT_S)]
@@ -53,16 +54,24 @@ def daemons(hosts: TwoHosts, folder: Path, *, node_on: int, masters: Sequence[st
         yield master
 
 
-def node_status(hosts: TwoHosts, master: str) -> pb.NodeStatus:
-    """As the master tells on its own host."""
-    script = "import sys; from tests.system.test_vanished_hosts import tell; tell(sys.argv[1])"
-    reply = pb.StatusReply.FromString(bytes.fromhex(hosts.run(0, [sys.executable, "-c", script, master])))
-    return reply.nodes[0]
+class Teller:
+    """A process on host 0 that says, as often as it is asked, what the master tells there of the node. It ends with the hosts."""
+
+    def __init__(self, hosts: TwoHosts, master: str) -> None:
+        script = "import sys; from tests.system.test_vanished_hosts import tell; tell(sys.argv[1])"
+        self._process = hosts.start(0, [sys.executable, "-c", script, master], stdin=PIPE, stdout=PIPE, text=True)
+
+    def node(self) -> pb.NodeStatus:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        return pb.StatusReply.FromString(bytes.fromhex(self._process.stdout.readline())).nodes[0]
 
 
 def tell(master: str) -> None:
-    with Control.find(ClientSettings(master=master)) as control:
-        print(control.status().SerializeToString().hex())
+    for _ in sys.stdin:
+        with Control.find(ClientSettings(master=master)) as control:
+            print(control.status().SerializeToString().hex(), flush=True)
 
 
 def test_what_a_vanished_client_held_is_free_again_and_its_connections_are_closed(tmp_path: Path) -> None:
@@ -71,15 +80,16 @@ def test_what_a_vanished_client_held_is_free_again_and_its_connections_are_close
         address = hosts.rails[0].addresses[0]
         master = f"{address}:{MASTER}"
         with daemons(hosts, tmp_path, node_on=0, masters=[master], node_flags=["--put-ttl-s", "0.1"]):
-            before = node_status(hosts, master).counters["connections"]
+            teller = Teller(hosts, master)
+            before = teller.node().counters["connections"]
             holder = hosts.start(1, [sys.executable, "-c", HOLDER, f"{address}:{NODE}"], stdout=-1, text=True)
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
-            until(lambda: node_status(hosts, master).counters["connections"] == before + 10, "ten connections")
+            until(lambda: teller.node().counters["connections"] == before + 10, "ten connections")
             hosts.cut(0)
 
             def is_free() -> bool:
-                found = node_status(hosts, master)
+                found = teller.node()
                 return found.counters["connections"] == before and not found.tiers[0].used_bytes + found.tiers[0].quarantined_bytes
 
             until(is_free, "all of it is free")
@@ -90,9 +100,10 @@ def test_a_node_whose_way_to_the_master_vanishes_registers_by_another(tmp_path: 
         await_links(hosts, "rail0", "rail1")
         masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]
         with daemons(hosts, tmp_path, node_on=1, masters=masters):
-            first = node_status(hosts, masters[0])
+            teller = Teller(hosts, masters[0])
+            first = teller.node()
             hosts.cut(0)
-            until(lambda: node_status(hosts, masters[0]).registration_epoch > first.registration_epoch, "it has registered anew")
+            until(lambda: teller.node().registration_epoch > first.registration_epoch, "it has registered anew")
 
 
 def test_a_client_does_not_wait_on_an_unused_connection_to_a_host_that_vanished(tmp_path: Path) -> None:
@@ -106,5 +117,5 @@ def test_a_client_does_not_wait_on_an_unused_connection_to_a_host_that_vanished(
             def is_given_up() -> bool:
                 return masters[0] not in hosts.run(1, ["ss", "-tnH", "state", "established"])
 
-            until(is_given_up, "the kernel has given the connections up")
+            until(is_given_up, "the kernel has given the connections up", every_s=PROCESS_POLL_S)
             assert client.get(["k", "other"], MIB)["done"] == [True, None], "by the other address of the master, within the call's deadline"

@@ -128,6 +128,26 @@ def test_a_view_is_the_slots_own_memory(tier: DramTier) -> None:
         tier.locate(slot)
 
 
+def test_slots_of_several_slabs_and_sizes_are_located_together(tier: DramTier) -> None:
+    slots = [
+        tier.allocate(size, tenant=tenant) for size, tenant in [(PAGE, "red"), (100, "red"), (100, "red"), (PAGE, "blue"), (PAGE, "red")]
+    ]
+    slabs, offsets = tier.locate_all(slots)
+    assert list(zip(slabs, offsets, strict=True)) == [tier.locate(slot) for slot in slots]
+    assert tier.locate_all([]) == ([], [])
+
+
+def test_a_slot_is_filled_with_its_value_and_no_other(tier: DramTier) -> None:
+    before, slot, behind = put(tier, [value(1, 100), value(2, 100), value(3, 100)])
+    tier.fill(slot, memoryview(value(9, 100)))
+    assert [read_as_client(tier, one) for one in (before, slot, behind)] == [value(1, 100), value(9, 100), value(3, 100)]
+    with pytest.raises(ValueError, match="different structures"):
+        tier.fill(slot, memoryview(value(9, 99)))
+    tier.free(slot)
+    with pytest.raises(StaleHandle):
+        tier.fill(slot, memoryview(value(9, 100)))
+
+
 def test_writing_checks_every_record_before_it_copies_one(tier: DramTier) -> None:
     first, second = put(tier, [value(1, 10), value(2, 10)])
     with pytest.raises(InvalidArgument, match="11 bytes of data for a slot of 10"):

@@ -1,16 +1,19 @@
 """Shared memory: its size, its descriptors and what a client can do with them; and the pool that lends it to slabs."""
 
 import fcntl
+import gc
 import mmap
 import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from kvstore.protocol.errors import ConfigError, TierFailed
 from kvstore.tiers import memfd
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.memfd import PAGE_BYTES, Memfd, MemfdPool
 
 
@@ -39,6 +42,18 @@ def descriptor(memory: Memfd, *, writable: bool) -> Iterator[int]:
     number = memory.export(writable=writable)
     yield number
     os.close(number)
+
+
+def is_asking(memory: Memfd) -> bool:
+    """Whether the kernel was asked for huge pages where the memory is mapped: "hg" among its flags."""
+    flags, found = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+            found = begin <= memory.bytes.ctypes.data < end
+        elif found and line.startswith("VmFlags:"):
+            flags = line
+    return "hg" in flags.split()
 
 
 def test_memory_is_of_the_size_asked_in_whole_pages_and_zero(memory: Memfd) -> None:
@@ -239,8 +254,43 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     pool = MemfdPool(3 << 20, slab_bytes=3 << 20, hugepages=True)
     assert pool.hugepages
     pool.acquire(0, 3 << 19, 1, "")
-    assert os.fstat(pool.memory(0).fd).st_size == memfd.HUGE_PAGE_BYTES
+    assert os.fstat(pool.memory(0).fd).st_size == HUGE_PAGE_BYTES
     pool.close()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
+    memory = Memfd(4 * HUGE_PAGE_BYTES, asks=asks)
+    memory.trim(3 * HUGE_PAGE_BYTES + 1)
+    with descriptor(memory, writable=True) as writer:
+        os.pwrite(writer, b"*", 3 * HUGE_PAGE_BYTES)
+    assert (memory.size_bytes, memory.bytes[-1]) == (3 * HUGE_PAGE_BYTES + 1, ord("*"))
+    assert is_asking(memory) is asks
+    assert memory.bytes.ctypes.data % HUGE_PAGE_BYTES == 0 or not asks
+    memory.close()
+    small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, asks=asks)
+    assert not is_asking(small)
+    small.close()
+
+
+def test_memory_that_asked_is_unmapped_with_its_last_view() -> None:
+    memory = Memfd(2 * HUGE_PAGE_BYTES)
+    name, view = os.readlink(f"/proc/self/fd/{memory.fd}"), memory.bytes[:10]
+    others = Path("/proc/self/maps").read_text().count(name)
+    memory.close()
+    view[0] = 1
+    del view
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count(name) == others - 1
+
+
+def test_a_pool_asks_for_all_its_slabs_those_that_come_later_too() -> None:
+    for asks in (True, False):
+        pool = MemfdPool(4 * HUGE_PAGE_BYTES, slab_bytes=HUGE_PAGE_BYTES, asks=asks)
+        for slab, huge in enumerate((1, 3)):
+            pool.acquire(slab, huge * HUGE_PAGE_BYTES, 1, "red")
+            assert is_asking(pool.memory(slab)) is asks
+        pool.close()
 
 
 def test_small_slabs_for_the_first_are_made_at_the_start_too() -> None:

@@ -66,6 +66,14 @@ def test_a_quarantined_slot_counts_until_its_release(tier: SlabTier) -> None:
     tier.close()
 
 
+def test_the_rest_of_a_slab_is_unused(tier: SlabTier) -> None:
+    first = tier.allocate(PAGE_BYTES, tenant="red")
+    found = tier.allocate_unused(PAGE_BYTES, tenant="red", count=2)
+    assert [slot.index for slot in found] == [first.index + 1, first.index + 2]
+    assert tier.used_bytes == 3 * PAGE_BYTES
+    tier.close()
+
+
 def test_a_slab_reserved_ahead_is_the_next_one_used(tier: SlabTier) -> None:
     group = tier.group(PAGE_BYTES)
     assert tier.reserve_slabs(group, 1) == [0]

@@ -54,6 +54,64 @@ def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, s
     slabs.check_integrity()
 
 
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["unused", "allocate", "free"]), st.integers(0, 12), st.sampled_from(["red", "blue"])), max_size=30
+)
+
+
+@given(STEPS)
+def test_slots_given_many_at_a_time_are_those_given_one_by_one(steps: list[tuple[str, int, str]]) -> None:
+    """Of two allocators one is asked for many, the other for each of as many."""
+    many, each = allocator(300, slab_bytes=70), allocator(300, slab_bytes=70)
+    held: list[tuple[Slot, Slot]] = []
+    for what, count, tenant in steps:
+        if what == "free":
+            for pair in held[: count // 2]:
+                many.free(pair[0])
+                each.free(pair[1])
+            del held[: count // 2]
+            continue
+        if what == "allocate":
+            try:
+                found = [many.allocate(10, tenant)]
+            except TierFull:
+                continue
+        else:
+            found = many.allocate_unused(10, tenant, count)
+            assert len(found) <= count
+            assert len(set(map(slab_of, found))) <= 1
+            assert found == sorted(found)
+        others = sorted(each.allocate(10, tenant) for _ in found)
+        assert [slot.index for slot in found] == [slot.index for slot in others]
+        assert len({slot.generation for slot in found}) == len(found)
+        assert all(many.find(slot).group.tenant == tenant for slot in found)
+        held += zip(found, others, strict=True)
+        many.check_integrity()
+        assert (many.used_bytes, many._generation) == (each.used_bytes, each._generation)
+
+
+def test_no_slab_is_made_for_slots_that_are_to_be_unused() -> None:
+    slabs = allocator(100)
+    assert slabs.allocate_unused(10, "red", 5) == []
+    first = slabs.allocate(10, "red")
+    assert len(slabs.allocate_unused(10, "red", 100)) == 9
+    assert slabs.allocate_unused(10, "red", 1) == []
+    assert slabs.allocate_unused(10, "blue", 1) == []
+    slabs.free(first)
+    assert [slot.index for slot in slabs.allocate_unused(10, "red", 7)] == [first.index]
+    with pytest.raises(InvalidArgument):
+        slabs.allocate_unused(101, "red", 1)
+
+
+def test_a_vacant_slab_is_opened_for_slots_that_are_to_be_unused() -> None:
+    slabs = allocator(100)
+    slabs.free(slabs.allocate(10, "red"))
+    assert [slot.index for slot in slabs.allocate_unused(10, "red", 4)] == [0], "what was used before is used again first"
+    slabs.check_integrity()
+    assert len(slabs.allocate_unused(10, "red", 100)) == 9
+    slabs.check_integrity()
+
+
 def test_a_slab_holds_one_tenant_and_one_size() -> None:
     slabs = allocator(1000)
     red, red_again, blue, large = (slabs.allocate(size, tenant) for size, tenant in [(10, "red"), (10, "red"), (10, "blue"), (50, "red")])

@@ -100,6 +100,7 @@ def test_a_tier_says_of_itself_the_least_unless_it_says_more(tier: NaiveTier) ->
     assert tier.health == "ok"
     assert tier.group(10) == tier.group(20, tenant="red") == 0
     assert list(tier.recover()) == []
+    assert tier.allocate_unused(10, tenant="red", count=3) == []
 
 
 def test_free_bytes_are_those_neither_used_nor_quarantined(tier: NaiveTier) -> None:

@@ -7,12 +7,14 @@ from click.testing import CliRunner
 
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.doctor import Verdict, examine
+from tests.ports import free_ports
 
-CHECKS = [check.name for check in examine()]
+CHECKS = [*(check.name for check in examine()), "shared memory"]
 
 
 def output(*arguments: str) -> str:
-    result = CliRunner().invoke(kvstore, ["doctor", *arguments], catch_exceptions=False)
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    result = CliRunner().invoke(kvstore, ["doctor", "--master", nobody, *arguments], catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 

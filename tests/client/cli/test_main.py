@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from kvstore.client.cli.main import kvstore
 from kvstore.protocol.errors import ChecksumMismatch, Full, KVStoreError
 from tests.client.embedded import embedded
-from tests.etcd_server import free_ports
+from tests.ports import free_ports
 
 PROGRAM = [sys.executable, "-m", "kvstore.client.cli.main"]
 

@@ -28,6 +28,11 @@ def test_status_shows_the_cluster_and_json_has_all_of_it(master: str) -> None:
     assert (found["catalog"], found["blocks"], found["nodes"][0]["state"]) == ("memory:", 0, "alive")
 
 
+def test_status_says_with_which_nodes_of_this_host_memory_is_shared(master: str) -> None:
+    assert "node-0: yes" in output(master, "status")
+    assert json.loads(output(master, "status", "--json"))["shared_memory"] == {"node-0": ""}
+
+
 def test_nodes_shows_each_node(master: str) -> None:
     assert "node-0" in output(master, "nodes")
     assert json.loads(output(master, "nodes", "--json"))[0]["name"] == "node-0"

@@ -1,10 +1,8 @@
 """Promises of up.py: as a process of its own, except for what it refuses."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ from click.testing import CliRunner
 
 from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
-from tests.etcd_server import free_ports
+from tests.ports import free_ports
 
 COMMAND = [sys.executable, "-m", "kvstore.client.cli.main", "up", "--dram", "4MiB"]
 
@@ -54,17 +52,9 @@ class Up:
         return self.process.returncode, rest, errors
 
 
-def free_pair() -> int:
-    """A port that is free, and so is the next one: where the control plane listens."""
-    while True:
-        [port] = free_ports(1)
-        with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_pair()}"
+    listen = f"127.0.0.1:{free_ports(2)[0]}"
     places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
     with Up("--json", *places) as up:
         serving, ready = up.facts(), up.facts()

@@ -13,17 +13,18 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
 from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.client.unshared import Unshared
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
-from kvstore.rpc.address import is_here
+from kvstore.rpc.address import is_here, why_not_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
 from tests.client.embedded import embedded
-from tests.etcd_server import free_ports
 from tests.master.running import Places, master_in_thread
+from tests.ports import free_ports
 
 PREFILL = InstanceReport(name="p", role=Role.PREFILL, address="http://p")
 DECODE = InstanceReport(name="d", role=Role.DECODE, address="http://d")
@@ -45,7 +46,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.resources.daemons.nodes = KnownNodes(is_here, spread=node_id - 1)
+    client._operations.resources.daemons.nodes = KnownNodes(is_here, node_id - 1, Unshared(why_not_here))
     return client
 
 

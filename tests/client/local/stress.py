@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from kvstore.client.local.desk import Looker
-from kvstore.client.local.index import Found
 from kvstore.protocol.shown_index import Words
-from tests.store.tables import LocalClient, Store
+from tests.store.tables import Found, LocalClient, Store, still
 
 KEYS, SLOTS, SLOT_BYTES = 6, 3, 16 << 10
 WORDS = SLOT_BYTES // 8
@@ -94,7 +92,7 @@ def read(client: LocalClient, seconds: float) -> Counts:
             viewed, wrong = viewed + 1, wrong + (not view_is_right(client, found, key))
             continue
         memory[:] = client.memory(found)
-        if not client.index.still(found):
+        if not still(client.index, found):
             refused += 1
         elif is_value(room, key):
             good += 1
@@ -105,15 +103,15 @@ def read(client: LocalClient, seconds: float) -> Counts:
 
 def view_is_right(client: LocalClient, found: Found, key: int) -> bool:
     """Whether a view, if one is to be had, shows the key's value, and goes on showing it."""
-    looker = Looker()
+    hazard = client.desk.look(client.index, found)
+    if hazard is None:
+        return True
     try:
-        if not client.desk.look(client.index, found, looker):
-            return True
         words = np.frombuffer(client.memory(found), np.uint64)
         first = int(words[0])
         return all(is_value(words, key) and int(words[0]) == first for _ in range(3))
     finally:
-        client.desk.look_away(looker)
+        client.desk.look_away(hazard)
 
 
 def is_value(words: Words, key: int) -> bool:

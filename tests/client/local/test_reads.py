@@ -14,8 +14,10 @@ import pytest
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Work
+from kvstore.client.local import reads
 from kvstore.client.reads.sinks import IntoRows
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from kvstore.protocol.shown_index import AT_HAZARDS, HAZARDS
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
@@ -45,6 +47,13 @@ def stored(client: Any, sizes: list[int] = SIZES) -> tuple[list[bytes], list[byt
     return keys, values
 
 
+@pytest.fixture(params=[0, 1000], ids=["by columns", "one by one"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which the keys of a batch are looked up."""
+    monkeypatch.setattr(reads, "FEW_KEYS", request.param)
+    monkeypatch.setattr(reads, "FEW_ASKED", request.param)
+
+
 class Requests:
     """What the client sends: it counts the effects that ask somebody."""
 
@@ -59,6 +68,7 @@ class Requests:
         client._do = do
 
 
+@pytest.mark.usefixtures("ways")
 def test_what_is_here_is_read_without_a_message(client: Client) -> None:
     keys, values = stored(client)
     requests = Requests(client)
@@ -109,6 +119,7 @@ def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("ways")
 def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) -> None:
     keys, values = stored(client, [1000] * 4)
     client.flush()  # else the first miss would wait for these
@@ -123,10 +134,12 @@ def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) ->
     assert requests.count == 2 * 6  # a Take and an Ask each
 
 
+@pytest.mark.usefixtures("ways")
 def test_keys_of_several_lengths_and_keys_too_long_to_show(client: Client) -> None:
     keys = [os.urandom(length) for length in (1, 7, 8, 9, 16, 32, 64, 65, 255)]
     values = [os.urandom(50 + i) for i in range(len(keys))]
-    client.put_batch(keys, values)
+    client.remove(keys)  # there are few keys of one byte
+    assert all(client.put_batch(keys, values))
     for _ in range(2):
         assert client.get_batch(keys) == values
         assert [client.get(key) for key in keys] == values
@@ -152,6 +165,7 @@ def test_rows_of_one_array_are_filled_wherever_the_blocks_lie(client: Client, dt
         assert all(rows[i].tobytes() == values[order[i]] for i in range(300) if i != missing)
 
 
+@pytest.mark.usefixtures("ways")
 def test_rows_longer_than_their_values_are_filled_from_the_front(client: Client) -> None:
     keys, values = stored(client, [10, 20, 30])
     rows = np.zeros((3, 32), np.uint8)
@@ -167,6 +181,7 @@ def test_a_tensor_is_rows_too(client: Client) -> None:
     assert [tensor[i].numpy().tobytes() for i in range(5)] == values
 
 
+@pytest.mark.usefixtures("ways")
 def test_a_buffer_that_is_too_small_is_named_by_its_index(client: Client) -> None:
     keys, _ = stored(client, [100, 100, 200])
     with pytest.raises(InvalidArgument, match="key 2 has 150"):
@@ -200,6 +215,7 @@ def test_what_is_refused_elsewhere_is_refused_here(client: Client, call: Callabl
         call(client, keys[0])
 
 
+@pytest.mark.usefixtures("ways")
 def test_a_removed_block_is_gone_for_every_client(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100, 100])
     with Client(running.address) as other:
@@ -216,6 +232,7 @@ def test_a_removed_block_is_gone_for_every_client(client: Client, running: Clust
 
 def test_what_is_being_looked_at_is_not_removed_but_by_force(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100_000])
+    client.flush()  # else the other client's remove may come before the master knows the block
     with Client(running.address) as other, client.view(keys[0]) as memory:
         assert other.remove(keys) == 0
         assert other.remove(keys, force=True) == 1
@@ -226,6 +243,7 @@ def test_what_is_being_looked_at_is_not_removed_but_by_force(client: Client, run
     assert client.get(keys[0]) is None
 
 
+@pytest.mark.usefixtures("ways")
 def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Cluster) -> None:
     keys, _ = stored(client, [1000] * 3)
     with running.control() as control:
@@ -288,15 +306,17 @@ def test_threads_share_what_is_near(client: Client) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    local = client._operations.local.ready[0]
-    assert sorted(local.desk._free) == list(range(len(local.desk._free)))
+    desk = client._operations.local.ready[0].desk
+    assert len(desk._free) + len(desk._lost) == HAZARDS
+    assert not any(desk._words[AT_HAZARDS : AT_HAZARDS + HAZARDS])
 
 
+@pytest.mark.usefixtures("ways")
 def test_slabs_that_another_thread_has_unmapped_meanwhile_are_read_to_the_end(client: Client) -> None:
     keys, values = stored(client, [20_000] * 3)
     rows = np.zeros((3, 20_000), np.uint8)
     [local] = client._operations.local.ready
-    reading = client._operations.near.read(keys, IntoRows(rows))
+    reading = client._operations.near.read([local], keys, {16}, IntoRows(rows))
     copying = next(reading)
     local.slabs.clear()
     assert isinstance(copying, Work)
@@ -350,6 +370,23 @@ def test_a_node_that_stopped_is_not_believed_for_long(tmp_path: Any) -> None:
             node.send(signal.SIGCONT)
             eventually(lambda: bool(client._operations.local.fresh()), "its heart beats")
             assert client.get_batch(keys) == values
+
+
+def test_a_node_that_stopped_costs_a_new_client_a_part_of_its_calls_deadline(tmp_path: Any) -> None:
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "64MiB")
+        with Client(started.address) as writer:
+            writer.put(b"key", b"value", ack="cluster")
+        node.send(signal.SIGSTOP)
+        try:
+            for call in ("exists", "exists_batch"):
+                with Client(started.address) as client:
+                    begun_s = time.monotonic()
+                    assert getattr(client, call)(b"key" if call == "exists" else [b"key"], deadline_s=8) in (True, [True])
+                    assert time.monotonic() - begun_s < 8
+                    assert not client.exists(b"another", deadline_s=8), "it is not tried again at once"
+        finally:
+            node.send(signal.SIGCONT)
 
 
 def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None:

@@ -1,6 +1,5 @@
 """Reads by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client.effects import Move
+from kvstore.client.reads import fetching, slices
 from kvstore.client.reads.viewing import OpenView, open_view
 from kvstore.client.remote import REST_S, RemoteMemory
 from kvstore.protocol.errors import (
@@ -26,33 +26,8 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
 from kvstore.transfer.paths.spans import Span
-from tests.client.oracle import Oracle, OracleChannel, OracleNode
+from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
-
-BIG = b"B" * 100_000
-OTHER = b"C" * 100_000
-MakeOracle = Callable[..., Oracle]
-
-
-@pytest.fixture
-def make_oracle() -> Iterator[MakeOracle]:
-    """The client's engine and the nodes are closed at the end."""
-    made: list[Oracle] = []
-
-    def make(*nodes: OracleNode, engine_min_bytes: int = 50_000) -> Oracle:
-        made.append(Oracle(*nodes, engine_min_bytes=engine_min_bytes))
-        return made[-1]
-
-    yield make
-    for oracle in made:
-        oracle.resources.close()
-        for node in oracle.nodes.values():
-            node.close()
-
-
-@pytest.fixture
-def far() -> OracleNode:
-    return OracleNode(2, local=False, has_engine=True)
 
 
 @pytest.fixture
@@ -379,3 +354,48 @@ def test_a_slab_forgotten_while_it_was_being_asked_for_leaves_its_block_to_a_mes
     oracle.script[Regions].append(regions)
     assert get(oracle, b"k", b"other") == [BIG, OTHER]
     assert ways(oracle) == [1, 1, 0]
+
+
+def test_what_is_gone_by_the_time_that_the_engine_has_failed_is_a_miss(make_oracle: MakeOracle, far: OracleNode) -> None:
+    """A node's death is told by its engine's connections as soon as by the one that asked it."""
+    oracle = make_oracle(far)
+    oracle.store(b"k", BIG, 2)
+
+    def dies(move: Move) -> None:
+        oracle.unreachable.add(far.tcp)
+        raise Unreachable("the connection broke")
+
+    oracle.script[Move].append(dies)
+    assert get(oracle, b"k") == [None]
+
+
+def test_what_no_try_could_fetch_is_an_error_and_no_miss(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteMemory, "refresh", lambda _: True)  # so that it is tried again at once
+    oracle.script[Move].extend([Unreachable("no path")] * 3)
+    with pytest.raises(Unreachable, match="no path"):
+        get(oracle, b"k")
+
+
+def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fetching, slices):
+        monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
+    assert get(oracle, b"k") == [BIG]
+    assert [length for move in oracle.moves for _, _, length in move.copies] == [30_000] * 3 + [10_000]
+    assert oracle.together == [2]
+    assert oracle.releases() == [1]
+    assert oracle.resources.counters.snapshot().engine_bytes == len(BIG)
+    oracle.script[Move].append(scribble)
+    with pytest.raises(ChecksumMismatch):
+        get(oracle, b"k")
+    assert oracle.resources.counters.snapshot().checksum_failures == 1
+
+
+def test_a_large_value_that_is_read_beside_others_is_moved_whole(make_oracle: MakeOracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = OracleNode(2, local=False, has_engine=True), OracleNode(3, local=False, has_engine=True)
+    oracle = make_oracle(*nodes)
+    oracle.store(b"k", BIG, 2)
+    oracle.store(b"o", OTHER, 3)
+    for module in (fetching, slices):
+        monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
+    assert get(oracle, b"k", b"o") == [BIG, OTHER]
+    assert [length for move in oracle.moves for _, _, length in move.copies] == [len(BIG), len(OTHER)]

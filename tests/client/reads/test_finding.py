@@ -1,7 +1,5 @@
 """Which replica a get asks, and when the master. Against a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.protocol.errors import (
@@ -9,21 +7,8 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.master_messages import Lookup
-from tests.client.oracle import Oracle, OracleNode
+from tests.client.oracle import Oracle, Pair
 from tests.client.reads.gets import get
-
-BIG = b"B" * 100_000
-
-
-@pytest.fixture
-def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
-    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
-    yield local, remote
-    local.close()
-    remote.close()
-
-
-Pair = tuple[OracleNode, OracleNode]
 
 
 def test_no_keys_give_no_values_and_no_questions(nodes: Pair) -> None:

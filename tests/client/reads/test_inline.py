@@ -1,29 +1,15 @@
 """Values that come with the answer. Against a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
+from kvstore.client.reads import slices
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     InvalidArgument,
 )
 from kvstore.protocol.node_messages import Blocks, Read
-from tests.client.oracle import Oracle, OracleChannel, OracleNode
+from tests.client.oracle import Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get, get_into
-
-BIG = b"B" * 100_000
-
-
-@pytest.fixture
-def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
-    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
-    yield local, remote
-    local.close()
-    remote.close()
-
-
-Pair = tuple[OracleNode, OracleNode]
 
 
 def damaged(oracle: Oracle) -> object:
@@ -62,3 +48,19 @@ def test_a_value_larger_than_its_buffer_is_refused_and_the_connection_stays_in_s
         get_into(oracle, [b"a", b"b"], buffers)
     assert all(loan.channel.payload == b"" and loan.channel.is_open for loan in oracle.loans)
     assert buffers[1][:3] == b"123"
+
+
+def test_values_that_come_in_several_slices_are_verified_whole(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STREAM_BYTES", 1000)
+    oracle = Oracle(*nodes)
+    values = {b"a": b"a" * 2500, b"b": b"b" * 10, b"c": b"c" * 3000}
+    for key, value in values.items():
+        oracle.store(key, value, 2)
+    buffers = [bytearray(2500), bytearray(2), bytearray(3000)]
+    with pytest.raises(InvalidArgument, match="the buffer of key 1"):
+        get_into(oracle, list(values), buffers)
+    assert [bytes(buffers[0]), bytes(buffers[2])] == [values[b"a"], values[b"c"]]
+    assert get(oracle, *values) == list(values.values())
+    oracle.script[Read].extend([damaged(oracle)] * 3)  # type: ignore[list-item]
+    with pytest.raises(ChecksumMismatch, match="node 2"):
+        get(oracle, b"a")

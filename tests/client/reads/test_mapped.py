@@ -1,28 +1,13 @@
 """Values copied out of mapped slabs. Against a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.protocol.errors import (
     InvalidArgument,
     LeaseExpired,
 )
-from tests.client.oracle import Oracle, OracleNode
+from tests.client.oracle import BIG, Oracle, Pair
 from tests.client.reads.gets import get, get_into
-
-BIG = b"B" * 100_000
-
-
-@pytest.fixture
-def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
-    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
-    yield local, remote
-    local.close()
-    remote.close()
-
-
-Pair = tuple[OracleNode, OracleNode]
 
 
 def test_a_mapped_value_larger_than_its_buffer_is_refused_and_its_lease_released(nodes: Pair) -> None:

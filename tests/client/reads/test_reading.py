@@ -1,7 +1,5 @@
 """Reads against a scripted cluster."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.client.locations import Hint
@@ -13,21 +11,8 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.master_messages import Lookup, Nodes
 from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Slabs
-from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
-
-BIG = b"B" * 100_000
-
-
-@pytest.fixture
-def nodes() -> Iterator[tuple[OracleNode, OracleNode]]:
-    local, remote = OracleNode(1, local=True), OracleNode(2, local=False)
-    yield local, remote
-    local.close()
-    remote.close()
-
-
-Pair = tuple[OracleNode, OracleNode]
 
 
 def test_values_come_inline_from_elsewhere_and_mapped_on_this_host(nodes: Pair) -> None:

@@ -1,7 +1,6 @@
 """Views against a scripted cluster."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,13 +9,6 @@ from kvstore.client.reads.viewing import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode
-
-
-@pytest.fixture
-def node() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
 
 
 def open_view(oracle: Oracle, key: bytes) -> OpenView | None:

@@ -10,8 +10,10 @@ from kvstore.client import Client
 from kvstore.client.cli import bench as cli_bench
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools import bench
-from kvstore.client.tools.bench import alternate, measure, microseconds
+from kvstore.client.tools.bench import alternate, huge_pages, measure, microseconds
+from kvstore.client.tools.bench_report import Row
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.protocol import control_pb2 as pb
 
 LARGE = ["memcpy of {}, one thread", "put_batch {}, used memory", "put_batch {}, fresh memory", "get_batch_into {}"]
 LARGE += ["put_batch {} (used) / memcpy", "put_batch {} (fresh) / memcpy", "put_batch {} fresh / used", "get_batch_into {} / memcpy"]
@@ -35,6 +37,18 @@ FIGURES = [
 ]
 
 
+def test_what_the_hosts_give_in_huge_pages_is_a_figure_with_its_reasons() -> None:
+    def node(huge_bytes: int, reason: str) -> pb.NodeStatus:
+        tiers = [pb.TierStatus(name="dram", capacity_bytes=4 << 20, huge_bytes=huge_bytes, why_not_huge=reason), pb.TierStatus(name="nvme")]
+        return pb.NodeStatus(tiers=tiers)
+
+    status = pb.StatusReply(
+        nodes=[node(4 << 20, ""), node(2 << 20, ""), node(0, "shmem_enabled is never"), node(0, "shmem_enabled is never")]
+    )
+    assert huge_pages(status) == Row("DRAM in huge pages, shmem_enabled is never", 37.5, "%")
+    assert huge_pages(pb.StatusReply()) == Row("DRAM in huge pages", 0, "%")
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same calls, fewer and on less memory."""
@@ -51,10 +65,12 @@ def running() -> Iterator[Cluster]:
 
 
 def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, running: Cluster) -> None:
-    with Client(running.address) as client:
-        rows = list(measure(client))
+    with Client(running.address) as client, running.control() as control:
+        *rows, pages = list(measure(client, control))
     assert [row.name for row in rows] == FIGURES
     assert all(row.value > 0 for row in rows)
+    assert pages.name.startswith("DRAM in huge pages")
+    assert pages.unit == "%"
     with running.control() as control:
         assert control.status().blocks == 0
 
@@ -62,14 +78,14 @@ def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, runnin
 def test_the_command_measures_a_cluster_that_is_named(small: None, running: Cluster) -> None:
     result = CliRunner().invoke(kvstore, ["bench", "--json", "--master", running.address])
     assert result.exit_code == 0, result.output
-    assert [row["name"] for row in json.loads(result.stdout)] == FIGURES
+    assert [row["name"] for row in json.loads(result.stdout)[:-1]] == FIGURES
 
 
 def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_bench, "NEEDED_DRAM_BYTES", 16 << 20)
     result = CliRunner().invoke(kvstore, ["bench", "--json"])
     assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)) == len(FIGURES)
+    assert len(json.loads(result.stdout)) == len(FIGURES) + 1
 
 
 def test_without_json_it_is_a_table(small: None, running: Cluster) -> None:

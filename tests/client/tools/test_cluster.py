@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan, reachable
 from kvstore.protocol.errors import Broken, ConfigError
-from tests.client.embedded import embedded
+from tests.client.embedded import SMALL
 
 HOLDER = """
 import time
@@ -24,6 +25,13 @@ with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
     print(cluster.master_pid, cluster.nodes[0].pid, flush=True)
     time.sleep(60)
 """
+
+
+@contextmanager
+def embedded() -> Iterator[Cluster]:
+    with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
+        cluster.wait_ready()
+        yield cluster
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.client.tools import doctor
 from kvstore.client.tools.doctor import Check, Verdict
+from kvstore.tiers.huge_pages import SHMEM_ENABLED
 from kvstore.transfer.ucx import library as ucx_library
 
 
@@ -41,7 +42,7 @@ def write(path: Path, text: str) -> None:
 
 def test_every_check_of_this_machine_says_what_was_found_and_what_to_do() -> None:
     checks = doctor.examine()
-    assert len({check.name for check in checks}) == len(checks) == 11
+    assert len({check.name for check in checks}) == len(checks) == 12
     assert all(check.found for check in checks)
     assert all(check.advice for check in checks if check.verdict is not Verdict.OK)
 
@@ -50,7 +51,8 @@ def test_an_empty_machine_has_nothing(tmp_path: Path) -> None:
     found = {check.name: check.verdict for check in doctor.examine(tmp_path)}
     assert found["RDMA devices"] is Verdict.MISSING
     assert found["/dev/shm"] is Verdict.MISSING
-    assert found["huge pages"] is Verdict.WARNING
+    assert found["reserved huge pages"] is Verdict.WARNING
+    assert found["shared huge pages"] is Verdict.WARNING
     assert found["nvidia_peermem"] is Verdict.OK  # nobody needs it
 
 
@@ -112,7 +114,17 @@ def test_locked_memory_is_limited_where_rdma_locks_it() -> None:
 
 
 def test_huge_pages_are_counted(rdma_host: Path) -> None:
-    assert doctor.hugepages(rdma_host) == Check("huge pages", Verdict.OK, "4 of 10 free, each 2048 kB")
+    assert doctor.hugepages(rdma_host) == Check("reserved huge pages", Verdict.OK, "4 of 10 free, each 2048 kB")
+
+
+def test_huge_pages_that_shared_memory_is_not_given_come_with_the_way_to_allow_them(tmp_path: Path) -> None:
+    write(tmp_path / SHMEM_ENABLED, "always within_size advise [never] deny force\n")
+    refused = doctor.transparent_hugepages(tmp_path)
+    assert (refused.verdict, refused.found) == (Verdict.WARNING, "shmem_enabled is never")
+    assert "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled" in refused.advice
+    assert "`w /sys/kernel/mm/transparent_hugepage/shmem_enabled - - - - advise`" in refused.advice
+    write(tmp_path / SHMEM_ENABLED, "always within_size [advise] never deny force\n")
+    assert doctor.transparent_hugepages(tmp_path) == Check("shared huge pages", Verdict.OK, "shmem_enabled is advise")
 
 
 def test_a_restricted_ptrace_scope_is_a_warning(rdma_host: Path, tmp_path: Path) -> None:

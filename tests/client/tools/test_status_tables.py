@@ -77,6 +77,27 @@ def test_status_names_what_an_operator_looks_for_first() -> None:
         assert fact in shown
 
 
+def test_status_says_what_was_found_of_shared_memory_if_it_was_looked_at() -> None:
+    assert "n1: no, permission denied" in text(status_lines(STATUS, "n1: no, permission denied"))
+    assert "shared here" not in text(status_lines(STATUS))
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ([(8, "")], "8 MiB of 8 MiB of DRAM"),
+        ([(6, ""), (0, "shmem_enabled is never")], "6 MiB of 16 MiB of DRAM; shmem_enabled is never (1 node): see kvstore doctor there"),
+        ([(0, "b"), (0, "a"), (0, "b")], "0 B of 24 MiB of DRAM; a (1 node), b (2 nodes): see kvstore doctor there"),
+    ],
+)
+def test_status_says_how_much_of_dram_is_in_huge_pages_and_why_no_more(found: list[tuple[int, str]], line: str) -> None:
+    tiers = [pb.TierStatus(name="dram", capacity_bytes=8 << 20, huge_bytes=mib << 20, why_not_huge=reason) for mib, reason in found]
+    status = pb.StatusReply(
+        nodes=[pb.NodeStatus(state="alive", tiers=[tier, pb.TierStatus(name="nvme", capacity_bytes=99)]) for tier in tiers]
+    )
+    assert line in " ".join(text(status_lines(status)).split())
+
+
 def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
     rows = text(nodes_table(STATUS)).splitlines()[1:]
     assert [row.split()[:4] for row in rows] == [["a", "1", "alive", "/run/a.sock"], ["b", "2", "dead", "10.0.0.2:7"]]

@@ -1,12 +1,11 @@
 """Writes by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from kvstore.client.effects import Move
 from kvstore.client.remote import REST_S
-from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -23,49 +22,14 @@ from kvstore.protocol.master_messages import Cancel, Nodes, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
-from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import Oracle, OracleChannel, OracleNode
-
-BIG = b"B" * 100_000
-OTHER = b"C" * 100_000
-MakeOracle = Callable[..., Oracle]
-
-
-@pytest.fixture
-def make_oracle() -> Iterator[MakeOracle]:
-    """The client's engine and the nodes are closed at the end."""
-    made: list[Oracle] = []
-
-    def make(*nodes: OracleNode, engine_min_bytes: int = 50_000) -> Oracle:
-        made.append(Oracle(*nodes, engine_min_bytes=engine_min_bytes))
-        return made[-1]
-
-    yield make
-    for oracle in made:
-        oracle.resources.close()
-        for node in oracle.nodes.values():
-            node.close()
-
-
-@pytest.fixture
-def far() -> OracleNode:
-    return OracleNode(2, local=False, has_engine=True)
+from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
+from tests.client.writes.puts import put
 
 
 @pytest.fixture
 def oracle(make_oracle: MakeOracle, far: OracleNode) -> Oracle:
     return make_oracle(far)
-
-
-def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
-    sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
-    try:
-        result: list[bool] = oracle.run(writing.run())
-        return result
-    finally:
-        assert oracle.all_given_back()
 
 
 def stored(node: OracleNode) -> dict[bytes, bytes]:

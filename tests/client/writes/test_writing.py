@@ -1,7 +1,5 @@
 """Writes against a scripted cluster."""
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 
 from kvstore.client.writes.writing import Writing
@@ -10,34 +8,8 @@ from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
-from kvstore.rpc.deadline import Deadline
-from tests.client.oracle import MASTER, Oracle, OracleChannel, OracleNode
-
-BIG = b"B" * 100_000
-
-
-@pytest.fixture
-def local() -> Iterator[OracleNode]:
-    node = OracleNode(1, local=True)
-    yield node
-    node.close()
-
-
-@pytest.fixture
-def remote() -> Iterator[OracleNode]:
-    node = OracleNode(2, local=False)
-    yield node
-    node.close()
-
-
-def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
-    sources = [memoryview(value) for value in values]
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
-    try:
-        result: list[bool] = oracle.run(writing.run())
-        return result
-    finally:
-        assert oracle.all_given_back()
+from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, OracleNode
+from tests.client.writes.puts import put
 
 
 def opened(*statuses: int, slab: int = 1) -> Opened:
@@ -47,11 +19,11 @@ def opened(*statuses: int, slab: int = 1) -> Opened:
     )
 
 
-def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(node: OracleNode) -> None:
+    oracle = Oracle(node)
     assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
     assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "Open", "Slabs", "Commit"]
-    assert {key: value for key, (value, _) in local.blocks.items()} == {b"a": b"small", b"b": BIG}
+    assert {key: value for key, (value, _) in node.blocks.items()} == {b"a": b"small", b"b": BIG}
     assert oracle.sent(Reserve)[0].local_node == 1
     stats = oracle.resources.counters.snapshot()
     assert (stats.puts, stats.bytes_out, stats.requests) == (2, 100_005, 1)
@@ -64,17 +36,17 @@ def test_values_for_a_node_elsewhere_go_along_with_one_message(remote: OracleNod
     assert oracle.sent(Reserve)[0].local_node == 0
 
 
-def test_a_mapped_slab_is_not_asked_for_again(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_mapped_slab_is_not_asked_for_again(node: OracleNode) -> None:
+    oracle = Oracle(node)
     put(oracle, [b"a"], [BIG])
     oracle.log.clear()
     put(oracle, [b"b"], [BIG])
     assert [type(message).__name__ for message in oracle.log] == ["Reserve", "Open", "Commit"]
 
 
-def test_slabs_named_ahead_are_mapped_in_the_background(local: OracleNode) -> None:
-    local.ahead = [2, 9]
-    oracle = Oracle(local)
+def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> None:
+    node.ahead = [2, 9]
+    oracle = Oracle(node)
     put(oracle, [b"a"], [BIG])
     in_use = len(oracle.resources.mapping.slabs)
     put(oracle, [b"b"], [BIG])  # what is already on its way is not asked for again
@@ -131,8 +103,8 @@ def test_the_granted_keys_of_a_batch_do_not_wait_for_the_busy_ones(remote: Oracl
     assert [message.keys for message in oracle.sent(Put)] == [[b"b"], [b"a"]]
 
 
-def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Open].append(opened(GRANTED, BUSY))
     oracle.script[Commit].append(Flags(b"\1"))
     assert put(oracle, [b"a", b"b"], [BIG, BIG]) == [True, True]
@@ -140,16 +112,16 @@ def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(local
     assert [message.keys for message in oracle.sent(Open)] == [[b"a", b"b"], [b"b"]]
 
 
-def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Open].append(opened(PRESENT))
     assert put(oracle, [b"a"], [BIG]) == [False]
     assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
     assert oracle.sent(Commit) == []
 
 
-def test_a_put_the_node_forgot_is_written_again(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Commit].append(Flags(b"\2"))
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert len(oracle.sent(Commit)) == 2
@@ -162,16 +134,16 @@ def test_inline_values_the_node_had_no_room_for_are_sent_again(remote: OracleNod
     assert [message.keys for message in oracle.sent(Put)] == [[b"a", b"b"], [b"b"]]
 
 
-def test_a_full_node_is_an_error_and_reservations_are_given_back(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_full_node_is_an_error_and_reservations_are_given_back(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Open].append(Full("no room"))
     with pytest.raises(Full):
         put(oracle, [b"a", b"b"], [BIG, b"s"])
     assert oracle.reserved == set()
 
 
-def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Commit].append(DeadlineExceeded("late"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
@@ -179,8 +151,8 @@ def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(loc
     assert [channel.is_open for channel in shared] == [False]
 
 
-def test_an_unreachable_node_is_avoided_once(local: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(local, remote)
+def test_an_unreachable_node_is_avoided_once(node: OracleNode, remote: OracleNode) -> None:
+    oracle = Oracle(node, remote)
     oracle.unreachable |= {"unix:/run/node1", "node1:1"}
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 1]
@@ -196,8 +168,8 @@ def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> 
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 0, 0]
 
 
-def test_a_second_unreachable_node_is_an_error(local: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(local, remote)
+def test_a_second_unreachable_node_is_an_error(node: OracleNode, remote: OracleNode) -> None:
+    oracle = Oracle(node, remote)
     oracle.unreachable |= {"unix:/run/node1", "node1:1", "node2:1"}
     with pytest.raises(Unavailable):
         put(oracle, [b"a"], [BIG])
@@ -211,15 +183,15 @@ def test_a_node_that_nobody_knows_counts_as_unreachable(remote: OracleNode) -> N
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 77]
 
 
-def test_a_socket_file_that_cannot_be_reached_falls_back_to_inline(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_socket_file_that_cannot_be_reached_falls_back_to_inline(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.unreachable.add("unix:/run/node1")
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert (len(oracle.sent(Open)), len(oracle.sent(Put))) == (0, 1)
 
 
-def test_a_failed_cancel_does_not_hide_the_error(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_a_failed_cancel_does_not_hide_the_error(node: OracleNode) -> None:
+    oracle = Oracle(node)
 
     def full_and_master_gone(channel: OracleChannel, message: Message) -> Message:
         oracle.unreachable.add(MASTER)
@@ -230,16 +202,16 @@ def test_a_failed_cancel_does_not_hide_the_error(local: OracleNode) -> None:
         put(oracle, [b"a"], [BIG])
 
 
-def test_an_interrupt_closes_the_channel_and_is_passed_on(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_an_interrupt_closes_the_channel_and_is_passed_on(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Commit].append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         put(oracle, [b"a"], [BIG])
     assert not oracle.loans[-1].channel.is_open
 
 
-def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(local: OracleNode) -> None:
-    oracle = Oracle(local)
+def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(node: OracleNode) -> None:
+    oracle = Oracle(node)
     oracle.script[Open].append(opened(GRANTED, GRANTED))
     with pytest.raises(ProtocolError):
         put(oracle, [b"a"], [BIG])

@@ -14,10 +14,11 @@ from kvstore.master.catalogs.etcd import EtcdCatalog, cut
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.transfer.testing.waiting import within
-from tests.etcd_server import EtcdServer, free_ports
+from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
 from tests.master.catalogs.faulty_etcd import FaultyEtcd
 from tests.master.warning_log import WarningLog
+from tests.ports import free_ports
 
 EtcdServerFactory = Callable[..., EtcdServer]
 MakeEtcdCatalog = Callable[..., EtcdCatalog]

@@ -10,8 +10,9 @@ from aetcd.rpc import auth_pb2, rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd_channel import EtcdAccess, EtcdChannel
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
-from tests.etcd_server import EtcdServer, free_ports
+from tests.etcd_server import EtcdServer
 from tests.master.catalogs.faulty_etcd import FaultyEtcd
+from tests.ports import free_ports
 
 EtcdServerFactory = Callable[..., EtcdServer]
 OpenChannel = Callable[..., EtcdChannel]

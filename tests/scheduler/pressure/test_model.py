@@ -36,6 +36,7 @@ LOADS = st.builds(
 TIERS = st.lists(st.builds(dram, st.integers(0, 200), bytes_per_s=st.floats(10, 1e4)), max_size=2)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60)
 @given(LOADS, st.integers(1, 200), TIERS, st.sampled_from(STRATEGIES), st.integers(0, 1000))
 def test_nothing_is_lost_and_nothing_done_for_nobody(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_of_a_prompt_longer_than_the_cache_the_head_stays() -> None:
     assert (len(nothing), len(index)) == (0, 0)
 
 
+@pytest.mark.no_cover
 @given(st.integers(1, 5), st.lists(st.tuples(st.lists(st.integers(0, 8), unique=True), st.integers(0, 3))))
 def test_index_and_cache_hold_the_same_and_never_too_much(blocks: int, prompts: list[tuple[list[int], int]]) -> None:
     cache, index = make(blocks)

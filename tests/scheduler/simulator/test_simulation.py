@@ -39,6 +39,7 @@ def run(requests: Sequence[TraceRequest], **plan: Any) -> tuple[Simulation, Repo
     return found, found.run(requests)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("dispatcher", DISPATCHERS)
 def test_equal_inputs_give_equal_reports(dispatcher: str) -> None:
     plan = Plan(prefill=3, decode=2, cache_blocks=500, rate=0.2)
@@ -46,12 +47,14 @@ def test_equal_inputs_give_equal_reports(dispatcher: str) -> None:
     assert first == second
 
 
+@pytest.mark.no_cover
 def test_another_seed_draws_other_instances() -> None:
     plan = Plan(prefill=3, decode=2, cache_blocks=500, rate=0.2)
     first, second = (simulation(plan, SMALL, dispatcher="random", seed=seed).run(CONVERSATIONS) for seed in (1, 2))
     assert first.ttft != second.ttft
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("admission", [AdmitAll, RejectEarly, RejectLate])
 def test_every_request_ends_once_and_leaves_nothing_behind(mode: Mode, admission: type[Admission]) -> None:

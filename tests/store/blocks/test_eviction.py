@@ -55,6 +55,49 @@ def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrde
     assert order.victim(0, anyone) is new
 
 
+def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: EvictionOrder) -> None:
+    told: list[tuple[str, bytes]] = []
+
+    class Listening(LRU[bytes]):
+        def insert(self, key: bytes, parent: bytes | None = None) -> None:
+            told.append(("insert", key))
+            super().insert(key, parent)
+
+        def touch(self, key: bytes) -> None:
+            told.append(("touch", key))
+            super().touch(key)
+
+        def remove(self, key: bytes) -> None:
+            told.append(("remove", key))
+            super().remove(key)
+
+    order = Visible(Listening)
+    a, b, c = block("a", 1), block("b", 2), block("c", 3)
+    order.insert(a, 0)
+    order.insert(b, 1)
+    told.clear()
+    order.touch(b, 1)
+    order.touch(a, 0)
+    assert told == []
+    order.insert(c, 0)
+    order.touch(c, 0)
+    order.remove(c, 0)
+    order.touch(a, 0)
+    order.tell()
+    order.tell()
+    assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
+    asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), order.check_integrity]
+    for ask in asks:
+        told.clear()
+        order.touch(a, 0)
+        ask()
+        assert told == [("touch", b"a")]
+    told.clear()
+    for _ in range(eviction.MAX_UNTOLD + 1):
+        order.touch(a, 0)
+    assert len(told) == eviction.MAX_UNTOLD
+
+
 def test_the_coldest_elsewhere_is_in_another_group_and_the_coldest_in_any(order: EvictionOrder) -> None:
     mine, cold, warm = block("mine", 1), block("cold", 2), block("warm", 3)
     for group, one in enumerate((mine, cold, warm)):

@@ -43,3 +43,20 @@ def test_a_slab_without_blocks_leaves_nothing_behind() -> None:
     assert not index._slabs
     assert not index._counts
     index.check_integrity()
+
+
+def test_many_are_added_as_one_by_one() -> None:
+    at_once, each = SlabIndex(), SlabIndex()
+    places = [(2, 5), (2, 6), (7, 0), (2, 0), (9, 1000), (7, 3)]
+    for index in (at_once, each):
+        index.add(slot(2, 1), block("there"))
+    blocks = [block(f"{number}") for number in range(len(places))]
+    at_once.add_all([slot(*place) for place in places], blocks)
+    at_once.add_all([], [])
+    for place, one in zip(places, blocks, strict=True):
+        each.add(slot(*place), one)
+    for index in (at_once, each):
+        index.check_integrity()
+        assert [index.get(slot(*place)) for place in places] == blocks
+        assert index.get(slot(2, 4)) is index.get(slot(9, 999)) is None
+    assert at_once._counts == each._counts == {2: 4, 7: 2, 9: 1}

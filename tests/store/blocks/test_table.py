@@ -9,6 +9,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
 from kvstore.store.blocks.table import TABLE_BYTES
 from kvstore.store.opening import readable_blocks
+from kvstore.tiers.policies.lru import LRU
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -96,6 +97,18 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is None
     store.table.forget_owner("slow")
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
+
+
+def test_policies_hear_of_reads_when_time_passes_though_nothing_else_happens(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bytes] = []
+    monkeypatch.setattr(LRU, "touch", lambda policy, key: told.append(key))
+    store = make_store()
+    store.table.hit(store.put("a"))
+    assert told == []
+    store.table.expire(now_ns=1)
+    assert told == [b"a"]
 
 
 def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_store: MakeStore) -> None:

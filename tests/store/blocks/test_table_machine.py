@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvstore.client.local.desk import Looker
+from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import is_evictable
@@ -53,7 +53,7 @@ class TableMachine(RuleBasedStateMachine):
         self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
         self.clients: dict[str, LocalClient] = {}
         """One a tenant, or none at all."""
-        self.looks: list[tuple[str, memoryview, bytes, Looker]] = []
+        self.looks: list[tuple[str, memoryview, bytes, Hazard]] = []
         """Views: tenant, the slot's memory, what was in it, and the hazard."""
         self.visible: dict[tuple[str, str], Block] = {}
         self.heard: dict[Block, int] = {}
@@ -107,14 +107,14 @@ class TableMachine(RuleBasedStateMachine):
     def look(self, key: str, tenant: str) -> None:
         found = self.clients[tenant].look(key)
         if found is not None:
-            memory, looker = found
-            self.looks.append((tenant, memory, bytes(memory), looker))
+            memory, hazard = found
+            self.looks.append((tenant, memory, bytes(memory), hazard))
 
     @precondition(lambda self: self.looks)
     @rule(pick=PICK)
     def look_away(self, pick: int) -> None:
-        tenant, _, _, looker = self.looks.pop(pick % len(self.looks))
-        self.clients[tenant].desk.look_away(looker)
+        tenant, _, _, hazard = self.looks.pop(pick % len(self.looks))
+        self.clients[tenant].desk.look_away(hazard)
         self.store.showing.sweep()
 
     @invariant()
@@ -436,8 +436,8 @@ class TableMachine(RuleBasedStateMachine):
             self.table.release(block)
         for owner in ("one", "two"):
             self.forget_owner(owner)
-        for tenant, _, _, looker in self.looks:
-            self.clients[tenant].desk.look_away(looker)
+        for tenant, _, _, hazard in self.looks:
+            self.clients[tenant].desk.look_away(hazard)
         self.store.showing.sweep()
         for writer in self.lingering:
             writer.under_way = 0

@@ -36,6 +36,36 @@ def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_
     assert len(undecided) == 5, "they are claimed, and not decided about"
 
 
+def test_many_at_once_are_those_one_after_the_other() -> None:
+    undecided = Undecided()
+    assert not undecided.has_to_claim
+    undecided.add_all([])
+    assert not undecided.has_to_claim
+    [first] = added(undecided, block(b"first"))
+    a, b, c = block(b"a"), block(b"b", namespace="other"), block(b"c")
+    waited: list[str] = []
+    undecided.when_decided("red", lambda: waited.append("first"))
+    undecided.add_all([a, b, c])
+    undecided.check_integrity()
+    assert undecided.has_to_claim
+    decide(undecided, first)
+    for callback in undecided.take_due():
+        callback()
+    assert waited == ["first"], "those that came later are not waited for"
+    assert [undecided.take(9) for _ in range(3)] == [[a, c], [b], []]
+    assert (undecided.has_to_claim, undecided.claims) == (False, 3)
+
+
+def test_it_says_whether_anybody_waits() -> None:
+    undecided = Undecided()
+    [a] = added(undecided, block(b"a"))
+    assert not undecided.is_awaited
+    undecided.when_decided("red", lambda: None)
+    assert undecided.is_awaited
+    decide(undecided, a)
+    assert not undecided.is_awaited
+
+
 def test_what_has_been_put_off_is_claimed_again_when_that_is_said() -> None:
     undecided = Undecided()
     [a] = added(undecided, block(b"a"))

@@ -130,6 +130,47 @@ def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: S
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
+def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path) -> None:
+    with served(tmp_path, claim_interval_s=3600) as node:
+        master, client = Master(node), node.connect()
+        for names, generations in (("abc", (1, 2, 3)), ("d", (4,))):
+            for name in names:
+                put(client, {name: b"x"})
+            assert not node.call(lambda: list(master.asked))
+            node.call(node.deciding._come_due)
+            master.claims(*names)
+            master.decide(*((GRANTED, generation) for generation in generations))
+        client.close()
+
+
+def test_what_was_put_is_claimed_once_the_interval_is_over(tmp_path: Path) -> None:
+    with served(tmp_path, claim_interval_s=0.01) as node:
+        master, client = Master(node), node.connect()
+        for name, generation in (("a", 1), ("b", 2)):
+            put(client, {name: b"x"})
+            master.claims(name)
+            master.decide((GRANTED, generation))
+        client.close()
+
+
+def test_nobody_who_waits_for_the_master_waits_for_the_interval(tmp_path: Path) -> None:
+    with served(tmp_path, claim_interval_s=3600) as node:
+        master, client = Master(node), node.connect()
+        put(client, {"a": b"x"})
+        assert not node.call(lambda: list(master.asked))
+        thread, results = in_background(lambda: client.ask(Flush(), Flags))
+        master.claims("a")
+        assert results == []
+        master.decide((GRANTED, 1))
+        thread.join(TIMEOUT_S)
+        assert len(results) == 1
+        put(client, {"b": b"x"})
+        assert not node.call(lambda: list(master.asked))
+        master.link_up(8)
+        master.claims("b")
+        client.close()
+
+
 def test_the_same_bytes_become_a_replica_and_other_bytes_leave(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     put(client, {"same": b"1", "other": b"2"})

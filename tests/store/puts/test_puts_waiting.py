@@ -219,13 +219,13 @@ def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
     if held is not None:
         until(node, lambda: len(node.waiting) == 1)
         with monkeypatch.context() as patch:
-            patch.setattr(node.store.dram, "view" if through_socket else "locate", fail)
+            patch.setattr(node.store.dram, "view" if through_socket else "locate_all", fail)
             other.ask(Abort(list(held.put_ids)), Ok)
             thread.join(TIMEOUT_S)
     else:
         thread.join(TIMEOUT_S)
         with monkeypatch.context() as patch:
-            patch.setattr(node.store.dram, "view" if through_socket else "locate", fail)
+            patch.setattr(node.store.dram, "view" if through_socket else "locate_all", fail)
             thread, results = in_background(lambda: client.put({"b": bytes(KIB)}) if through_socket else client.open({"b": KIB}))
             thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, TierFailed, Unavailable
+from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Read
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.moves.mover import SlowRead
 from tests.rpc.wires import frame, read_frame
@@ -93,6 +95,43 @@ def test_without_shared_memory_every_value_is_sent_and_let_go(node: Served) -> N
 def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
     client.put({"a": b"a"}, generation=7)
     assert client.read("a", "a", "a", generations=[7, 6, 8])[1] == [b"a", None, None]
+    assert [client.read("a", generations=[generation])[1] for generation in (7, 6, 8, 0)] == [[b"a"], [None], [None], [b"a"]]
+
+
+def test_a_value_that_comes_alone_is_counted_as_any_other(node: Served, client: Client) -> None:
+    client.put({"a": b"a" * 100, "b": b"b" * 100})
+    for names in (["a"], ["a", "b"], ["x"], ["a"]):
+        client.read(*names, inline_bytes=100)
+    assert (find(node, "a").hits, find(node, "b").hits) == (3, 1)
+    assert find(node, "a").last_access > find(node, "b").last_access
+    counts = node.call(lambda: [counts.hits for _, _, counts, _ in node.store.table.levels()])
+    assert (counts[0], node.call(lambda: node.store.table.misses), node.call(lambda: node.reads.out_bytes)) == (4, 1, 400)
+    assert readers(node, "a", "b") == [0, 0]
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_read_is_recorded_before_its_answer_is_sent(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    """Whoever has the answer asks another node next, and what is recorded there must have a later time."""
+    client.put({"a": b"a" * 100, "b": b"b" * 100})
+    recorder = node.connect()
+    recorder.ask(Events(0, 100), EventBatch)
+    order: list[str] = []
+    reply, read = Session.reply, node.store.table.events.read
+
+    def noted(what: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object, **options: object) -> None:
+            order.append(what)
+            function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(node.store.table.events, "read", noted("recorded", read))
+    monkeypatch.setattr(Session, "reply", noted("answered", reply))
+    client.read(*names, inline_bytes=100)
+    assert order == ["recorded", "answered"]
+    recorder.close()
 
 
 def test_a_foreign_or_repeated_release_is_ignored(node: Served, client: Client) -> None:

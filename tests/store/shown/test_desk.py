@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client.local.desk import LocalDesk, Looker
+from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, AT_LOST, DESK_BYTES, HAZARDS, words_of
@@ -14,6 +14,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.shown.desk import MAX_LOST, Desk
 from kvstore.store.shown.index import ShownIndex
 from tests.forks import told_by_child
+from tests.store.tables import find
 
 
 class Seat:
@@ -31,14 +32,14 @@ class Seat:
         self.view = IndexView(self.index.fd, self.index.size_bytes)
 
     def read(self, number: int) -> None:
+        found = find(self.view, b"key %d" % number)
+        assert found is not None
+        self.client.read_one(self.view, found.at, found.sequence, found.size)
+
+    def look(self, number: int) -> Hazard | None:
         found = self.view.find(b"key %d" % number)
         assert found is not None
-        self.client.read_one(self.view, found)
-
-    def look(self, number: int) -> Looker | None:
-        found, looker = self.view.find(b"key %d" % number), Looker()
-        assert found is not None
-        return looker if self.client.look(self.view, found, looker) else None
+        return self.client.look(self.view, found)
 
     def taken(self, most: int = ACCESSES) -> list[bytes]:
         blocks = [self.index.accessed(word) for word in self.node.accesses(most)]
@@ -100,13 +101,13 @@ def test_a_count_that_cannot_be_is_not_taken(seat: Seat, nonsense: int) -> None:
 
 
 def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
-    looker = seat.look(2)
-    assert looker is not None
+    hazard = seat.look(2)
+    assert hazard is not None
     assert [len(seat.node.looks_at(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
     [word] = seat.node.looks_at(102)
     assert seat.node.still_looks(word)
-    seat.client.look_away(looker)
-    seat.client.look_away(looker)
+    seat.client.look_away(hazard)
+    seat.client.look_away(hazard)
     assert not seat.node.still_looks(word)
     again = seat.look(2)
     assert again is not None
@@ -116,41 +117,42 @@ def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
 
 
 def test_what_was_hidden_meanwhile_is_not_looked_at(seat: Seat) -> None:
-    found, looker = seat.view.find(b"key 1"), Looker()
+    found = seat.view.find(b"key 1")
     assert found is not None
     seat.index.hide(seat.blocks[1])
-    assert not seat.client.look(seat.view, found, looker)
-    seat.client.look_away(looker)
+    assert seat.client.look(seat.view, found) is None
     assert not seat.node.looks_at(101)
 
 
 def test_as_much_can_be_looked_at_as_there_are_hazards(seat: Seat) -> None:
-    lookers = [seat.look(number % 5) for number in range(HAZARDS)]
-    assert all(lookers)
+    hazards = [seat.look(number % 5) for number in range(HAZARDS)]
+    assert all(hazards)
     assert seat.look(0) is None
-    first = lookers[0]
+    first = hazards[0]
     assert first is not None
     seat.client.look_away(first)
     assert seat.look(0) is not None
 
 
-def test_a_looker_that_is_no_more_looks_at_nothing_once_another_one_looks(seat: Seat) -> None:
-    assert seat.look(3) is not None  # and is forgotten at once
-    gc.collect()
-    looker = seat.look(4)
-    assert not seat.node.looks_at(103)
-    assert seat.node.looks_at(104)
-    assert looker is not None
-    looker.hazards.clear()  # a signal came between
-    seat.look(0)
-    assert not seat.node.looks_at(104)
-    assert seat.client._words[AT_HAZARDS_USED] == 1
+def test_a_hazard_that_is_lost_looks_at_nothing_and_another_one_takes_its_word(seat: Seat) -> None:
+    for number in range(2 * HAZARDS):
+        assert seat.look(number % 5) is not None  # and is dropped at once, as where a signal handler raised
+        gc.collect()
+        assert not seat.node.looks_at(100 + number % 5)
+    kept = [seat.look(4) for _ in range(HAZARDS)]
+    assert all(kept)
+    assert len(seat.node.looks_at(104)) == HAZARDS
+    while kept:
+        hazard = kept.pop()
+        assert hazard is not None
+        seat.client.look_away(hazard)
+    assert seat.client._words[AT_HAZARDS_USED] == 0
 
 
 def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
-    looker = seat.look(2)
-    assert looker is not None
-    told_by_child(lambda: seat.client.look_away(looker))
+    hazard = seat.look(2)
+    assert hazard is not None
+    told_by_child(lambda: seat.client.look_away(hazard))
     assert seat.node.looks_at(102)
 
 

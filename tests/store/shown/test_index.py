@@ -12,11 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.client.local.index import Found, IndexView
+from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
-from kvstore.protocol.shown_index import AT_SETS, MAX_KEY_BYTES, WAYS, index_bytes, words_of
+from kvstore.protocol.shown_index import _FACTORS, AT_SETS, MASK, MAX_KEY_BYTES, WAYS, index_bytes, tag_of, words_of
 from kvstore.store.blocks.block import NOT_SHOWN, Block
-from kvstore.store.shown.index import FULL_SHARE, ShownIndex
+from kvstore.store.shown.index import FULL_SHARE, PAGE_ENTRIES, ShownIndex
+from tests.store.tables import Found, find, still
 
 SETS = 8
 
@@ -43,7 +44,7 @@ def index() -> Iterator[ShownIndex]:
 
 def test_what_is_shown_is_found_with_all_that_was_said_of_it(index: ShownIndex) -> None:
     index.show(block(b"k" * 20), 7, 4096, 0xABC, 33)
-    found = view_of(index).find(b"k" * 20)
+    found = find(view_of(index), b"k" * 20)
     assert found is not None
     assert (found.slab, found.offset, found.size, found.checksum, found.slot) == (7, 4096, 101, 0xABC, 33)
 
@@ -55,9 +56,9 @@ def test_keys_of_all_lengths_are_told_apart(index: ShownIndex) -> None:
         shown = block(key)
         index.show(shown, 1, len(key), 0, 0)
         for other in (one for one in keys if one != key):
-            assert view.find(other) is None
+            assert find(view, other) is None
             assert not view.exist_batch(words_of([other], len(other)), len(other)).any()
-        found = view.find(key)
+        found = find(view, key)
         assert found is not None
         assert found.offset == len(key)
         index.hide(shown)
@@ -74,17 +75,17 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Show
     shown = block(b"key")
     index.show(shown, 1, 0, 0, 0)
     view = view_of(index)
-    found, batch = view.find(b"key"), view.find_batch(words_of([b"key"], 3), 3)
+    found, batch = find(view, b"key"), view.find_batch(words_of([b"key"], 3), 3)
     assert found is not None
-    assert view.still(found)
+    assert still(view, found)
     assert view.still_batch(batch).all()
     index.hide(shown)
     assert shown.shown == NOT_SHOWN
-    assert view.find(b"key") is None
-    assert not view.still(found)
+    assert find(view, b"key") is None
+    assert not still(view, found)
     assert not view.still_batch(batch).any()
     index.show(shown, 1, 0, 0, 0)
-    assert not view.still(found)
+    assert not still(view, found)
     assert not view.still_batch(batch).any()
 
 
@@ -93,11 +94,51 @@ def test_a_full_set_shows_the_newest_and_the_one_pushed_out_is_not_found(index: 
     blocks = [block(b"%d" % i) for i in range(4 * SETS * WAYS)]
     for one in blocks:
         index.show(one, 1, 0, 0, 0)
-        assert view.find(one.key) is not None
+        assert find(view, one.key) is not None
     shown = [one for one in blocks if one.shown != NOT_SHOWN]
     assert len(shown) == index.count <= SETS * WAYS
-    assert [view.find(one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
+    assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
     index.check_integrity()
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("key_bytes", [1, 5, 16, MAX_KEY_BYTES])
+def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) -> None:
+    at_once, each = (ShownIndex(16 * SETS, number=3, is_ordered=is_ordered) for _ in range(2))
+    views = [view_of(at_once), view_of(each)] if not is_ordered else []
+    for turn in range(3):
+        count = min(50, 250 // key_bytes + 30)
+        keys = [(turn * count + i).to_bytes(2, "big")[-key_bytes:].rjust(key_bytes, b"k") for i in range(count)]
+        blocks = [[block(key, turn + 1) for key in keys] for _ in range(2)]
+        for ours in blocks:
+            for i, one in enumerate(ours):
+                one.checksum = 7 * i
+        slabs, offsets, slots = list(range(count)), [64 * i for i in range(count)], [3 * i for i in range(count)]
+        assert at_once.show_all(blocks[0], slabs, offsets, slots) == []
+        for i, one in enumerate(blocks[1]):
+            each.show(one, slabs[i], offsets[i], one.checksum, slots[i])
+        assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
+        for view in views:
+            assert [find(view, key) for key in keys] == [find(views[0], key) for key in keys]
+        assert np.array_equal(at_once._rows, each._rows)
+        assert np.array_equal(at_once._tag_rows, each._tag_rows)
+        for index, ours in zip((at_once, each), blocks, strict=True):
+            for one in ours[::2] if turn < 2 else ours:
+                index.hide(one)
+        at_once.check_integrity()
+        each.check_integrity()
+    at_once.close()
+    each.close()
+
+
+def test_those_whose_sets_are_full_are_named_and_not_shown(index: ShownIndex) -> None:
+    blocks = [block(b"%04d" % i) for i in range(2 * SETS * WAYS)]
+    left = index.show_all(blocks, [1] * len(blocks), [0] * len(blocks), [0] * len(blocks))
+    assert left == [i for i, one in enumerate(blocks) if one.shown == NOT_SHOWN]
+    assert len(blocks) - len(left) == index.count <= SETS * WAYS
+    view = view_of(index)
+    assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
+    assert index.show_all([blocks[i] for i in left], [1] * len(left), [0] * len(left), [0] * len(left)) == list(range(len(left)))
 
 
 def test_one_and_many_are_found_alike(index: ShownIndex) -> None:
@@ -106,15 +147,31 @@ def test_one_and_many_are_found_alike(index: ShownIndex) -> None:
         index.show(one, i, 64 * i, i * i, i)
     view, keys = view_of(index), [one.key for one in blocks]
     words = words_of(keys, 8)
-    batch, one_by_one = view.find_batch(words, 8), [view.find(key) for key in keys]
-    assert batch.is_there.tolist() == view.exist_batch(words, 8).tolist() == [found is not None for found in one_by_one]
+    batch, one_by_one = view.find_batch(words, 8), [find(view, key) for key in keys]
+    assert view.exist_batch(words, 8).tolist() == [found is not None for found in one_by_one]
+    assert batch.which.tolist() == [i for i, found in enumerate(one_by_one) if found is not None]
     there = [found for found in one_by_one if found is not None]
     assert batch.slabs.tolist() == [found.slab for found in there]
     assert batch.offsets.tolist() == [found.offset for found in there]
     assert batch.sizes.tolist() == [found.size for found in there]
     assert batch.checksums.tolist() == [found.checksum for found in there]
     assert [index.accessed(word) for word in view.access_words(batch).tolist()] == [one for one in blocks if one.shown != NOT_SHOWN]
-    assert [index.accessed(view.access_word(found)) for found in there] == [one for one in blocks if one.shown != NOT_SHOWN]
+
+
+def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> None:
+    """Multilinear hashes collide where one wants them to."""
+    low, high = _FACTORS[:2]
+    step = low * pow(high, -1, 1 << 64)
+    keys = [b"".join((word & MASK).to_bytes(8, "little") for word in (5 + i, 7 - i * step)) for i in range(3)]
+    assert len({tag_of(key) for key in keys}) == 1
+    for i, key in enumerate(keys):
+        index.show(block(key), 1, 64 * i, 0, i)
+    view = view_of(index)
+    words = words_of(keys, 16)
+    batch = view.find_batch(words, 16)
+    assert batch.which.tolist() == np.flatnonzero(view.exist_batch(words, 16)).tolist() == [0]
+    assert batch.offsets.tolist() == [0]
+    assert [found and found.offset for found in (find(view, key) for key in keys)] == [0, None, None]
 
 
 def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
@@ -122,7 +179,7 @@ def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
     keys = [b"%05d" % i for i in range(10_000)]
     words = words_of(keys, 5)
     batch = view_of(index).find_batch(words, 5)
-    assert np.flatnonzero(batch.is_there).tolist() == np.flatnonzero(view_of(index).exist_batch(words, 5)).tolist() == [9999]
+    assert batch.which.tolist() == np.flatnonzero(view_of(index).exist_batch(words, 5)).tolist() == [9999]
     assert batch.offsets.tolist() == [77]
 
 
@@ -130,9 +187,7 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Show
     shown = block(b"key")
     index.show(shown, 1, 0, 0, 0)
     view = view_of(index)
-    found = view.find(b"key")
-    assert found is not None
-    word = view.access_word(found)
+    [word] = view.access_words(view.find_batch(words_of([b"key"], 3), 3)).tolist()
     assert index.accessed(word) is shown
     assert index.accessed(word + (2 << 32)) is None
     assert index.accessed(word | 0xFFFF_FFFF) is None
@@ -140,34 +195,37 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Show
     assert index.accessed(word) is None
 
 
-def test_a_larger_index_shows_the_same_and_the_old_one_says_that_it_is_over() -> None:
-    index = ShownIndex(SETS, is_ordered=False)
-    old = view_of(index)
-    blocks: list[Block] = []
+def test_an_index_is_full_long_before_its_sets_are(index: ShownIndex) -> None:
     while not index.is_full:
-        blocks.append(block(os.urandom(20), len(blocks)))
-        index.show(blocks[-1], len(blocks), 64 * len(blocks), 0, len(blocks))
-    assert index.count > FULL_SHARE * SETS * WAYS
-    index.beat(17)
-    index.tell_slabs_gone(3)
-    shown = [one for one in blocks if one.shown != NOT_SHOWN]
-    found_before = {one.key: old.find(one.key) for one in shown}
-    word = old.access_word(next(found for found in found_before.values() if found is not None))
-    larger = index.grown()
-    larger.check_integrity()
-    view = view_of(larger)
-    assert old.is_over
-    assert not view.is_over
-    assert (view.age_ns(20), view.slabs_gone) == (3, 3)
-    for one in shown:
-        before, now = found_before[one.key], view.find(one.key)
-        assert before is not None
-        assert not old.still(before)
-        assert old.find(one.key) is None
-        assert now is not None
-        assert now[2:] == before[2:]
-    assert larger.accessed(word) is None
-    larger.close()
+        index.show(block(os.urandom(20)), 1, 0, 0, 0)
+    assert index.count == int(FULL_SHARE * SETS * WAYS) + 1
+    assert not index.pushed_out
+
+
+def test_an_index_takes_memory_only_for_what_it_shows() -> None:
+    index = ShownIndex(1 << 14)
+    empty = index.memory_bytes
+    index.show(block(b"key"), 1, 0, 0, 0)
+    assert empty < index.memory_bytes < empty + (64 << 10)
+    view_of(index).find(b"key")
+    assert index.memory_bytes < index.size_bytes // 100
+    index.close()
+
+
+def test_one_that_is_closed_shows_nothing_and_says_so() -> None:
+    index = ShownIndex(4 * PAGE_ENTRIES // WAYS, is_ordered=False)
+    view = view_of(index)
+    blocks = [block(b"%d" % i) for i in range(1000)]
+    for one in blocks:
+        index.show(one, 1, 0, 0, 0)
+    found = {one.key: find(view, one.key) for one in blocks}
+    index.close()
+    index.close()
+    assert view.is_over
+    for key, place in found.items():
+        assert place is not None
+        assert not still(view, place)
+        assert find(view, key) is None
 
 
 def test_nobody_can_write_what_a_reader_is_given(index: ShownIndex) -> None:
@@ -241,6 +299,17 @@ class Interleaved(RuleBasedStateMachine):
         self.index.show(written, 0, slot * self.SLOT_BYTES, written.generation % 251, slot)
         self.shown[slot] = written
 
+    @precondition(lambda self: self.half_written)
+    @rule()
+    def finish_all_writing(self) -> None:
+        written, self.half_written = self.half_written, {}
+        for slot, one in written.items():
+            self.slots[slot][self.SLOT_BYTES // 2 :] = bytes([one.generation % 251]) * (self.SLOT_BYTES // 2)
+            one.checksum = one.generation % 251
+        slots = list(written)
+        assert self.index.show_all(list(written.values()), [0] * len(slots), [slot * self.SLOT_BYTES for slot in slots], slots) == []
+        self.shown.update(written)
+
     @precondition(lambda self: self.shown)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
@@ -250,7 +319,7 @@ class Interleaved(RuleBasedStateMachine):
 
     @rule(key=st.integers(0, 3))
     def begin_to_read(self, key: int) -> None:
-        found = self.view.find(b"key-%d" % key)
+        found = find(self.view, b"key-%d" % key)
         current = next((one for one in self.shown.values() if one.key == b"key-%d" % key), None)
         assert (found is not None) == (current is not None and current.shown != NOT_SHOWN)
         if found is not None:
@@ -264,7 +333,7 @@ class Interleaved(RuleBasedStateMachine):
     def finish_reading(self, data: st.DataObject) -> None:
         key, found, generation, copied = self.reads.pop(data.draw(st.integers(0, len(self.reads) - 1)))
         copied += self.slots[found.slot][self.SLOT_BYTES // 2 :]
-        if self.view.still(found):
+        if still(self.view, found):
             assert bytes(copied) == bytes([generation % 251]) * self.SLOT_BYTES
             assert self.shown[found.slot].key == key
 
@@ -295,9 +364,9 @@ def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: i
     for word in range(1, 16):
         index._words[at + word] = after[word] if word <= 2 * stores else before[word]
     for name in (b"old", b"new"):
-        assert view.find(name) is None
+        assert find(view, name) is None
     # And one that says that it is whole, and is not: only the check tells.
     index._words[at] = before[0] + 2
     index._words[index._tags + new.shown] = tag
-    found = view.find(b"old")
+    found = find(view, b"old")
     assert found is None or index._words[at + 1 : at + 16].tolist() == before[1:]

@@ -4,14 +4,16 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import xxhash
 
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.event_messages import READ, Events
 from kvstore.protocol.shown_index import ACCESSES, HEADER_BYTES, MAX_KEY_BYTES, WAYS
-from kvstore.store.blocks.block import DRAM
+from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.shown.index import FIRST_SETS
-from kvstore.store.shown.showing import SHOWN_A_TURN
+from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
 from tests.store.tables import MAX_LOOK_NS, Store, value_of
 
 MORE_THAN_A_TURN = SHOWN_A_TURN + 500
@@ -75,10 +77,83 @@ def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_des
     assert not again.index.is_over
     assert again.find("b0") is not None
     assert again.find(f"b{count - 1}") is not None
-    looker = again.look("b0")
-    assert looker is not None
+    hazard = again.look("b0")
+    assert hazard is not None
     assert client.desk._words.obj is not again.desk._words.obj
     assert store.showing.is_looked_at("red", slot_of(store, "b0"))
+
+
+def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store: Store) -> None:
+    client = store.client()
+    there: dict[str, Block] = {}
+    indexes = {id(client.index): client.index}
+    for i in range(4000):
+        there[f"b{i}"] = store.put(f"b{i}", 16)
+        if i % 3 == 0 and f"b{i // 2}" in there:
+            store.table.drop(there.pop(f"b{i // 2}"))
+        if i % 5 == 0:
+            name = f"b{i // 3}"
+            if name in there:
+                store.table.drop(there.pop(name))
+            there[name] = store.put(name, 16)
+        if i % 50 == 0:
+            store.showing.beat(i)
+            store.showing.check_integrity()
+            for name in [f"b{j}" for j in range(i % 97, i, 97)]:
+                assert client.read(name) in (None, value_of(there[name]) if name in there else None)
+            if client.index.is_over:
+                client = store.client()
+                indexes[id(client.index)] = client.index
+    while store.showing.beat(1):
+        pass
+    client = store.client()
+    assert len(indexes) > 1
+    assert all(client.read(name) == value_of(block) for name, block in there.items())
+
+
+def put_batch(store: Store, names: list[str], size_bytes: int = 16) -> list[Block]:
+    """As a batch that was written through shared memory is put."""
+    puts = []
+    for name in names:
+        put = store.table.open(Block("red", name.encode(), size_bytes, UNDECIDED), "writer", now_ns=0)
+        assert put is not None
+        store.write(put)
+        puts.append(put)
+    store.table.commit_all_undecided(puts, [xxhash.xxh3_64_intdigest(store.value_of(put.block)) for put in puts])
+    return [put.block for put in puts]
+
+
+@pytest.mark.parametrize("count", [1, MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE + 3, 4 * SHOWN_AT_ONCE])
+def test_a_batch_is_shown_whatever_its_size_and_while_the_index_grows(store: Store, count: int) -> None:
+    client = store.client()
+    for turn in range(3):
+        names = [f"{turn}-{number:05d}" for number in range(count)]
+        blocks = put_batch(store, names)
+        store.showing.check_integrity()
+        while store.showing.beat(1):
+            pass
+        if client.index.is_over:
+            client = store.client()
+        assert [client.read(name) for name in names] == [value_of(block) for block in blocks]
+    store.table.check_integrity()
+
+
+def test_keys_of_several_lengths_and_keys_that_are_too_long_are_shown_as_far_as_they_can_be(store: Store) -> None:
+    client = store.client()
+    names = [character * length for length in (3, 20, MAX_KEY_BYTES + 1) for character in "abcdefghijklmnop"]
+    put_batch(store, names)
+    assert [name for name in names if client.find(name) is not None] == [name for name in names if len(name) <= MAX_KEY_BYTES]
+    long = [f"{number:070d}" for number in range(MIN_SHOWN_AT_ONCE)]
+    put_batch(store, long)
+    assert not any(client.find(name) for name in long)
+
+
+def test_a_batch_that_nobody_of_this_host_reads_is_shown_to_nobody(store: Store) -> None:
+    client = store.client("blue")
+    (one, *_others) = put_batch(store, [f"{number}" for number in range(2 * MIN_SHOWN_AT_ONCE)])
+    assert one.shown == NOT_SHOWN
+    assert client.find("0") is None
+    assert store.client().find("0") is not None
 
 
 def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
@@ -106,7 +181,7 @@ def test_more_accesses_than_a_turn_takes_are_taken_in_the_next_ones(store: Store
     found = client.find("key")
     assert found is not None
     for _ in range(10_000):
-        client.desk.read_one(client.index, found)
+        client.count(found)
     turns = 1
     while store.showing.take_accesses(store.table.read_unasked):
         turns += 1
@@ -127,7 +202,7 @@ def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store
     found = client.find("a")
     assert found is not None
     for _ in range(ACCESSES + 7):
-        client.desk.read_one(client.index, found)
+        client.count(found)
     while store.showing.take_accesses(store.table.read_unasked):
         pass
     cursor, lost, read = recorded.next_cursor, 0, 0
@@ -159,7 +234,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     block = store.put("a")
     look = client.look("a")
     assert look is not None
-    memory, looker = look
+    memory, hazard = look
     store.table.drop(block)
     assert store.showing.kept_slots == 1
     assert store.dram.quarantined_bytes == 100
@@ -167,7 +242,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
         store.put(name)
     store.showing.sweep()
     assert bytes(memory) == value_of(block)
-    client.desk.look_away(looker)
+    client.desk.look_away(hazard)
     store.showing.sweep()
     assert (store.showing.kept_slots, store.dram.quarantined_bytes) == (0, 0)
     store.close()
@@ -210,7 +285,8 @@ def test_looks_that_follow_one_another_are_no_long_one() -> None:
 def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     client = store.client(owner="one")
     block = store.put("a")
-    assert client.look("a") is not None
+    look = client.look("a")
+    assert look is not None
     store.table.drop(block)
     store.showing.forget_owner("another")
     assert store.showing.kept_slots == 1

@@ -13,6 +13,7 @@ def test_the_interface_alone_is_no_policy() -> None:
         EvictionPolicy()  # type: ignore[abstract]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_policy_looks_at_no_more_than_max_scan_keys_by_default(name: str) -> None:
     policy = make_policy(name)

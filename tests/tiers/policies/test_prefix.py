@@ -213,6 +213,7 @@ def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
             policy.remove(victim)
 
 
+@pytest.mark.no_cover
 def test_what_was_learned_to_come_back_stays() -> None:
     """LRU would keep the newest prompts, long and short."""
     clock = Clock()
@@ -241,6 +242,7 @@ def test_last_blocks_leave_first_where_they_never_come_back() -> None:
     assert all(key is not None and key.startswith(("unfinished", "more")) for key in first)
 
 
+@pytest.mark.no_cover
 def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     """And so do all of its blocks, though only the last one has many children."""
     clock = Clock()

@@ -1,0 +1,26 @@
+"""The other end of a bare message: a Python process that waits in epoll, reads what comes and says a few bytes back. Nothing else: what it
+takes is what a put has to take on this machine, whatever a store does."""
+
+import select
+import socket
+import sys
+
+ANSWER = bytes(29)
+"""As long as the answer to a put."""
+
+
+def main() -> None:
+    peer = socket.socket(fileno=int(sys.argv[1]))
+    peer.setblocking(False)
+    ready = select.epoll()
+    ready.register(peer.fileno(), select.EPOLLIN)
+    room = bytearray(1 << 16)
+    while True:
+        ready.poll()
+        if not peer.recv_into(room):
+            return
+        peer.send(ANSWER)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""One small value of another host's node whose place is known: one message, driven by the blocking client itself. It stands beside the
+operations of this package, whose generators take longer than the node and the network together, and gives what they would give; whatever
+is out of the ordinary is left to them, from the beginning.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.client.buffers import Destination, checksum, fresh_bytes
+from kvstore.client.locations import Hint
+from kvstore.client.reads.finding import FAR_HINT_NS
+from kvstore.client.resources import ClientResources
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.node_messages import INLINE, MISS, Blocks, Read
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.pool import Loan, Pool
+
+SMALL_BYTES: Final = 256 << 10
+"""Of larger values the copy and the hash are what takes time."""
+
+
+class SingleReads:
+    """See the module. Thread-safe. None always means: to be read by an operation, in what is left of the deadline."""
+
+    def __init__(self, resources: ClientResources, pool: Pool, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._nodes = resources.daemons.nodes
+        self._hints = resources.hints
+        self._counters = resources.counters
+        self._pool = pool
+        self._clock_ns = clock_ns
+        self._inline_bytes = int(resources.settings.get_inline_bytes)
+        self._lease_ms = int(resources.settings.read_lease_s * 1000)
+        self._small_bytes = min(SMALL_BYTES, int(resources.settings.engine_min_bytes) - 1)
+
+    def get(self, key: bytes, deadline: Deadline) -> bytes | None:
+        hint = self._hint(key)
+        if hint is None:
+            return None
+        value, room = fresh_bytes(hint.size_bytes)
+        return value if self._read(key, hint, room, deadline) else None
+
+    def get_into(self, key: bytes, destination: Destination, deadline: Deadline) -> int | None:
+        """The size of a value that is in `destination` now. None: its content is undefined."""
+        hint, room = self._hint(key), destination.view
+        if hint is None or hint.size_bytes > len(room):
+            return None
+        size_bytes = hint.size_bytes
+        if not self._read(key, hint, room if size_bytes == len(room) else room[:size_bytes], deadline):
+            return None
+        if destination.finish is not None:
+            destination.finish()
+        return size_bytes
+
+    def _hint(self, key: bytes) -> Hint | None:
+        """Where a block is, if it is small and nowhere else: of several replicas another is asked when the first does not answer."""
+        hint = self._hints.find_one(key) if type(key) is bytes else None
+        if hint is None or hint.replicas > 1 or hint.size_bytes > self._small_bytes:
+            return None
+        is_old = hint.asked_ns and self._nodes.local_id and hint.asked_ns <= self._clock_ns() - FAR_HINT_NS
+        return None if is_old else hint
+
+    def _read(self, key: bytes, hint: Hint, room: memoryview, deadline: Deadline) -> bool:
+        """Whether the value is in its room, and right."""
+        node = self._nodes.get(hint.node_id)
+        if node is None or (address := node.route.address()).unix:
+            return False
+        loan = self._pool.take_idle(address)
+        if loan is None:
+            return False
+        try:
+            is_read = node.route.is_meant(address, loan.channel.welcome) and self._ask(loan, key, hint, room, deadline)
+        except KVStoreError as error:
+            loan.give_back(error)
+            return False
+        except BaseException:
+            loan.discard()
+            raise
+        loan.give_back()
+        return is_read
+
+    def _ask(self, loan: Loan[Channel], key: bytes, hint: Hint, room: memoryview, deadline: Deadline) -> bool:
+        """Raises as the channel does. A value that has not been read from it closes it, once it is given back."""
+        channel = loan.channel
+        message = Read([key], (hint.generation,), self._inline_bytes, self._lease_ms)
+        blocks = channel.call(message, Blocks, deadline)
+        if len(blocks.statuses) != 1 or blocks.lease:
+            loan.discard()
+            return False
+        status, size_bytes = blocks.statuses[0], blocks.sizes[0]
+        if status == INLINE and size_bytes == len(room):
+            channel.read_into((room,), deadline)
+            if checksum(room) == blocks.checksums[0]:
+                self._counters.read_one(blocks.tiers[0], size_bytes)
+                return True
+            self._counters.add(checksum_failures=1)
+        elif status == MISS:
+            self._counters.add(stale_hints=1, retries=1)
+            self._hints.forget((key,))
+        return False

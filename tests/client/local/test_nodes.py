@@ -1,0 +1,93 @@
+"""How a client comes to the indexes of this host's nodes, and that it says why where it does not."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.config import ClientSettings
+from kvstore.client.local.nodes import LocalNodes
+from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.node_messages import OpenIndex
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.mapping import Slab
+from tests.client.oracle import Oracle, OracleNode
+from tests.client.processes import Cluster, cluster
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.start_node("--dram", "64MiB")
+        yield started
+
+
+def reasons(error: KVStoreError, node: OracleNode) -> dict[str, str]:
+    """What a client knows after a node of its host answered so when it was asked for its index."""
+    oracle = Oracle(node)
+    oracle.script[OpenIndex].append(error)
+    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
+    oracle.run(local.attach(oracle.deadline()))
+    assert local.ready == ()
+    assert len(oracle.sent(OpenIndex)) == 1
+    assert oracle.all_given_back()
+    return oracle.resources.daemons.unshared.reasons()
+
+
+@pytest.mark.parametrize("error", [Full("no desk is left"), Broken("cannot map a slab")])
+def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVStoreError) -> None:
+    assert reasons(error, node) == {"n1": str(error)}
+
+
+@pytest.mark.parametrize("error", [Unreachable("it broke"), DeadlineExceeded("late"), StaleHandle("gone"), Closed("the client is closed")])
+def test_one_that_is_going_or_slow_is_not(node: OracleNode, error: KVStoreError) -> None:
+    assert reasons(error, node) == {}
+
+
+def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    oracle.strangers[node.unix] = "next door"
+    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
+    oracle.run(local.attach(oracle.deadline()))
+    assert (local.ready, oracle.sent(OpenIndex)) == ((), [])
+    assert oracle.resources.daemons.unshared.reasons() == {}
+
+
+def test_a_client_says_with_which_nodes_it_shares_memory(running: Cluster) -> None:
+    async def asked() -> dict[str, str]:
+        async with AsyncClient(running.address) as client:
+            return await client.shared_memory()
+
+    [name] = asyncio.run(asked())
+    with Client(running.address) as client:
+        assert client.shared_memory() == {name: ""}
+    with Client(running.address, settings=ClientSettings(use_index=False)) as client:
+        assert client.shared_memory() == {name: ""}, "in place, though it has to ask where"
+    with Client(running.address, transfer=TransferSettings(transports="tcp")) as client:
+        assert client.shared_memory() == {}, "it is not to"
+
+
+def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_addresses(fd: int, size_bytes: int, *, writable: bool, asks: bool) -> Slab:
+        os.close(fd)
+        raise Broken("cannot map a slab: Cannot allocate memory")
+
+    key = os.urandom(16)
+    with Client(running.address) as writer:
+        writer.put(key, b"value")
+    with Client(running.address) as reader, monkeypatch.context() as patch:
+        [name] = reader.shared_memory()
+        patch.setattr("kvstore.client.slabs.map_slab", out_of_addresses)
+        for _ in range(3):
+            assert reader.get(key) == b"value"
+        assert reader.shared_memory() == {name: "cannot map a slab: Cannot allocate memory"}
+        assert [record.getMessage() for record in caplog.records] == [
+            f"node {name!r} of this host is not reached through shared memory: cannot map a slab: Cannot allocate memory"
+        ]
+        patch.undo()
+        assert reader.get(key) == b"value"
+        assert reader.shared_memory() == {name: ""}

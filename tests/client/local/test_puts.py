@@ -1,0 +1,202 @@
+"""Promises of local/puts.py, against a running cluster: one message a put, and whatever is not plain is put as ever."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.config import ClientSettings
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, Full, InvalidArgument, KVStoreError, Unavailable
+from kvstore.transfer.testing.waiting import eventually
+from tests.client.local.test_reads import Requests
+from tests.client.processes import Cluster, cluster
+from tests.forks import told_by_child
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.start_node("--dram", "64MiB")
+        yield started
+
+
+@pytest.fixture
+def client(running: Cluster) -> Iterator[Client]:
+    with Client(running.address) as client:
+        client.put(os.urandom(16), b"the first goes the usual way, and opens the connection")
+        yield client
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def test_a_plain_put_needs_nothing_of_the_generators(client: Client) -> None:
+    key, above = os.urandom(16), os.urandom(16)
+    requests = Requests(client)
+    assert client.put(key, b"value", namespace="ns", parent=above) is True
+    assert client.put(key, b"other") is False
+    assert requests.count == 0
+    assert client.get(key) == b"value"
+    client.flush()
+    assert [location.size_bytes for location in client.locate([key])[0]] == [5]
+
+
+def test_any_buffer_can_be_put_and_counts_as_ever(client: Client) -> None:
+    before = client.stats()
+    values: list[Any] = [b"a" * 70, bytearray(b"b" * 4096), np.arange(1000, dtype=np.int32), memoryview(b"x" * 65536)]
+    keys = [os.urandom(16) for _ in values]
+    for key, value in zip(keys, values, strict=True):
+        assert client.put(key, value)
+    assert not client.put(keys[0], b"again")
+    stats = client.stats()
+    assert [client.get(key) for key in keys] == [memoryview(value).tobytes() for value in values]
+    assert (stats.requests - before.requests, stats.puts - before.puts, stats.already_present - before.already_present) == (5, 4, 1)
+    assert stats.bytes_out - before.bytes_out == sum(memoryview(value).nbytes for value in values)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"namespace": Namespace(model="m", dtype="bfloat16", block_tokens=16)},
+        {"value": bytes(100_000)},
+        {"key": b"k" * 255, "parent": b"p" * 255, "namespace": "é" * 127},
+    ],
+)
+def test_whatever_else_there_is_to_say_is_put(client: Client, options: dict[str, Any]) -> None:
+    options = {"key": os.urandom(16), "value": b"value"} | options
+    assert client.put(**options)
+    assert client.get(options["key"]) == options["value"]
+    client.remove([options["key"]])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"key": b""},
+        {"key": b"k" * 256},
+        {"key": "text"},
+        {"value": b""},
+        {"value": "text"},
+        {"parent": b""},
+        {"parent": "text"},
+        {"namespace": 5},
+        {"namespace": "n" * 256},
+        {"ack": "never"},
+        {"deadline_s": 0},
+        {"deadline_s": 3601},
+    ],
+)
+def test_what_is_wrong_is_said_as_ever(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        client.put(**({"key": os.urandom(16), "value": b"value"} | wrong))
+    assert client.put(os.urandom(16), b"value")
+
+
+def test_a_client_of_the_whole_cluster_waits_for_it(running: Cluster) -> None:
+    with Client(running.address, settings=ClientSettings(ack="cluster")) as client, Client(running.address) as other:
+        client.put(os.urandom(16), b"value")
+        for ack in (None, "cluster"):
+            requests = Requests(client)
+            key = os.urandom(16)
+            assert client.put(key, b"value", ack=ack)
+            assert requests.count == 0, "it is one message, too"
+            assert len(other.locate([key])[0]) == 1
+            assert client.put(key, b"other", ack=ack) is False
+        assert len(client._operations.resources.early_puts) == 0, "there is nothing to wait for"
+        assert client.put(os.urandom(16), b"value", ack="node")
+
+
+def test_threads_put_at_once_and_every_block_is_there(client: Client) -> None:
+    keys = [[os.urandom(16) for _ in range(200)] for _ in range(4)]
+
+    def put(mine: list[bytes]) -> None:
+        for key in mine:
+            client.put(key, key * 8)
+
+    threads = [threading.Thread(target=put, args=(mine,)) for mine in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = [key for mine in keys for key in mine]
+    assert client.get_batch(everything) == [key * 8 for key in everything]
+
+
+def test_a_forked_child_is_told_so(client: Client) -> None:
+    assert told_by_child(lambda: client.put(b"key", b"value")) == Forked.__name__
+
+
+def test_a_closed_client_says_so(running: Cluster) -> None:
+    client = Client(running.address)
+    client.put(os.urandom(16), b"value")
+    client.close()
+    with pytest.raises(Closed):
+        client.put(os.urandom(16), b"value")
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+def test_what_a_handler_raises_comes_out_and_the_next_put_works(client: Client) -> None:
+    """A signal in the midst of the answer's wait: that connection is given up, for its answer would be taken for the next one's. One that
+    nobody had in hand yet goes with the interrupted call."""
+    seen = 0
+
+    def strike(_number: int, _frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for _ in range(200):
+            key = os.urandom(16)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002)
+                client.put(key, key)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                seen += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert client.get(key) in (key, None)
+            client.put(key, key)
+            assert client.get(key) == key
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen, "no signal struck"
+
+
+def test_a_node_that_hung_up_is_asked_anew(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "64MiB")
+        with Client(started.address, deadline_s=20) as client:
+            client.put(b"first", b"1")
+            client.put(b"second", b"2")
+            node.stop(signal.SIGKILL)
+            with pytest.raises(KVStoreError) as told:
+                client.put(b"third", b"3", deadline_s=2)
+            assert isinstance(told.value, (Unavailable, DeadlineExceeded))
+            started.start_node("--dram", "64MiB")
+
+            def put() -> bool:
+                try:
+                    return client.put(b"fourth", b"4", deadline_s=2) or client.get(b"fourth") == b"4"
+                except KVStoreError:
+                    return False
+
+            eventually(put, "a put to the node that took the other's place")
+
+
+def test_a_node_without_room_says_so_after_the_deadline(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        started.start_node("--dram", "1MiB")
+        with Client(started.address) as client:
+            with pytest.raises((Full, DeadlineExceeded)):
+                for number in range(20):
+                    client.put(b"%d" % number, os.urandom(65536), deadline_s=0.5)
+                    client.pin([b"%d" % number])
+            assert client.get(b"0") is not None

@@ -1,0 +1,61 @@
+"""Why a node of this host is not reached through shared memory is logged once, and kept as long as it is so."""
+
+import logging
+
+import pytest
+
+from kvstore.client import unshared
+from kvstore.client.unshared import Unshared
+from kvstore.rpc.address import ELSEWHERE
+
+
+def nowhere(unix: str, host_id: str) -> str:
+    return ELSEWHERE
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "kvstore.client")
+    return caplog
+
+
+def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: pytest.LogCaptureFixture) -> None:
+    told = Unshared(nowhere)
+    for _ in range(3):
+        told.note("n1", "permission denied")
+        told.note("n2", "permission denied")
+    told.note("n1", "no index")
+    told.note("n1", "permission denied")
+    assert [record.getMessage() for record in logged.records] == [
+        "node 'n1' of this host is not reached through shared memory: permission denied",
+        "node 'n2' of this host is not reached through shared memory: permission denied",
+        "node 'n1' of this host is not reached through shared memory: no index",
+    ]
+    assert told.reasons() == {"n1": "permission denied", "n2": "permission denied"}
+
+
+def test_what_is_reached_again_or_is_there_no_more_has_no_reason(logged: pytest.LogCaptureFixture) -> None:
+    told = Unshared(nowhere)
+    for node in ("n1", "n2", "n3"):
+        told.note(node, "gone")
+    told.shared("n1")
+    told.shared("n4")
+    told.keep(["n1", "n3"])
+    assert told.reasons() == {"n3": "gone"}
+
+
+def test_a_node_elsewhere_is_nothing_to_tell_of(logged: pytest.LogCaptureFixture) -> None:
+    reasons = {"/run/a": ELSEWHERE, "/run/b": "", "/run/c": "permission denied on /run"}
+    told = Unshared(lambda unix, host_id: reasons[unix])
+    for unix in reasons:
+        told.refused(unix[-1], unix, "here")
+    assert told.reasons() == {"c": "permission denied on /run"}
+    assert len(logged.records) == 1
+
+
+def test_a_cluster_whose_names_never_end_does_not_fill_memory(logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unshared, "MAX_TOLD", 2)
+    told = Unshared(nowhere)
+    for number in range(5):
+        told.note(f"n{number}", "gone")
+    assert len(logged.records) == len(told._told) == 2

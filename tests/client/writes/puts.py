@@ -1,0 +1,18 @@
+"""Puts to a scripted cluster."""
+
+from collections.abc import Sequence
+
+from kvstore.client.writes.writing import Writing
+from kvstore.rpc.deadline import Deadline
+from tests.client.oracle import Oracle
+
+
+def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
+    """Checks that no connection stays lent, however it ends."""
+    sources = [memoryview(value) for value in values]
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
+    try:
+        result: list[bool] = oracle.run(writing.run())
+        return result
+    finally:
+        assert oracle.all_given_back()

@@ -1,0 +1,161 @@
+"""Promises of sent.py for one small value that comes along with its message and is kept at once, on real sockets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ChecksumMismatch, Denied, Full, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.event_messages import STORED as TOLD_STORED
+from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
+from kvstore.protocol.session_messages import ROLE_NODE, Flags
+from tests.rpc.wires import frame, read_frame
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
+
+KIB = 1024
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, dram_bytes=16 * KIB) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()
+
+
+def message(name: str, value: bytes, *, size: int | None = None, checksum: int | None = None, namespace: str = "ns") -> Put:
+    told = digest(value) if checksum is None else checksum
+    return Put(namespace, [name.encode()], [len(value) if size is None else size], [0], [told], [b"above"], ACK_NODE)
+
+
+def put(client: Client, name: str, value: bytes) -> int:
+    return client.ask(message(name, value), Flags, payload=[value]).flags[0]
+
+
+def is_empty(node: Served) -> bool:
+    node.call(node.store.table.check_integrity)
+    return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)
+
+
+def test_it_is_stored_and_can_be_read_and_is_there_the_next_time(node: Served, client: Client) -> None:
+    assert put(client, "a", b"x" * 5000) == STORED
+    assert put(client, "a", b"y" * 5000) == ALREADY_THERE
+    assert client.read("a")[1] == [b"x" * 5000]
+    block = node.call(lambda: node.store.table.find("red", b"a"))
+    assert block is not None
+    assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"x" * 5000), 0)
+    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
+    node.call(node.store.table.check_integrity)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_it_is_the_same_put_however_it_arrives(node: Served, is_whole: bool) -> None:
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sent = frame(message("a", b"value"), payload=b"value")
+    sock.sendall(sent[: None if is_whole else -2])
+    if not is_whole:
+        until(node, lambda: node.store.table.open_puts == 1)
+        sock.sendall(sent[-2:])
+    assert read_frame(sock)[1] == Flags(bytes([STORED]))
+    assert node.call(lambda: node.sent.in_bytes) == 5
+    sock.close()
+
+
+def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served) -> None:
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(b"".join(frame(message(name, b"value"), number, b"value") for number, name in enumerate("abca", 1)))
+    answers = [read_frame(sock) for _ in range(4)]
+    assert [header.request_id for header, _, _ in answers] == [1, 2, 3, 4]
+    assert [answer for _, answer, _ in answers] == [Flags(bytes([flag])) for flag in (STORED, STORED, STORED, ALREADY_THERE)]
+    sock.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (message("a", b"value", checksum=7), ChecksumMismatch),
+        (message("a", b"value", size=6), ProtocolError),
+        (message("a", b"value", namespace="n" * 256), InvalidArgument),
+        (message("a", b"value", size=17 * KIB), KVStoreError),
+    ],
+)
+def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        client.ask(wrong, Flags, payload=[b"value"])
+    assert is_empty(node)
+    assert put(client, "a", b"value") == STORED, "the connection lives on"
+
+
+def test_a_value_larger_than_the_tier_is_refused(node: Served, client: Client) -> None:
+    with pytest.raises(InvalidArgument, match="DRAM tier"):
+        put(client, "a", bytes(17 * KIB))
+    assert is_empty(node)
+
+
+def test_another_node_may_put_nothing(node: Served, client: Client) -> None:
+    def become_node() -> None:
+        for session in node.server.sessions:
+            session.context.role = ROLE_NODE
+
+    put(client, "first", b"x")
+    node.call(become_node)
+    with pytest.raises(Denied):
+        put(client, "a", b"value")
+
+
+def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client) -> None:
+    other = node.connect()
+    other.open({"a": 10})
+    assert put(client, "a", b"0123456789") == ASK_AGAIN
+    other.close()
+
+
+def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served, client: Client) -> None:
+    writer, other = node.connect(), node.connect()
+    writer.open({"held": 16 * KIB})
+    first, results = in_background(lambda: put(client, "first", b"1"))
+    until(node, lambda: len(node.waiting) == 1)
+    second, later = in_background(lambda: put(other, "second", b"2"))
+    until(node, lambda: len(node.waiting) == 2)
+    writer.close()
+    for thread in (first, second):
+        thread.join(TIMEOUT_S)
+    assert (results, later) == ([STORED], [STORED])
+    other.close()
+
+
+def test_without_room_until_its_deadline_it_fails(node: Served, client: Client) -> None:
+    writer = node.connect()
+    writer.open({"held": 16 * KIB})
+
+    def ask() -> object:
+        return client.ask(message("a", b"1"), Flags, timeout_s=0.5, payload=[b"1"])
+
+    thread, results = in_background(ask)
+    until(node, lambda: len(node.waiting) == 1)
+    node.call(lambda: node.waiting.expire(now_ns=node.reactor.now_ns() + 10**12))
+    thread.join(TIMEOUT_S)
+    assert [type(result) for result in results] == [Full]
+    writer.close()
+
+
+def test_it_makes_room_as_every_put_does(node: Served, client: Client) -> None:
+    for number in range(20):
+        assert put(client, f"{number}", bytes(4 * KIB)) == STORED
+    node.call(node.store.table.check_integrity)
+    assert node.call(lambda: node.store.dram.used_bytes) == 16 * KIB
+
+
+def test_recorders_are_told_of_it(client: Client) -> None:
+    cursor = client.ask(Events(0, 100), EventBatch).next_cursor
+    put(client, "a", b"value")
+    told = client.ask(Events(cursor, 100), EventBatch)
+    assert (list(told.kinds), told.keys, list(told.sizes)) == ([TOLD_STORED], [b"a"], [5])

@@ -1,0 +1,84 @@
+"""What files like this kernel's say of huge pages, and mappings that ask for some."""
+
+import errno
+import mmap
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_asking, policy, shared_huge_bytes, why_none
+
+PMD_MAPPED = """559d5e400000-7fff9e1c1000 ---p 00000000 00:00 0                          [rollup]
+Rss:              309892 kB
+AnonHugePages:      4096 kB
+ShmemPmdMapped:   262144 kB
+FilePmdMapped:         0 kB
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "reason"),
+    [
+        ("always within_size advise [never] deny force", "never", "shmem_enabled is never"),
+        ("always within_size advise never [deny] force", "deny", "shmem_enabled is deny"),
+        ("always within_size [advise] never deny force", "advise", ""),
+        ("always [within_size] advise never deny force", "within_size", ""),
+        ("[always] within_size advise never deny force", "always", ""),
+        ("what a later kernel writes", "", "the kernel has none for shared memory"),
+    ],
+)
+def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Path, text: str, word: str, reason: str) -> None:
+    write(tmp_path / SHMEM_ENABLED, f"{text}\n")
+    assert (policy(tmp_path), why_none(tmp_path)) == (word, reason)
+
+
+def test_a_kernel_without_any_says_so(tmp_path: Path) -> None:
+    assert (policy(tmp_path), why_none(tmp_path)) == ("", "the kernel has none for shared memory")
+    assert shared_huge_bytes(tmp_path) == 0
+
+
+def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/smaps_rollup", PMD_MAPPED)
+    assert shared_huge_bytes(tmp_path) == 256 << 20
+    write(tmp_path / "proc/self/smaps_rollup", "Rss: 1 kB\n")
+    assert shared_huge_bytes(tmp_path) == 0
+
+
+def test_this_machine_gives_as_many_as_it_says() -> None:
+    """Whatever its setting: none, or all of them but where memory is in too many pieces."""
+    fd = os.memfd_create("asking")
+    os.truncate(fd, 8 * HUGE_PAGE_BYTES)
+    before = shared_huge_bytes()
+    memory = np.frombuffer(map_asking(fd, 8 * HUGE_PAGE_BYTES), np.uint8)
+    os.close(fd)
+    memory[:] = 1
+    got_bytes = shared_huge_bytes() - before
+    assert got_bytes % HUGE_PAGE_BYTES == 0
+    assert got_bytes == 0 if why_none() else got_bytes <= 8 * HUGE_PAGE_BYTES
+
+
+def test_memory_that_the_system_does_not_map_is_refused_and_leaves_nothing() -> None:
+    fd, pipe = os.memfd_create("asking"), os.pipe()
+    maps = len(Path("/proc/self/maps").read_text().splitlines())
+    with pytest.raises(OSError, match="no more memory") as refused:
+        map_asking(pipe[1], HUGE_PAGE_BYTES)
+    assert refused.value.errno in (errno.EACCES, errno.ENODEV)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (64 << 20), hard))
+    try:
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            map_asking(fd, 256 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    for number in (fd, *pipe):
+        os.close(number)
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= maps + 1
