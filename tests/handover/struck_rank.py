@@ -159,7 +159,8 @@ def hand_over(role: str, transports: str, strikes: int) -> dict[str, Any]:
             return finished >= requests.begun
 
         eventually(all_finished, "the outcome of every request that was begun")
-        left = [rank.transceiver.staging_bytes, rank.transceiver.early_count, sum(region.users for region in rank.regions)]
+        eventually(lambda: rank.transceiver.early_count == 0, "an end of asks for requests that never began")  # the peer's word is on its way
+        left = [rank.transceiver.staging_bytes, sum(region.users for region in rank.regions)]
         rank.close()
     return {"touched": requests.touched, "struck": struck, "unfinished": requests.unfinished, "left": left}
 

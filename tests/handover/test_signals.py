@@ -16,7 +16,7 @@ def test_a_request_whose_caller_was_struck_is_over_on_both_sides_and_later_ones_
         found = child.answer()
     assert found["touched"] == 0
     assert found["unfinished"] <= max(5, found["struck"] // 10)  # struck before the first instruction of a call: as before it
-    assert found["left"] == [0, 0, 0]
+    assert found["left"] == [0, 0]
     assert found["struck"] > STRIKES // 20
 
 
