@@ -18,6 +18,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
+from kvstore.client.local.nodes import PROBE_NS
 from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child, launched
 from kvstore.protocol import control_pb2 as pb
@@ -108,6 +109,12 @@ class System:
         )
         self.nodes[name].facts("ready", deadline_s=DEADLINE_S)
         return self.nodes[name]
+
+    def kill_node(self, name: str = "n0") -> None:
+        """Kill it, and come back when clients read no more of what it showed: they look whether it has hung up once its last sign of life
+        is so old."""
+        self.nodes[name].kill()
+        time.sleep(PROBE_NS / 1e9)
 
     def status(self) -> pb.StatusReply:
         """As the first master that answers has it."""

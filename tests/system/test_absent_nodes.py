@@ -32,7 +32,7 @@ def test_more_removals_than_are_kept_for_a_node_that_is_away_are_done_and_hold_w
         start(system, "n0")
         with system.client() as client:
             put_on_nvme(system, client, "n0")
-            system.nodes["n0"].kill()
+            system.kill_node()
             start(system, "n1")
             client.put_batch(KEYS, [VALUE] * len(KEYS))
             assert client.remove(KEYS[:30]) == 30
@@ -52,7 +52,7 @@ def test_a_forgotten_node_brings_nothing_back(tmp_path: Path) -> None:
         start(system, "n0")
         with system.client() as client:
             put_on_nvme(system, client, "n0")
-            system.nodes["n0"].kill()
+            system.kill_node()
             start(system, "n1")
             until(lambda: system.node_status("n0").state == "dead", "the node is dead")
             with Control.find(system.settings) as control:

@@ -96,7 +96,7 @@ def test_what_the_master_did_not_know_goes_with_its_node_and_flush_says_so_once(
         client.flush(deadline_s=DEADLINE_S)
         away(running)
         assert client.put_batch(KEYS, VALUES) == STORED
-        running.nodes["n0"].kill()
+        running.kill_node()
         os.kill(running.masters[0].pid, signal.SIGCONT)
         running.start_node()
         with pytest.raises(Unavailable, match="n0: gone, or started anew, and with it what was put there and was not known"):
@@ -174,7 +174,7 @@ def test_what_another_node_has_becomes_a_replica_and_where_the_bytes_differ_the_
         assert len({location.generation for location in same}) == 1
         assert [location.node for location in other] == ["n0"]
         assert second.get_batch([b"same", b"other"]) == [b"1" * 5000, b"2" * 5000]
-        two_nodes.nodes["n0"].kill()
+        two_nodes.kill_node()
         until(lambda: second.locate([b"other"]) == [[]], "the master to know that n0 is gone")
         assert second.get(b"same") == b"1" * 5000
 

@@ -89,7 +89,7 @@ def test_copies_are_the_bytes_that_were_put_and_are_there_when_their_source_is_n
         assert len(generations) == 1, "two holders of one version"
         assert cluster.read_from("b") == VALUES
         assert cluster.counters()["copied_bytes"] == sum(map(len, VALUES))
-        cluster.nodes["a"].kill()
+        cluster.kill_node("a")
         assert client.get_batch(KEYS, deadline_s=5.0) == VALUES, "a client with places in mind"
         with cluster.client(tenant=TENANT) as newcomer:
             assert newcomer.get_batch(KEYS) == VALUES
@@ -123,7 +123,7 @@ def test_a_block_removed_while_it_is_copied_does_not_come_back(cluster: Cluster)
 def test_a_source_that_dies_while_it_is_copied_leaves_right_bytes_or_nothing(cluster: Cluster) -> None:
     with cluster.fill() as client:
         cluster.replicate()
-        cluster.nodes["a"].kill()
+        cluster.kill_node("a")
 
         def is_over() -> bool:
             counters = cluster.counters()

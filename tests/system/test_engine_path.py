@@ -178,7 +178,7 @@ def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Pa
             assert far.get_batch(KEYS) == VALUES
             before = engine_of(system)
             for _ in range(2):
-                system.nodes["n0"].kill()
+                system.kill_node()
                 system.start_node("n0")
                 system.await_alive("n0")
                 found = far.get_batch(KEYS)
@@ -214,7 +214,7 @@ def test_a_node_that_dies_while_batches_are_read_gives_misses_or_right_bytes(tmp
             reader = threading.Thread(target=read)
             reader.start()
             until(lambda: len(outcomes) > 2, "the reader reads")
-            system.nodes["n0"].kill()
+            system.kill_node()
             seen = len(outcomes)
             until(lambda: len(outcomes) > seen + 2, "the reader reads on")
             ended.set()

@@ -141,7 +141,7 @@ def disturb(system: System, oracle: Oracle, choose: random.Random) -> None:
     victims = choose.choice([["n0"], ["n1"], ["master"], ["master", "n0"], ["n0", "n1"]])
     with oracle.disturbed(kills_node=victims != ["master"]):
         for name in victims:
-            (system.masters[0] if name == "master" else system.nodes[name]).kill()
+            system.masters[0].kill() if name == "master" else system.kill_node(name)
         for name in victims:
             if name == "master":
                 system.start_master()

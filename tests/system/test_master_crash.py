@@ -56,7 +56,7 @@ def test_with_the_node_killed_too_every_block_on_nvme_is_read_and_no_other_is_cl
         durable = is_on_nvme(client, KEYS)
         assert durable.count(True) >= ALL_BLOCKS - DRAM_BLOCKS
     running.masters[0].kill()
-    running.nodes["n0"].kill()
+    running.kill_node()
     running.start_master()
     running.start_node()
     with running.client() as client:
@@ -71,7 +71,7 @@ def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System)
         key = KEYS[is_on_nvme(client, KEYS).index(True)]
         assert client.remove([key]) == 1
         assert client.put(key, value_of(key, 1, BLOCK_BYTES))
-    running.nodes["n0"].kill()
+    running.kill_node()
     running.masters[0].kill()
     running.start_master()
     running.start_node()
@@ -84,7 +84,7 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
         client.put_batch(KEYS, VALUES)
         running.await_settled()
         durable = is_on_nvme(client, KEYS)
-    running.nodes["n0"].kill()
+    running.kill_node()
     running.masters[0].kill()
     running.start_master()
     with running.client() as client:

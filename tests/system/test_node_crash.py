@@ -42,7 +42,7 @@ def test_blocks_on_nvme_are_served_again_and_blocks_of_dram_only_are_misses(tier
         tiered.await_settled()
         durable = is_on_nvme(client, keys)
         assert ALL_BLOCKS - DRAM_BLOCKS <= durable.count(True) < ALL_BLOCKS
-        tiered.nodes["n0"].kill()
+        tiered.kill_node()
         until(lambda: not any(client.exists_batch(keys)), "the directory forgets the dead node's blocks")
         assert client.get_batch(keys) == [None] * ALL_BLOCKS
         tiered.start_node()
@@ -58,7 +58,7 @@ def test_a_client_that_remembers_places_of_before_the_crash_is_told_the_truth(ti
     with tiered.client() as client:
         assert client.put(key, value_of(key, 0, BLOCK_BYTES))
         assert client.get(key) == value_of(key, 0, BLOCK_BYTES)
-        tiered.nodes["n0"].kill()
+        tiered.kill_node()
         tiered.start_node()
         assert client.get(key) is None
         assert client.put(key, value_of(key, 1, BLOCK_BYTES))
@@ -76,7 +76,7 @@ def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_aga
         assert client.remove([key]) == 1
         if is_put_again:
             assert client.put(key, value_of(key, 1, BLOCK_BYTES))
-        tiered.nodes["n0"].kill()
+        tiered.kill_node()
         tiered.start_node()
         assert client.get(key) is None
         assert client.exists(key) is False
@@ -98,7 +98,7 @@ def test_blocks_removed_while_nvme_deletes_nothing_do_not_come_back(tmp_path: Pa
             (tmp_path / "nvme" / full_disk_node.MARK).touch()
             assert client.remove(removed) == len(removed)
             for _ in range(2):
-                system.nodes["n0"].kill()
+                system.kill_node()
                 system.start_node()
                 assert client.get_batch(removed) == [None] * len(removed)
                 assert client.get_batch(kept) == [value_of(key, 0, BLOCK_BYTES) for key in kept]
@@ -137,7 +137,7 @@ def test_under_load_gets_give_right_bytes_or_misses_and_only_retryable_errors(ti
     for _ in range(2):
         hits = counts["hits"]
         until(lambda hits=hits: counts["hits"] > hits + 100 or bool(wrong), "load")  # type: ignore[misc]
-        tiered.nodes["n0"].kill()
+        tiered.kill_node()
         tiered.start_node()
     hits = counts["hits"]
     until(lambda: counts["hits"] > hits + 100 or bool(wrong), "hits after the last restart")

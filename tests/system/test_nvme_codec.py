@@ -106,7 +106,7 @@ def test_after_a_restart_with_another_codec_each_value_is_what_it_was(tmp_path: 
             put_all(client)
             stored = _nvme(system)
             kept = [key for key, found in zip(KEYS, client.locate(KEYS), strict=True) if any("nvme" in one.tiers for one in found)]
-            system.nodes["n0"].kill()
+            system.kill_node()
             system.start_node("n0", *flags(tmp_path, "int4/16"))
             again = _nvme(system)
             assert (stored.codec, again.codec) == ("fp8-head", "int4/16")
@@ -152,7 +152,7 @@ def test_a_copy_at_another_node_is_what_is_left_at_its_source_and_the_same_versi
             located = client.locate(KEYS)
             assert {len({(one.generation, one.checksum) for one in found}) for found in located} == {1}
             assert {len(found) for found in located} == {2}
-            system.nodes["a"].kill()
+            system.kill_node("a")
             with system.client(tenant=TENANT) as newcomer:
                 copied = found_in(newcomer)
         assert all(copied[key] in what_may_be("fp8-head", key) for key in KEYS)

@@ -73,7 +73,7 @@ def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair:
         before = places(client, KEYS)
         assert set(before) == {"n0", "n1"}
         assert client.get_batch(KEYS) == VALUES
-        pair.nodes["n0"].kill()
+        pair.kill_node()
         left = [value if place == "n1" else None for value, place in zip(VALUES, before, strict=True)]
         assert client.get_batch(KEYS, deadline_s=20.0) == left, "a client with places in mind"
         assert newcomer.get_batch(KEYS, deadline_s=20.0) == left, "a client without"
@@ -86,8 +86,8 @@ def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair:
 def test_with_every_node_dead_puts_are_unavailable_and_gets_are_misses(pair: System) -> None:
     with pair.client() as client:
         client.put_batch(KEYS, VALUES)
-        for node in pair.nodes.values():
-            node.kill()
+        for name in pair.nodes:
+            pair.kill_node(name)
         assert client.get_batch(KEYS, deadline_s=20.0) == [None] * len(KEYS)
         with pytest.raises(Unavailable):
             client.put(b"new", b"value", deadline_s=1.0)
