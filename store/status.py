@@ -97,6 +97,7 @@ class NodeStatus:
             "index_bytes": self._showing.memory_bytes,
             "index_clients": self._showing.clients,
             "undecided": len(self._table.undecided),
+            "moving": self._table.room.under_way,
             "publish_backlog": self._publisher.backlog,
             "synced": int(self._publisher.is_synced),
             **self._copies.counters(),

@@ -34,6 +34,8 @@ class Room:
         self._drop_copy = drop_copy
         self._encoding_of = encoding_of
         self._moves: list[TierMove] = []
+        self.under_way = 0
+        """Copies between tiers that were planned or begun, promotions of the block table's included, and are not finished."""
 
     def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
         """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
@@ -118,6 +120,7 @@ class Room:
         if slot is None:
             return False
         block.moving = True
+        self.under_way += 1
         if is_demotion:
             block.leaving = source.index
             source.leaving_bytes += block.size_bytes

@@ -259,6 +259,7 @@ class BlockTable:
         except KVStoreError:  # larger than a DRAM that was larger before the restart, or the system refuses memory
             return None
         block.moving = slot is not None
+        self.room.under_way += block.moving
         return slot
 
     # --- leaving ---
@@ -393,6 +394,7 @@ class BlockTable:
         was_leaving = block.leaving is not None
         self._stop_leaving(block)
         block.moving = False
+        self.room.under_way -= 1
         if block.is_gone or not is_done:
             self._levels[target].tier.free(slot)
             if block.is_gone:
@@ -481,4 +483,5 @@ class BlockTable:
         self._puts.check_integrity()
         self._ended.check_integrity()
         self.undecided.check_integrity()
+        assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
         assert set(self.undecided.blocks()) == {block for block in self.blocks() if block.generation == UNDECIDED}

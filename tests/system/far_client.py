@@ -61,7 +61,7 @@ class FarClient:
 
 
 def main() -> None:
-    settings = ClientSettings(engine_min_bytes=Size(1), **json.loads(sys.argv[3]))
+    settings = ClientSettings(engine_min_bytes=Size(1), ack="cluster", **json.loads(sys.argv[3]))  # for another client to get at once
     transfer = TransferSettings(transports=sys.argv[2])
     with Client(sys.argv[1], settings=settings, transfer=transfer) as client:
         for line in sys.stdin:

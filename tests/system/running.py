@@ -137,16 +137,25 @@ class System:
 
     def await_settled(self, name: str = "n0") -> pb.NodeStatus:
         """Wait until the node moves no block and the master has heard of all: its status then."""
-        seen: list[str] = []
+        told = [self.node_status(name)]
+        quiet = 0
 
         def is_settled() -> bool:
+            nonlocal quiet
             node = self.node_status(name)
-            seen.append(str([[tier.blocks, tier.demotions, tier.promotions] for tier in node.tiers]))
-            # As many heartbeats as fit between these looks, and nothing changed.
-            return len(seen) > 10 and len(set(seen[-10:])) == 1 and not node.counters["publish_backlog"]
+            if node.heartbeat_age_s < told[-1].heartbeat_age_s:  # another one has come
+                is_same = _moves_of(node) == _moves_of(told[-1])
+                is_quiet = is_same and not node.counters["publish_backlog"] and not node.counters["moving"]
+                quiet = quiet + 1 if is_quiet else 0
+            told.append(node)
+            return quiet > 1  # the first one may have been on its way when this began
 
         until(is_settled, f"{name} at rest")
-        return self.node_status(name)
+        return told[-1]
+
+    def await_counters(self, name: str = "n0", /, **counts: int) -> None:
+        """Wait until the node's heartbeats tell these."""
+        until(lambda: counts.items() <= dict(self.node_status(name).counters).items(), f"{name} with {counts}")
 
     def _start(self, name: str, module: str, *arguments: str) -> Child:
         environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
@@ -159,6 +168,10 @@ class System:
             on_end=lambda _child: None,
             start=Forked if module in MODULES else launched,
         )
+
+
+def _moves_of(node: pb.NodeStatus) -> list[tuple[int, int, int]]:
+    return [(tier.blocks, tier.demotions, tier.promotions) for tier in node.tiers]
 
 
 @contextlib.contextmanager

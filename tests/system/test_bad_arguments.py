@@ -16,7 +16,8 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.frames import HEADER, MAGIC, MAX_KEY_BYTES, MAX_VALUE_BYTES, VERSION
 from kvstore.transfer.testing.waiting import within
-from tests.system.running import System, descriptors
+from tests.ports import free_ports
+from tests.system.running import DEADLINE_S, System, descriptors
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +100,7 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def test_a_master_that_is_not_there_is_unavailable_within_the_deadline() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with within(1.0), Client(address, deadline_s=1.0) as client, pytest.raises(Unavailable, match="no master"):
         client.put(b"k", b"v")
 
@@ -120,7 +120,7 @@ def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> N
         connection.sendall(HEADER.pack(MAGIC, VERSION + 1, 2, 1, 0, 0, 0))
 
     said = rf"version {VERSION + 1}.*{VERSION}"
-    with listener(answer) as address, Client(address, deadline_s=1.0) as client, pytest.raises(ProtocolError, match=said):
+    with listener(answer) as address, Client(address, deadline_s=DEADLINE_S) as client, pytest.raises(ProtocolError, match=said):
         client.get(b"k")
 
 

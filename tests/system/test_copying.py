@@ -50,6 +50,8 @@ class Cluster(System):
         self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
 
     def counters(self, name: str = "b") -> dict[str, int]:
+        """As the node's newest heartbeat tells them; waits for its first."""
+        until(lambda: bool(self.node_status(name).counters), f"a heartbeat of {name}")
         return dict(self.node_status(name).counters)
 
     def await_copies(self, count: int) -> None:
@@ -57,8 +59,6 @@ class Cluster(System):
 
         def are_there() -> bool:
             counters = self.counters()
-            if "copied_blocks" not in counters:  # before the first heartbeat
-                return False
             return (counters["copied_blocks"], counters["copies_waiting"], counters["open_puts"]) == (count, 0, 0)
 
         until(are_there, f"{count} copies at b")
@@ -75,7 +75,7 @@ class Cluster(System):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=3.0) as places, Cluster(tmp_path, places) as started:
+    with master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=60.0) as places, Cluster(tmp_path, places) as started:
         yield started
 
 

@@ -19,7 +19,7 @@ from tests.rpc.wires import frame, read_frame
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, descriptors, until
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 PORTS = ["master frames", "master control", "master unix", "node frames", "node unix"]
 FRAME_PORTS = [port for port in PORTS if port != "master control"]
 HELLO = frame(Hello(ROLE_CLIENT))

@@ -138,7 +138,7 @@ class TwoNodes(System):
 
 def test_a_copy_at_another_node_is_what_is_left_at_its_source_and_the_same_version(tmp_path: Path) -> None:
     with (
-        master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=3.0) as places,
+        master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=60.0) as places,
         TwoNodes(tmp_path, places) as system,
     ):
         system.start_node("a", *flags(tmp_path, "fp8-head"))

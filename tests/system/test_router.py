@@ -60,7 +60,7 @@ class Fleet:
         self.engines[name] = self.start(
             name,
             "kvstore.router.standin.engine",
-            *("--role", role, "--node", node, "--name", name, "--gpu", "A100-80G", "--speedup", "50"),
+            *("--role", role, "--node", node, "--name", name, "--gpu", "A100-80G", "--speedup", "10"),
             *("--block-bytes", "256"),
         )
 

@@ -93,7 +93,7 @@ class Scene:
 @pytest.fixture(params=list(WAYS))
 def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
     with System(tmp_path) as system:
-        system.start_master()
+        system.start_master(0, "--node-ttl-s", "3600")  # one that is stopped is alive
         for name in NAMES:
             system.start_node(name, "--dram", "64MiB")
         scene = Scene(system, WAYS[request.param])

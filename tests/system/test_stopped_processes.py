@@ -121,15 +121,14 @@ def test_a_stopped_node_ends_calls_with_their_deadline_and_serves_again_when_it_
 
 def test_a_node_stopped_for_longer_than_its_ttl_is_dead_and_lives_again(tmp_path: Path) -> None:
     with System(tmp_path) as system:
-        system.start_master(0, "--node-ttl-s", str(TTL_S))
+        system.start_master(0, "--node-ttl-s", "1.5")  # a busy machine may keep a node from its heartbeat for a part of it
         system.start_node("n0", "--dram", "8MiB")
         with system.client() as client:
             client.put(b"k", value_of(b"k", 0, MIB))
             assert client.get(b"k") == value_of(b"k", 0, MIB), "and it knows the node: else its next call would wait for it"
             with stopped(system.nodes["n0"].pid):
                 until(lambda: not client.exists(b"k"), "a silent node's blocks are misses")
-            until(lambda: client.exists(b"k"), "it lives again")
-            assert client.get(b"k") == value_of(b"k", 0, MIB)
+            until(lambda: client.get(b"k") == value_of(b"k", 0, MIB), "it lives again")
 
 
 def test_a_stopped_master_ends_calls_with_their_deadline_and_serves_again_when_it_goes_on(system: System) -> None:

@@ -418,6 +418,7 @@ class TableMachine(RuleBasedStateMachine):
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept)
         assert kept <= len(self.looks)
         assert self.table.open_puts == len(self.puts)
+        assert self.table.room.under_way == len(moves) + len(self.promotions)
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
