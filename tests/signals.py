@@ -5,6 +5,11 @@ import signal
 from collections.abc import Callable
 
 
+MAX_OF_ONE = 50
+"""Signals that strike one operation: without an end to them nothing else would run on a machine that takes longer for the handler than from
+one to the next, and handlers would be struck in handlers until the stack is full."""
+
+
 class Struck(BaseException):
     """Raised by the handler: no Exception, like KeyboardInterrupt."""
 
@@ -15,22 +20,28 @@ class Striker:
     def __init__(self, seed: int) -> None:
         self.count = 0
         self._is_inside = False
+        self._left = 0
+        self._again_s = 0.0
         self._random = random.Random(seed)
         signal.signal(signal.SIGALRM, self._strike)
 
     def _strike(self, number: int, frame: object) -> None:
         if self._is_inside:  # one that was under way when the timer was stopped comes late
             self.count += 1
+            if self._left:
+                self._left -= 1
+                signal.setitimer(signal.ITIMER_REAL, self._again_s)
             raise Struck
 
     def struck(self, operation: Callable[[], object], *, within_s: float) -> bool:
-        """Run it; the first signal comes at a random moment within `within_s`, half the time with more every 20 us. Was it struck?"""
+        """Run it; the first signal comes at a random moment within `within_s`, half the time with more, each 20 us after the one before.
+        Was it struck?"""
         first_s = self._random.uniform(1e-6, within_s)
-        again_s = 20e-6 if self._random.random() < 0.5 else 0.0
+        self._left, self._again_s = (MAX_OF_ONE - 1, 20e-6) if self._random.random() < 0.5 else (0, 0.0)
         try:
             try:
                 self._is_inside = True
-                signal.setitimer(signal.ITIMER_REAL, first_s, again_s)
+                signal.setitimer(signal.ITIMER_REAL, first_s)
                 operation()
             finally:
                 self._is_inside = False

@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.handover import handles
 from kvstore.handover.handles import Receiving, Sending
+from kvstore.handover.latch import Latch
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
 from kvstore.transfer.testing.waiting import in_background, is_quiet, within
 
@@ -52,7 +53,9 @@ def test_what_a_caller_asks_for_is_passed_on() -> None:
 
 def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_over() -> None:
     def strike(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        if frame is not None and frame.f_code is Latch.wait.__code__:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # it does not wait yet
 
     handle, went_on = Sending(b"r", limit_s=60), list[bool]()
 
@@ -63,8 +66,8 @@ def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_ov
     handle.on_cancel = cancelled_late
     before = signal.signal(signal.SIGALRM, strike)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
             handle.wait()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -47,8 +47,8 @@ def test_all_who_wait_go_on_once_it_is_open() -> None:
 
 def test_a_wait_is_ended_by_what_a_signal_handler_raises(strikes: list[int]) -> None:
     latch = Latch(60)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
     with pytest.raises(Struck):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         latch.wait(30)
     assert not latch.wait(0)
     latch.open()

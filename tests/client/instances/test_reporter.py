@@ -115,7 +115,7 @@ def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
                 until(lambda: "p" in shown(client))
     told = ["again" if message == "instance p reports again" else message[:24] for message in caplog.messages]
     assert set(told) == {"instance p cannot report", "again"}
-    assert all(one != other for one, other in pairwise(told)), "said once each time"
+    assert all(one != other for one, other in pairwise(caplog.messages)), "said once each time, and anew where the reason is another"
 
 
 def test_closing_while_no_master_is_there_ends(tmp_path: Path) -> None:

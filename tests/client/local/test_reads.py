@@ -42,8 +42,7 @@ def stored(client: Any, sizes: list[int] = SIZES) -> tuple[list[bytes], list[byt
     """Keys and values, and the client has found its way to the node."""
     keys, values = [os.urandom(16) for _ in sizes], [os.urandom(size) for size in sizes]
     client.put_batch(keys, values)
-    client.get_batch(keys)
-    assert client._operations.local.ready
+    eventually(lambda: client.get_batch(keys) == values and bool(client._operations.local.ready), "the node's index to be read")
     return keys, values
 
 
@@ -397,10 +396,15 @@ def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None
             ready, waiting = os.pipe()
             child = os.fork()
             if not child:
-                with Client(started.address) as mine, mine.view(keys[0]):
-                    os.write(waiting, b"x")
-                    time.sleep(600)
-            os.read(ready, 1)
+                try:
+                    with Client(started.address) as mine, mine.view(keys[0]):
+                        os.write(waiting, b"x")
+                        time.sleep(600)
+                finally:
+                    os._exit(1)
+            os.close(waiting)
+            with open(ready, "rb") as pipe:
+                assert pipe.read(1) == b"x"
             client.remove(keys, force=True)
 
             def quarantined() -> int:
