@@ -4,7 +4,6 @@ import random
 import signal
 from collections.abc import Callable
 
-
 MAX_OF_ONE = 50
 """Signals that strike one operation: without an end to them nothing else would run on a machine that takes longer for the handler than from
 one to the next, and handlers would be struck in handlers until the stack is full."""
