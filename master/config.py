@@ -92,6 +92,11 @@ class MasterSettings:
         minimum=0.01,
     )
     max_instances: int = setting(1024, "Inference instances beyond this are refused.", minimum=1, maximum=65_536)
+    measured_rate_ttl_s: float = setting(
+        60.0,
+        "What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself.",
+        minimum=0,
+    )
     scheduler_model: str = setting(
         "", "Model that instances run, by name or a .json file: how times are foreseen until enough was measured; default: a plain guess."
     )

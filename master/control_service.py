@@ -83,6 +83,7 @@ class ControlService(ControlServicer):
             transfer = request.transfer if request.HasField("transfer") else None
             if topology is not None or transfer is not None:
                 self._describe(request.node_id, request.registration_epoch, topology, transfer)
+            self._directory.measured(request.node_id, request.registration_epoch, request.rates, self._reactor.now_ns())
             return pb.HeartbeatReply(master_epoch=self._master_epoch)
 
         return self._in_loop(context, beat)
@@ -185,6 +186,15 @@ def node_status(node: Member, blocks: int, now_ns: int) -> pb.NodeStatus:
         tiers=tiers,
         counters=dict(node.counters),
         transports=transports(node.description.transfer),
+        rates=[
+            pb.PeerRate(
+                node_id=node_id,
+                bytes_per_s=rate.bytes_per_s,
+                basis_bytes=rate.basis_bytes,
+                age_s=(now_ns - rate.measured_ns) / 1e9,
+            )
+            for node_id, rate in node.rates.fresh(now_ns).items()
+        ],
     )
 
 

@@ -104,7 +104,9 @@ class Master:
 
     def _load_directory(self) -> Directory:
         settings = self._settings
-        timing = Timing(settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s)
+        timing = Timing(
+            settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s, settings.measured_rate_ttl_s
+        )
         limits = Limits(settings.max_nodes, settings.max_absent_nodes, settings.max_kept_removals, settings.max_reservations)
         directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing, limits=limits)
         directory.load(self._catalog.load(), self.reactor.now_ns())

@@ -17,6 +17,9 @@ GRANTED, PRESENT, BUSY = 0, 1, 2
 TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
 """Bits of a tier mask: where a node has copies of a block."""
 
+MAX_RATES: Final = 32
+"""Measured rates that a node tells its master of: more than it fetches from at a time, and 1 MB in all for a status of 1,000 nodes."""
+
 
 class Packable(Protocol):
     """What can be sent: bytes under a type number."""

@@ -1,6 +1,7 @@
 """What a scheduler knows of the instances it sends requests to: views, filled by the simulator or from live reports."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -14,6 +15,10 @@ class PrefillInstance:
     """Bytes that it was told to send and has not sent yet."""
     send_bytes_per_s: float = 25e9
     """What its rails deliver, as measured."""
+    place: Hashable = None
+    """Where its cache is: several instances may share one."""
+    received_bytes_per_s: Mapping[Hashable, float] = field(default_factory=dict)
+    """What was measured lately on the way to it, by the sender's `place`; from elsewhere what the sender delivers counts."""
 
 
 @dataclass(slots=True)

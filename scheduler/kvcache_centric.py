@@ -6,10 +6,14 @@ those blocks are there. The other, min(best_len, instance.prefix_len), would pay
 Line 20 and 21 are the migration of hot blocks: a request that the holder's queue keeps away takes the prefix along, so what many ask for is
 soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
 
+The published estimate of a transfer knows its sender only. Here it knows the receiver, too, where a rate was measured between the two: so
+who sends, of several with the longest prefix, may differ from receiver to receiver.
+
 Source: Qin et al., Mooncake, FAST 2025, section 5, Algorithm 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 from math import inf
 from typing import Final
 
@@ -48,14 +52,20 @@ class KVCacheCentric(Dispatcher):
             return Rejection(Reason.NO_INSTANCE)
         ttft_s, p = inf, -1  # line 2
         best_len = max(matches)  # line 3
-        best_instance = self._sender(best_len, matches, prefill)
-        # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has: it is foreseen once for each number of them.
+        senders = _Senders(best_len, matches, prefill, self._transfer_s)
+        # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has, but for measured rates: it is foreseen once
+        # for each number of them.
         prefix_lens = {own: best_len if self._exceeds(best_len, own) else own for own in set(matches)}  # lines 5, 6 and 10
-        transfers_s = {own: self._transfer_s(prefix_len - own, prefill[best_instance]) for own, prefix_len in prefix_lens.items()}
+        transfers_s = {own: self._transfer_s(prefix_len - own, prefill[senders.first]) for own, prefix_len in prefix_lens.items()}
         prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
         costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
         for number, instance in enumerate(prefill):  # line 4
-            total_s = costs_s[matches[number]] + instance.queue_s  # line 12, and the sum of line 14
+            own = matches[number]
+            cost_s = costs_s[own]
+            if instance.received_bytes_per_s and prefix_lens[own] > own:
+                sender = prefill[senders.to(instance)]
+                cost_s = self._transfer_s(prefix_lens[own] - own, sender, instance) + prefills_s[prefix_lens[own]]
+            total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
             if ttft_s > total_s:  # lines 14 to 16
                 ttft_s, p = total_s, number
         decoding = select_decoding_instance(request, decode, self._estimators.decode)  # line 17
@@ -66,40 +76,74 @@ class KVCacheCentric(Dispatcher):
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
         prefix_len = prefix_lens[own]
+        sends = senders.to(prefill[p])
         return Decision(  # lines 20 to 22; the caller makes the transfer
             prefill=p,
             decode=decoding.instance,
             prefix_blocks=prefix_len,
-            transfer_from=best_instance if prefix_len > own else None,
+            transfer_from=sends if prefix_len > own else None,
             transfer_blocks=prefix_len - own,
-            transfer_s=transfers_s[own],
+            transfer_s=self._transfer_s(prefix_len - own, prefill[sends], prefill[p]),
             queue_s=prefill[p].queue_s,
             prefill_s=prefills_s[prefix_len],
             tbt_s=decoding.tbt_s,
         )
-
-    def _sender(self, best_len: int, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
-        """The instance of FindBestPrefixMatch: of those with the longest prefix the one that would send it soonest, ties the first."""
-        holders = [number for number, own in enumerate(matches) if own == best_len]
-        if len(holders) == 1 or not best_len:
-            return holders[0]
-        return min(holders, key=lambda number: self._transfer_s(best_len, prefill[number]))
 
     def _exceeds(self, best_len: int, prefix_len: int) -> bool:
         """The condition of the lines 5 and 20."""
         ratio = best_len / prefix_len if prefix_len else (inf if best_len else 0.0)
         return ratio > self._threshold
 
-    def _transfer_s(self, blocks: int, sender: PrefillInstance) -> float:
-        """Lines 7, 8 and 11: EstimateKVCacheTransferTime, and 0 of nothing."""
+    def _transfer_s(self, blocks: int, sender: PrefillInstance, receiver: PrefillInstance | None = None) -> float:
+        """Lines 7, 8 and 11: EstimateKVCacheTransferTime, and 0 of nothing. Without a receiver: to one of whom nothing was measured."""
         if not blocks:
             return 0.0
         return self._estimators.transfer.transfer_s(
             blocks * self._estimators.block_bytes,
             backlog_bytes=sender.send_backlog_bytes,
             bytes_per_s=sender.send_bytes_per_s,
+            measured_bytes_per_s=None if receiver is None else receiver.received_bytes_per_s.get(sender.place),
         )
 
     def _prefill_s(self, request: Request, prefix_len: int) -> float:
         """EstimatePrefillExecutionTime."""
         return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))
+
+
+class _Senders:
+    """The instances of FindBestPrefixMatch: of those with the longest prefix the one that would send all of it soonest, ties the first."""
+
+    def __init__(
+        self,
+        best_len: int,
+        matches: Sequence[int],
+        prefill: Sequence[PrefillInstance],
+        transfer_s: Callable[[int, PrefillInstance, PrefillInstance | None], float],
+    ) -> None:
+        self._best_len = best_len
+        self._prefill = prefill
+        self._transfer_s = transfer_s
+        holders = [number for number, own in enumerate(matches) if own == best_len]
+        if len(holders) > 1 and best_len:
+            holders = [number for _, number in sorted((transfer_s(best_len, prefill[number], None), number) for number in holders)]
+        self._holders = holders
+        """Soonest first, by what senders say of themselves."""
+        self._at: dict[Hashable, list[int]] | None = None
+
+    @property
+    def first(self) -> int:
+        """Who sends to one that has measured nothing."""
+        return self._holders[0]
+
+    def to(self, receiver: PrefillInstance) -> int:
+        """Who sends to this one. O(its measured rates), and of several holders at one place only those."""
+        measured = receiver.received_bytes_per_s
+        if not measured or len(self._holders) == 1 or not self._best_len:
+            return self.first
+        if self._at is None:
+            self._at = {}
+            for number in self._holders:
+                self._at.setdefault(self._prefill[number].place, []).append(number)
+        found = [number for place in measured for number in self._at.get(place, ())]
+        found += islice((number for number in self._holders if self._prefill[number].place not in measured), 1)
+        return min(found, key=lambda number: (self._transfer_s(self._best_len, self._prefill[number], receiver), number))

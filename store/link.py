@@ -54,16 +54,18 @@ class MasterLink:
         identity: Identity,
         *,
         tier_status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
+        rates: Callable[[], list[pb.PeerRate]],
         on_link: Callable[[socket.socket, pb.RegisterReply], None],
         timeout_s: float,
         pause_s: float,
         max_pause_s: float,
     ) -> None:
-        """`tier_status` and `on_link` are called in the loop; the socket that `on_link` gets is its own."""
+        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own."""
         self._reactor = reactor
         self._masters = masters
         self._identity = identity
         self._tier_status = tier_status
+        self._rates = rates
         self._on_link = on_link
         self._timeout_s = timeout_s
         self._pause_s = pause_s
@@ -216,13 +218,14 @@ class MasterLink:
             self._wake.clear()
             if self._lost.is_set() or self._stopping.is_set():
                 return
-            tiers, counters = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
+            (tiers, counters), rates = self._reactor.call(lambda: (self._tier_status(), self._rates()), deadline_s=self._timeout_s)
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
                 registration_epoch=registration.registration_epoch,
                 tiers=tiers,
                 counters=counters,
+                rates=rates,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
             try:

@@ -281,6 +281,7 @@ class Node:
             masters,
             self._identity,
             tier_status=self.status,
+            rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
             on_link=self._master.begin,
             timeout_s=settings.control_timeout_s,
             pause_s=settings.reconnect_interval_s,

@@ -22,7 +22,7 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
-        "directory queries pins removing rows membership placement records publishing removals reservations tenants holders"
+        "directory queries pins removing rows membership placement records publishing removals reservations tenants holders rates"
     ),
     "handover": "arguments description handles latch",
     "handover/sending": "request",

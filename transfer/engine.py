@@ -27,6 +27,7 @@ from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.pieces import regions_here, total_bytes
 from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.memory.shield import Shield, shielded
+from kvstore.transfer.paths.bandwidth import Measured
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
@@ -358,6 +359,13 @@ class TransferEngine:
     def peers(self) -> list[Peer]:
         with self._lock:
             return list(self._peers.values())
+
+    def measured(self, name: str) -> Measured | None:
+        """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or
+        too little went."""
+        with self._lock:
+            peer = self._peers.get(name)
+            return peer.chooser.bandwidth.measured() if peer is not None else None
 
     def _deadline(self, deadline_s: float | None) -> Deadline:
         if deadline_s is None:

@@ -41,6 +41,8 @@ def status_lines(status: pb.StatusReply, here: str = "") -> RenderableType:
     table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
     table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
     table.add_row("transfer", _transfer_line(status))
+    if measured := _measured_line(status):
+        table.add_row("measured", measured)
     if here:
         table.add_row("shared here", here)
     if encoded := _encoded_line(status):
@@ -57,6 +59,17 @@ def _transfer_line(status: pb.StatusReply) -> str:
     moved = sum(node.counters.get("engine_bytes", 0) for node in status.nodes)
     peers = sum(node.counters.get("engine_connections", 0) for node in status.nodes)
     return f"shared memory within a host; between hosts {ways or 'by message'}: {format_size(moved)} moved, {peers} connections"
+
+
+def _measured_line(status: pb.StatusReply) -> str:
+    """Between how many nodes rates were measured lately, and the slowest way; empty where none was."""
+    names = {node.node_id: node.name for node in status.nodes}
+    found = [(rate, node.name) for node in status.nodes for rate in node.rates]
+    if not found:
+        return ""
+    slowest, receiver = min(found, key=lambda one: one[0].bytes_per_s)
+    way = f"{names.get(slowest.node_id, f'node {slowest.node_id}')} to {receiver} at {format_size(int(slowest.bytes_per_s))}/s"
+    return f"{len(found)} way{'s' * (len(found) > 1)} from node to node, the slowest {way}"
 
 
 def huge_pages_line(status: pb.StatusReply) -> str:

@@ -21,6 +21,7 @@ from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
 from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.rates import RateReport, Rates
 from kvstore.master.directory.records import (
     NO_DESCRIPTION,
     BlockRecord,
@@ -47,12 +48,14 @@ NS_PER_S: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a reservation lasts, a silent node is believed, a new node warms up, and a dead node's blocks are remembered."""
+    """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, and a measured
+    rate counts."""
 
     reserve_ttl_s: float = 30.0
     node_ttl_s: float = 10.0
     slow_start_s: float = 30.0
     forget_node_s: float = 60.0
+    measured_rate_ttl_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,11 @@ class Directory:
     def heartbeat(self, node_id: int, epoch: int, tiers: Sequence[TierReport], counters: Mapping[str, int], now_ns: int) -> None:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns)
+
+    def measured(self, node_id: int, epoch: int, rates: Sequence[RateReport], now_ns: int) -> None:
+        """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
+        node = self.members.check(node_id, epoch)
+        node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
     def disconnected(self, node_id: int, epoch: int, now_ns: int) -> None:
         """The node's link broke: its blocks are out of reach until it registers again."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
+from kvstore.master.directory.rates import Rates
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     MAX_NAME_BYTES,
@@ -67,6 +68,8 @@ class Member:
     """Granted since the last heartbeat, so not yet in `tiers`."""
     tiers: Sequence[TierReport] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
+    """At which it received from other nodes lately, as it measured."""
     description: Description = NO_DESCRIPTION
     """As the node last said, before a restart of the master too."""
     revision: int = 0

@@ -83,9 +83,14 @@ class LiveEstimators:
         """Seconds for one token of each of `batch` sequences with `context_tokens` of cache together."""
         return self._decode.tbt_s(batch, context_tokens)
 
-    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float) -> float:
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
         """Seconds until so many *blocks* have been sent: see `for_dispatcher`."""
-        return self._transfer.transfer_s(size_bytes * self.block_bytes, backlog_bytes=backlog_bytes, bytes_per_s=bytes_per_s)
+        return self._transfer.transfer_s(
+            size_bytes * self.block_bytes,
+            backlog_bytes=backlog_bytes,
+            bytes_per_s=bytes_per_s,
+            measured_bytes_per_s=measured_bytes_per_s,
+        )
 
     def for_dispatcher(self) -> Estimators:
         """As a dispatcher takes them. It is told once how many bytes a block has, and here that differs from prompt to prompt: so its

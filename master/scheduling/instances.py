@@ -8,6 +8,7 @@ outlives the master: instances report again within a second.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from kvstore.master.scheduling.reports import check_report
@@ -114,6 +115,10 @@ class PrefillMember(Instance):
     def send(self, size_bytes: int, now_ns: int) -> None:
         """It was told to send so much."""
         self._sent_ns = max(self._sent_ns, now_ns) + _ns(size_bytes / self._send_bytes_per_s)
+
+    def at(self, node_id: int | None, received_bytes_per_s: Mapping[Hashable, float]) -> None:
+        """Its blocks are at that live node (None: there is none), which measured these rates from others."""
+        self._view.place, self._view.received_bytes_per_s = node_id, received_bytes_per_s
 
     def view(self, now_ns: int) -> PrefillInstance:
         """As a dispatcher sees it now. The same object each time."""

@@ -145,6 +145,8 @@ class Scheduling:
             found = self._directory.queries.prefixes(prompt.tenant, prompt.keys)
             self.estimators.block_bytes = found.block_bytes
             matches = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
+            for member, node in zip(prefill, nodes, strict=True):
+                member.at(*((node.node_id, node.rates.bytes_per_s(now_ns)) if node is not None else (None, {})))
         else:
             matches = [0] * len(nodes)
         return _Pool(prefill, decode, nodes, matches)

@@ -25,6 +25,9 @@ class DecodeTime(Protocol):
 class TransferTime(Protocol):
     """EstimateKVCacheTransferTime."""
 
-    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float) -> float:
-        """Seconds until `size_bytes` have been sent by one that has `backlog_bytes` to send before and sends `bytes_per_s`."""
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
+        """Seconds until `size_bytes` have been sent by one that has `backlog_bytes` to send before and sends `bytes_per_s`.
+
+        `measured_bytes_per_s` was measured between these two; None: it was not. The backlog goes to others.
+        """
         ...

@@ -1,7 +1,7 @@
 """How long blocks take from one instance to another: bytes over measured bandwidth, behind what the sender has to send before.
 
 Algorithm 1 names the estimator and gives no formula. This is the one that the transfer engine chooses paths by (transfer/paths/choice.py),
-for a sender as a whole. It reads no counter itself: whoever reports an instance's load does.
+for a sender as a whole, and for a pair where its rate was measured. It reads no counter itself: whoever reports does.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,10 @@ from kvstore.protocol.errors import InvalidArgument
 
 
 class BandwidthTransfer:
-    """TransferTime (interface.py): `latency_s` + (size_bytes + backlog_bytes) / bytes_per_s, and 0 where there is nothing to send."""
+    """TransferTime (interface.py): `latency_s` + (size_bytes + backlog_bytes) / bytes_per_s, and 0 where there is nothing to send.
+
+    Where the pair's rate was measured, that takes the place of the sender's for `size_bytes`.
+    """
 
     def __init__(self, *, latency_s: float = 0.0) -> None:
         """`latency_s`: from the decision to the first byte.
@@ -24,13 +27,15 @@ class BandwidthTransfer:
             raise InvalidArgument(f"latency_s is {latency_s:g}: it must be 0 or more")
         self._latency_s = latency_s
 
-    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float) -> float:
-        """Infinite from a sender that sends nothing."""
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
+        """Infinite from a sender that sends nothing, and where nothing was measured to arrive."""
         if not size_bytes:
             return 0.0
-        if bytes_per_s <= 0:
+        if bytes_per_s <= 0 or (measured_bytes_per_s is not None and measured_bytes_per_s <= 0):
             return float("inf")
-        return self._latency_s + (size_bytes + backlog_bytes) / bytes_per_s
+        if measured_bytes_per_s is None:
+            return self._latency_s + (size_bytes + backlog_bytes) / bytes_per_s
+        return self._latency_s + backlog_bytes / bytes_per_s + size_bytes / measured_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,12 @@ from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.store.replicas.rates import SourceRates
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
+from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.bandwidth import Measured
 
 BATCH_BLOCKS: Final = 1024
 """Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""
@@ -102,6 +105,7 @@ class ReplicaQueue:
         """Since when the first in the queue lacks room; 0: it does not."""
         self._ask: Ask | None = None
         self._epoch = 0
+        self.rates = SourceRates()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self.copied_blocks = 0
         self.copied_bytes = 0
@@ -211,16 +215,28 @@ class ReplicaQueue:
     def _work(self, batch: _Batch, wanted: Sequence[Wanted]) -> None:
         """In the thread."""
         results: list[int | KVStoreError]
+        measured = None
         try:
             results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s), self._engine)
+            measured = self._measured(batch.order.source)
         except KVStoreError as error:
             results = [error] * len(wanted)
         except Exception as error:
             log.exception("fetching blocks of another node failed")
             results = [Unavailable(f"internal error: {type(error).__name__}: {error}")] * len(wanted)
-        self._reactor.call_soon(lambda: self._fetched(batch, results))
+        self._reactor.call_soon(lambda: self._fetched(batch, results, measured))
 
-    def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
+    def _measured(self, source: Source) -> Measured | None:
+        """What the engine knows of the way to a source; None too where all came by message."""
+        if self._engine is None or not source.transfer:
+            return None
+        try:
+            return self._engine.measured(unpack_engine(source.transfer).name)
+        except ProtocolError:  # nor can it be reached so
+            return None
+
+    def _fetched(self, batch: _Batch, results: Sequence[int | KVStoreError], measured: Measured | None) -> None:
+        self.rates.note(batch.order.source.node_id, measured)
         try:
             self._sort_out(batch, results)
             self._report(batch)

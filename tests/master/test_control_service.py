@@ -49,6 +49,25 @@ def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node
     assert 0 <= shown.heartbeat_age_s < TIMEOUT_S
 
 
+def test_what_a_node_measured_is_shown_and_what_cannot_be_is_refused_by_a_node_that_lives_on(places: Places, node: NodeSide) -> None:
+    with places.stub() as stub:
+        beat = pb.HeartbeatRequest(node_id=1, registration_epoch=node.registration.registration_epoch)
+        beat.rates.add(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
+        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].rates
+        assert (shown.node_id, shown.bytes_per_s, shown.basis_bytes) == (2, 3e9, 9)
+        assert 1 <= shown.age_s < 1 + TIMEOUT_S
+        beat.rates[0].bytes_per_s = -1
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        (found,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
+        assert (found.state, found.rates[0].bytes_per_s) == ("syncing", 3e9)
+        del beat.rates[:]
+        stub.Heartbeat(beat, timeout=TIMEOUT_S)  # as a node that knows nothing of rates does
+        assert not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].rates
+
+
 def topologies(places: Places, node: str = "") -> list[tuple[str, str, bytes]]:
     with places.stub() as stub:
         return [(each.name, each.state, each.topology) for each in stub.Topologies(pb.TopologiesRequest(node=node), timeout=TIMEOUT_S)]

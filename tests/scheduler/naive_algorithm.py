@@ -34,22 +34,24 @@ def algorithm_1(
     if not pool_p or not pool_d:
         return Rejection(Reason.NO_INSTANCE)
 
-    def transfer_s(blocks: int, sender: int) -> float:
+    def transfer_s(blocks: int, sender: int, receiver: int) -> float:
         instance = pool_p[sender]
         return estimators.transfer.transfer_s(
-            blocks * estimators.block_bytes, backlog_bytes=instance.send_backlog_bytes, bytes_per_s=instance.send_bytes_per_s
+            blocks * estimators.block_bytes,
+            backlog_bytes=instance.send_backlog_bytes,
+            bytes_per_s=instance.send_bytes_per_s,
+            measured_bytes_per_s=pool_p[receiver].received_bytes_per_s.get(instance.place),
         )
 
     ttft, p, parts = INF, -1, (0, 0.0, 0.0)
     best_len = max(prefix_lens)
-    best_instance = min(
-        (i for i in range(len(pool_p)) if prefix_lens[i] == best_len), key=lambda i: (transfer_s(best_len, i) if best_len else 0.0, i)
-    )
+    holders = [i for i in range(len(pool_p)) if prefix_lens[i] == best_len]
+    senders = [min(holders, key=lambda h: (transfer_s(best_len, h, i) if best_len else 0.0, h)) for i in range(len(pool_p))]  # noqa: B023
     for i in range(len(pool_p)):
         if exceeds(best_len, prefix_lens[i], kvcache_balancing_threshold):
             prefix_len = best_len
             transfer_len = best_len - prefix_lens[i]
-            t_transfer = transfer_s(transfer_len, best_instance)
+            t_transfer = transfer_s(transfer_len, senders[i], i)
         else:
             prefix_len = prefix_lens[i]
             t_transfer = 0.0
@@ -73,7 +75,7 @@ def algorithm_1(
         prefill=p,
         decode=d,
         prefix_blocks=parts[0],
-        transfer_from=best_instance if transfers else None,
+        transfer_from=senders[p] if transfers else None,
         transfer_blocks=best_len - prefix_lens[p] if transfers else 0,
         transfer_s=parts[1],
         queue_s=pool_p[p].queue_s,

@@ -1,5 +1,6 @@
 """Algorithm 1 decides as its literal transcription does, and each of its lines for the reason it has."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import inf
 
@@ -157,6 +158,32 @@ SECONDS = st.integers(0, 40).map(lambda value: value / 8)
 
 
 @pytest.mark.no_cover
+def test_a_slow_way_keeps_a_prefix_from_travelling_by_it() -> None:
+    """Algorithm 1 with what was measured between the two instead of what the sender says of itself."""
+    pool = prefill(0, 5)
+    pool[1].place = "b"
+    assert decided(KVCacheCentric(estimators()), request(), [0, 4], pool).transfer_s == pytest.approx(0.4)
+    pool[0].received_bytes_per_s = {"b": 100.0, "elsewhere": 1.0}
+    found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
+    assert (found.prefill, found.transfer_from, round(found.transfer_s, 6)) == (0, 1, 4.0), "4.1 s, and 5.1 s where it is"
+    pool[0].received_bytes_per_s = {"b": 50.0}
+    found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
+    assert (found.prefill, found.transfer_from) == (1, None), "8.1 s"
+
+
+def test_who_sends_depends_on_the_way_to_who_receives() -> None:
+    pool = prefill(9, 9, 9, 0)
+    for place, instance in zip("abcd", pool, strict=True):
+        instance.place = place
+    pool[3].received_bytes_per_s = {"a": 100.0}
+    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool).transfer_from == 1, "the first that nothing bad is known of"
+    pool[3].received_bytes_per_s = {"a": 100.0, "c": 5000.0}
+    found = decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool)
+    assert (found.transfer_from, round(found.transfer_s, 6)) == (2, 0.08)
+    pool[3].received_bytes_per_s = {"a": 100.0, "b": 300.0, "c": 200.0}
+    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool).transfer_from == 1
+
+
 @given(
     caches=st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=6),
     queues_s=st.lists(SECONDS, min_size=6, max_size=6),
@@ -167,6 +194,8 @@ SECONDS = st.integers(0, 40).map(lambda value: value / 8)
     threshold=st.sampled_from([1.0, 1.25, 1.5, 2.0, 4.0, inf]),
     ttft_s=st.sampled_from([0.5, 3.0, inf]),
     tbt_s=st.sampled_from([2.5, inf]),
+    places=st.lists(st.sampled_from([None, 0, 1, 2]), min_size=6, max_size=6),
+    measured=st.lists(st.dictionaries(st.integers(0, 3), st.sampled_from([20.0, 100.0, 5000.0])), min_size=6, max_size=6),
 )
 def test_any_decision_is_that_of_the_algorithm_as_printed(
     caches: list[set[int]],
@@ -178,9 +207,11 @@ def test_any_decision_is_that_of_the_algorithm_as_printed(
     threshold: float,
     ttft_s: float,
     tbt_s: float,
+    places: list[int | None],
+    measured: list[dict[Hashable, float]],
 ) -> None:
     asked = request(blocks, Slo(ttft_s, tbt_s))
-    pool_p = [PrefillInstance(f"p{i}", queues_s[i], backlogs_bytes[i], rates[i]) for i in range(len(caches))]
+    pool_p = [PrefillInstance(f"p{i}", queues_s[i], backlogs_bytes[i], rates[i], places[i], measured[i]) for i in range(len(caches))]
     pool_d = [DecodeInstance(f"d{i}", *facts) for i, facts in enumerate(decode)]
     index: PrefixIndex[int] = PrefixIndex()
     for instance, cache in enumerate(caches):

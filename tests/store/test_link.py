@@ -167,6 +167,22 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
             until(lambda: described(places) == (b"changed", b"other"))
 
 
+def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
+        link.start()
+        sock, _ = linked.get(timeout=10)
+
+        def rates() -> list[pb.PeerRate]:
+            with places.stub() as stub:
+                return list(stub.Status(pb.StatusRequest(), timeout=10).nodes[0].rates)
+
+        with sock:
+            until(lambda: bool(rates()))
+            (rate,) = rates()
+            assert (rate.node_id, rate.bytes_per_s, rate.basis_bytes) == (7, 5.0, 9)
+            assert rate.age_s >= 0.5
+
+
 def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
     for name in ("right", "next door"):
         (tmp_path / name).mkdir()
@@ -201,6 +217,7 @@ def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
         [parse_address(address) for address in masters],
         Identity("n0", "1", "", "", "t:1", new_instance()),
         tier_status=lambda: ([], {}),
+        rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
         on_link=lambda sock, reply: linked.put((sock, reply)),
         timeout_s=10.0,
         pause_s=0.01,

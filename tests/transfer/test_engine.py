@@ -637,6 +637,21 @@ def test_an_engine_that_nobody_has_used_has_served_nothing() -> None:
         assert (engine.served_bytes, engine.served_connections) == (0, 0)
 
 
+def test_what_was_measured_of_a_peer_is_told_by_its_name() -> None:
+    with (
+        TransferEngine("a", settings("tcp"), topology=topology("rail0")) as a,
+        TransferEngine("b", settings("tcp"), topology=topology("rail0")) as b,
+    ):
+        region = b.allocate(1 << 20)
+        remote = a.import_region(a.connect(b.describe()), b.export(region))
+        assert a.measured("b") is None, "nothing has moved"
+        a.transfer([(Span(remote, 0), bytearray(1 << 20), 1 << 20)])
+        measured = a.measured("b")
+        assert measured is not None
+        assert measured.bytes_s > 0
+        assert a.measured("nobody") is b.measured("a") is None
+
+
 def test_a_name_is_made_up_if_none_is_given() -> None:
     with TransferEngine(settings=settings(), topology=topology("rail0")) as one:
         with TransferEngine(settings=settings(), topology=topology("rail0")) as other:

@@ -1,12 +1,22 @@
 """How fast a path delivers: an average over the time in which it had something to deliver. Sans-I/O."""
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 MEMORY_NS: Final = 250_000_000
 """A measurement counts for 1/e of itself after this long: a change of rate is followed within about a second (four times this)."""
 SAMPLE_BYTES: Final = 256 << 10
 """Less than this between two idle times says little of the rate: it took mostly latency."""
+
+
+class Measured(NamedTuple):
+    """A rate that was measured, at least SAMPLE_BYTES of it."""
+
+    bytes_s: float
+    basis_bytes: int
+    """Bytes that it rests on, older ones counting less."""
+    measured_ns: int
+    """When the last of them arrived, by the engine's clock."""
 
 
 class Bandwidth:
@@ -32,6 +42,12 @@ class Bandwidth:
     @property
     def bytes_s(self) -> float:
         return self._bytes / self._busy_ns * 1e9
+
+    def measured(self) -> Measured | None:
+        """None until enough has been delivered to tell."""
+        if self.measured_ns < 0 or self._bytes < SAMPLE_BYTES:
+            return None
+        return Measured(self.bytes_s, int(self._bytes), self.measured_ns)
 
     def restart(self, now_ns: int) -> None:
         """What is delivered counts from here: the path was idle until now, or something failed on it."""

@@ -77,6 +77,9 @@ class PathChooser:
         self._states: dict[Path, PathState] = {}
         self._present: list[PathState] = []
         self._turns = itertools.count(1)
+        self.bandwidth = Bandwidth(UNKNOWN_SPEED_BYTES_S)
+        """Of all paths together. Not the sum of theirs: two paths may share a rail at the far end, and each has had it for itself."""
+        self._in_flight_slices = 0
 
     @property
     def states(self) -> Mapping[Path, PathState]:
@@ -156,6 +159,9 @@ class PathChooser:
         state = self._states[path]
         if not state.in_flight_slices:
             state.bandwidth.restart(now_ns)
+        if not self._in_flight_slices:
+            self.bandwidth.restart(now_ns)
+        self._in_flight_slices += 1
         state.in_flight_bytes += size_bytes
         state.in_flight_slices += 1
         state.retried_slices += is_retry
@@ -164,6 +170,7 @@ class PathChooser:
         """A slice that was begun at `begun_ns` has arrived."""
         state = self._ended(path, size_bytes)
         state.bandwidth.delivered(size_bytes, now_ns, is_idle=not state.in_flight_slices)
+        self.bandwidth.delivered(size_bytes, now_ns, is_idle=not self._in_flight_slices)
         state.delivered_bytes += size_bytes
         state.delivered_slices += 1
         state.latency_counts[min((max(now_ns - begun_ns, 0) // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
@@ -175,6 +182,7 @@ class PathChooser:
         """A slice failed: the path rests, each time twice as long. Others in flight that fail meanwhile do not prolong that."""
         state = self._ended(path, size_bytes)
         state.bandwidth.restart(now_ns)
+        self.bandwidth.restart(now_ns)
         state.failed_slices += 1
         if not state.consecutive_failures or now_ns >= state.resting_until_ns:
             factor = 2.0 ** min(state.consecutive_failures, 63)
@@ -192,6 +200,7 @@ class PathChooser:
         state = self._states[path]
         state.in_flight_bytes -= size_bytes
         state.in_flight_slices -= 1
+        self._in_flight_slices -= 1
         return state
 
     def _forget(self, state: PathState) -> None:
@@ -212,6 +221,7 @@ class PathChooser:
             assert state.is_present or state.in_flight_slices, path
             assert sum(state.latency_counts) == state.delivered_slices, path
             assert state.bandwidth.bytes_s > 0, path
+        assert self._in_flight_slices == sum(state.in_flight_slices for state in self._states.values())
         assert {state.path for state in self._present} == {path for path, state in self._states.items() if state.is_present}
         preferences = [state.facts.preference for state in self._present]
         assert preferences == sorted(preferences)

@@ -82,6 +82,21 @@ def test_status_says_what_was_found_of_shared_memory_if_it_was_looked_at() -> No
     assert "shared here" not in text(status_lines(STATUS))
 
 
+def test_status_names_the_slowest_of_the_ways_that_were_measured() -> None:
+    status = pb.StatusReply(
+        nodes=[
+            pb.NodeStatus(
+                node_id=1, name="a", rates=[pb.PeerRate(node_id=2, bytes_per_s=3 << 20), pb.PeerRate(node_id=9, bytes_per_s=5 << 20)]
+            ),
+            pb.NodeStatus(node_id=2, name="b"),
+        ]
+    )
+    assert "2 ways from node to node, the slowest b to a at 3 MiB/s" in text(status_lines(status))
+    del status.nodes[0].rates[0]
+    assert "1 way from node to node, the slowest node 9 to a at 5 MiB/s" in text(status_lines(status))
+    assert "measured" not in text(status_lines(STATUS))
+
+
 @pytest.mark.parametrize(
     ("found", "line"),
     [

@@ -141,6 +141,13 @@ def test_what_is_sent_is_backlog_until_it_should_have_left_or_is_reported() -> N
     assert (member.view(3 * S).send_backlog_bytes, member.view(3 * S).send_bytes_per_s) == (70, 10)
 
 
+def test_where_an_instance_is_and_what_came_there_is_in_its_view() -> None:
+    member = PrefillMember(prefill(), 0)
+    assert (member.view(0).place, member.view(0).received_bytes_per_s) == (None, {})
+    member.at(3, {4: 5.0})
+    assert (member.view(0).place, member.view(0).received_bytes_per_s) == (3, {4: 5.0})
+
+
 def test_an_instance_that_has_measured_nothing_is_taken_to_send_at_a_plausible_rate() -> None:
     assert PrefillMember(prefill(), 0).view(0).send_bytes_per_s == UNMEASURED_BYTES_PER_S
 

@@ -89,6 +89,21 @@ def test_where_the_holder_is_busy_its_blocks_are_sent_to_another(live: Scheduled
     assert live.ask().transfer_s > reply.transfer_s, "what was ordered first is sent first"
 
 
+def test_where_the_way_between_two_nodes_is_slow_blocks_are_computed_or_come_from_another(live: Scheduled) -> None:
+    """As the nodes measured, as long as that counts: here 60 s."""
+    live.report(prefill("pa", node="a", queue_s=20.0))
+    assert live.ask().transfer_from == "pa"
+    for name in "bc":
+        node = live.nodes[name]
+        slow = pb.PeerRate(node_id=live.nodes["a"].node_id, bytes_per_s=1000.0, basis_bytes=1 << 20)
+        live.master.directory.measured(node.node_id, node.epoch, [slow], live.now_ns)
+    reply = live.ask()
+    assert (reply.transfer_from, reply.transfer_blocks) == ("", 0), "60 s or more, and computed in less than one"
+    live.now_ns = 60 * S
+    live.report(prefill("pa", node="a", queue_s=20.0), prefill("pb", node="b"), prefill("pc", node="c"), decode("d"))
+    assert live.ask().transfer_from == "pa", "what was measured a minute ago counts no more"
+
+
 def test_an_instance_whose_node_is_not_there_computes_what_it_lacks() -> None:
     live = Scheduled()
     live.hold("a", 80)

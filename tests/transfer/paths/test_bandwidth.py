@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.transfer.paths.bandwidth import SAMPLE_BYTES, Bandwidth
+from kvstore.transfer.paths.bandwidth import SAMPLE_BYTES, Bandwidth, Measured
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
@@ -25,6 +25,18 @@ def test_what_is_assumed_holds_until_something_is_measured() -> None:
     deliver(bandwidth, bytes_s=1e8, begin_ns=7, took_s=0.011)
     assert bandwidth.bytes_s == pytest.approx(1e8)
     assert bandwidth.measured_ns == 7 + int(MIB / 1e8 * 1e9)
+
+
+def test_what_was_measured_is_told_with_what_it_rests_on_once_that_is_enough() -> None:
+    bandwidth = Bandwidth(1.0)
+    assert bandwidth.measured() is None
+    bandwidth.restart(0)
+    bandwidth.delivered(SAMPLE_BYTES - 1, 1000, is_idle=True)
+    assert bandwidth.measured_ns == 1000, "it is at least that fast"
+    assert bandwidth.measured() is None, "but nobody knows how fast"
+    bandwidth = Bandwidth(1e9)
+    bandwidth.delivered(SAMPLE_BYTES, SECOND_NS, is_idle=False)
+    assert bandwidth.measured() == Measured(SAMPLE_BYTES, SAMPLE_BYTES, SECOND_NS)
 
 
 @pytest.mark.parametrize("size_bytes", [4096, 64 << 10, MIB, 16 * MIB])

@@ -305,6 +305,26 @@ def test_a_path_removed_under_a_slice_is_forgotten_with_it_and_may_come_back() -
     paths.check_integrity()
 
 
+def test_the_rate_of_all_paths_together_is_measured_while_any_has_something_in_flight() -> None:
+    paths = chooser(A, B)
+    for begun_ns in (0, 10 * SECOND_NS):  # idle in between
+        paths.begun(A, 1 << 20, begun_ns)
+        paths.begun(B, 1 << 20, begun_ns)
+        paths.succeeded(A, 1 << 20, begun_ns, begun_ns + SECOND_NS)
+        paths.succeeded(B, 1 << 20, begun_ns, begun_ns + SECOND_NS)
+    measured = paths.bandwidth.measured()
+    assert measured is not None
+    assert measured.bytes_s == pytest.approx(2 << 20, rel=1e-6)
+    assert measured.measured_ns == 11 * SECOND_NS
+    paths.begun(A, 1 << 20, 20 * SECOND_NS)
+    paths.begun(A, 1 << 20, 20 * SECOND_NS)
+    paths.failed(A, 1 << 20, 29 * SECOND_NS)
+    paths.succeeded(A, 1 << 20, 20 * SECOND_NS, 30 * SECOND_NS)
+    measured = paths.bandwidth.measured()
+    assert measured is not None
+    assert measured.bytes_s == pytest.approx(1 << 20, rel=1e-6), "what failed, and its time, count for nothing"
+
+
 def test_counters_tell_what_went_on() -> None:
     paths = chooser(A)
     for took_us in (0, 1, 3, 700, 1 << 40):

@@ -1,0 +1,37 @@
+"""Asks a master's scheduler from a host of its own: where a prompt goes whose blocks are at node `a`, whose instance is busy, when that at
+node `b` is idle. What it answered is a line of JSON."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import InstanceReport, Placement, Role, SchedulerClient
+from tests.namespaces import TwoHosts
+from tests.system.running import DEADLINE_S
+
+BLOCK_TOKENS = 100
+BUSY_S = 1.5
+"""Of the instance at `a`."""
+
+
+def ask(hosts: TwoHosts, host: int, master: str, keys: list[str]) -> dict[str, Any]:
+    """The test's side."""
+    answer: dict[str, Any] = json.loads(hosts.run(host, [sys.executable, "-m", "tests.system.far_scheduler", master, *keys]))
+    return answer
+
+
+def main() -> None:
+    master, *keys = sys.argv[1:]
+    with SchedulerClient(ClientSettings(master=master, deadline_s=DEADLINE_S)) as scheduler:
+        for name, role, node, queue_s in (("pa", Role.PREFILL, "a", BUSY_S), ("pb", Role.PREFILL, "b", 0.0), ("d", Role.DECODE, "", 0.0)):
+            scheduler.report(InstanceReport(name=name, role=role, address=f"http://{name}", node=node, queue_s=queue_s))
+        input_tokens = len(keys) * BLOCK_TOKENS + 1
+        placed = scheduler.schedule([key.encode() for key in keys], block_tokens=BLOCK_TOKENS, input_tokens=input_tokens, output_tokens=1)
+        assert isinstance(placed, Placement)
+        print(json.dumps(asdict(placed)))
+
+
+if __name__ == "__main__":
+    main()

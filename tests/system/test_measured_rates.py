@@ -1,0 +1,64 @@
+"""What a node's engine measures between two hosts reaches the scheduler, and its choice is another then."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.namespaces import TwoHosts, two_hosts
+from tests.store.daemons import running
+from tests.system.far_client import FarClient
+from tests.system.far_scheduler import ask
+from tests.system.running import MIB, PROCESS_POLL_S, until
+
+MASTER, CONTROL, NODE = 7440, 7441, 7450
+RATE_GBIT_S = 0.1
+RATE_BYTES_S = RATE_GBIT_S * 1e9 / 8
+FIRST, SECOND = [f"first-{number}" for number in range(2)], [f"second-{number}" for number in range(40)]
+"""Blocks of 1 MiB. A sender that says nothing is taken to send the second prompt's in 34 ms; by this rail they take more than 3 s, which is
+longer than to wait for who has them (far_scheduler.BUSY_S)."""
+
+
+def nodes(hosts: TwoHosts, master: str) -> dict[str, dict[str, Any]]:
+    found = json.loads(hosts.run(0, [sys.executable, "-m", "kvstore.client.cli.main", "status", "--master", master, "--json"]))["nodes"]
+    return {node["name"]: node for node in found}
+
+
+def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: Path) -> None:
+    with two_hosts(RATE_GBIT_S) as hosts:
+        here, there = hosts.rails[0].addresses
+        master = f"{here}:{MASTER}"
+        flags = ["--listen", master, "--control", f"{here}:{CONTROL}", "--catalog", "memory:", "--heartbeat-interval-s", "0.05"]
+        flags += ["--node-ttl-s", "60", "--instance-ttl-s", "600", "--measured-rate-ttl-s", "600"]
+        # Namespaces share files: without this node `b` would reach `a` by its Unix socket.
+        apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {tmp_path / "a"} && exec "$@"', "sh"]
+        node = ["--master", master, "--dram", "64MiB"]
+        (tmp_path / "a").mkdir()
+        with (
+            running("master", *flags, "--run-dir", str(tmp_path / "m"), log=tmp_path / "master.log", prefix=hosts.prefix(0)),
+            running(
+                *("node", *node, "--name", "a", "--listen", f"{here}:{NODE}", "--run-dir", str(tmp_path / "a")),
+                log=tmp_path / "a.log",
+                prefix=hosts.prefix(0),
+            ) as a,
+        ):
+            assert a.line()["event"] == "ready"
+            with FarClient(hosts, 0, master) as client:
+                assert client.put([*FIRST, *SECOND], MIB)["done"] == [True] * 42
+            with running(
+                *("node", *node, "--name", "b", "--listen", f"{there}:{NODE}", "--run-dir", str(tmp_path / "b")),
+                log=tmp_path / "b.log",
+                prefix=[*hosts.prefix(1), *apart],
+            ) as b:
+                assert b.line()["event"] == "ready"
+                first = ask(hosts, 0, master, FIRST)
+                assert (first["prefill"], first["transfer_from"], first["transfer_blocks"]) == ("pb", "pa", 2)
+                until(lambda: bool(nodes(hosts, master)["b"].get("rates")), "b has told what it measured", every_s=PROCESS_POLL_S)
+                found = nodes(hosts, master)
+                (rate,) = found["b"]["rates"]
+                assert rate["node_id"] == found["a"]["node_id"]
+                assert 0 < rate["bytes_per_s"] < 2 * RATE_BYTES_S
+                assert rate["basis_bytes"] > 256 << 10
+                assert not found["a"].get("rates"), "it has received nothing"
+                second = ask(hosts, 0, master, SECOND)
+                assert (second["prefill"], second["transfer_from"], second["prefix_blocks"]) == ("pa", "", 40)
