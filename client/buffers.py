@@ -6,7 +6,7 @@ met where torch has been imported already.
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,15 +51,39 @@ def as_source(value: Any) -> memoryview:
     return _check_size(view)
 
 
-def as_sources(values: Any) -> list[memoryview]:
-    """As `as_source`, for each of a sequence. Of one C-contiguous array or CPU tensor these are the rows, which cost no array each."""
+class Sources:
+    """The bytes of values. Those of one array lie one behind the other in `flat`, and cost no object each; it is None for all others."""
+
+    __slots__ = ("_views", "flat", "sizes")
+
+    def __init__(self, views: Sequence[memoryview], flat: memoryview | None = None, count: int = 0) -> None:
+        """Either `views`, or `count` values that share `flat` equally."""
+        self._views = views
+        self.flat = flat
+        self.sizes: list[int] = list(map(len, views)) if flat is None else [len(flat) // count] * count
+        """In bytes."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> memoryview:
+        if self.flat is None:
+            return self._views[index]
+        size = self.sizes[index]
+        return self.flat[index * size : (index + 1) * size]
+
+
+def as_sources(values: Any) -> Sources:
+    """As `as_source`, for each of a sequence. Of one C-contiguous array or CPU tensor these are the rows."""
     rows = _rows(values)
     if rows is None:
-        return [as_source(value) for value in values]
-    count, row_bytes = rows.shape
+        return Sources([as_source(value) for value in values])
     flat = rows.reshape(-1).data
-    _check_size(flat[:row_bytes])
-    return [flat[begin : begin + row_bytes] for begin in range(0, count * row_bytes, row_bytes)]
+    _check_size(flat[: rows.shape[1]])
+    return Sources((), flat, len(rows))
 
 
 def as_destination(buffer: Any) -> Destination:

@@ -73,6 +73,19 @@ class Hints:
                 self._hints.popitem(last=False)
                 self.has_dropped = True
 
+    def learn_all(self, keys: Sequence[bytes], hint: Hint) -> None:
+        """As `learn`, of keys that have the same hint."""
+        with self._lock:
+            known = self._hints
+            if not known.keys().isdisjoint(keys):
+                for key in keys:
+                    if key in known:
+                        known.move_to_end(key)
+            known.update(dict.fromkeys(keys, hint))
+            while len(known) > self._capacity:
+                known.popitem(last=False)
+                self.has_dropped = True
+
     def forget(self, keys: Iterable[bytes]) -> None:
         with self._lock:
             for key in keys:

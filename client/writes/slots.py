@@ -1,6 +1,7 @@
 """Values written into slots that a node opens: copied there on the same host, by the transfer engine from another.
 Sans-I/O: see effects.py."""
 
+from collections.abc import Callable
 from functools import partial
 
 from kvstore.client.buffers import checksum
@@ -8,6 +9,7 @@ from kvstore.client.effects import AnyLoan, Ask, Operation, work
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
+from kvstore.client.writes.rows import runs_of_rows
 from kvstore.protocol.errors import ProtocolError, Unreachable
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened
@@ -102,13 +104,22 @@ class SlotWriting:
             wanted = list({opened.slabs[place] for place in places})
             mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
             parts = {number: slab.part for number, slab in zip(wanted, mapped, strict=True)}
-            sources = [self._batch.sources[indices[place]] for place in places]
-            pairs = [
-                (parts[opened.slabs[place]](opened.offsets[place], len(source)), source)
-                for place, source in zip(places, sources, strict=True)
-            ]
-            sums = yield from work(partial(resources.copier.copy_and_sum, pairs), sum(map(len, sources)))
+            written = [indices[place] for place in places]
+            sources = self._batch.sources
+            copies: Callable[[], list[int]]
+            if sources.flat is None:
+                pairs = [
+                    (parts[opened.slabs[place]](opened.offsets[place], sources.sizes[i]), sources[i])
+                    for place, i in zip(places, written, strict=True)
+                ]
+                copies = partial(resources.copier.copy_and_sum, pairs)
+            else:
+                row_bytes = sources.sizes[0]
+                offsets = [opened.offsets[place] for place in places]
+                runs = runs_of_rows(sources.flat, row_bytes, written, [opened.slabs[place] for place in places], offsets, parts)
+                copies = partial(resources.copier.copy_and_sum_rows, runs, row_bytes)
+            sums = yield from work(copies, sum([sources.sizes[i] for i in written]))
             commit = Commit([opened.put_ids[place] for place in places], sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
-            again = self._batch.written(node, [indices[place] for place in places], reply)
+            again = self._batch.written(node, written, reply)
         return again

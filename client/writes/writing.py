@@ -2,9 +2,10 @@
 is gone. Sans-I/O: see effects.py."""
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Final
 
-from kvstore.client.buffers import checksum
+from kvstore.client.buffers import Sources, checksum
 from kvstore.client.effects import Operation, Sleep, work
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
@@ -30,7 +31,7 @@ class Writing:
         self,
         resources: ClientResources,
         keys: Sequence[bytes],
-        sources: Sequence[memoryview],
+        sources: Sources,
         *,
         namespace: str,
         parents: Sequence[bytes | None] | None,
@@ -52,10 +53,13 @@ class Writing:
         before the error stay; reservations of the others are given back.
         """
         resources = self._resources
-        first: dict[bytes, int] = {}
-        for index, key in enumerate(self._batch.keys):
-            first.setdefault(key, index)
-        pending = list(first.values())
+        keys = self._batch.keys
+        pending = list(range(len(keys)))
+        if len(set(keys)) < len(keys):
+            first: dict[bytes, int] = {}
+            for index, key in enumerate(keys):
+                first.setdefault(key, index)
+            pending = list(first.values())
         try:
             for start in range(0, len(pending), MAX_BATCH):
                 yield from self._store(pending[start : start + MAX_BATCH])
@@ -67,7 +71,7 @@ class Writing:
         finally:
             stored = self._batch.stored.count(True)
             self._resources.early_puts.has_unhinted |= self._is_early and stored < len(self._batch.keys)
-            out = sum(len(source) for source, done in zip(self._batch.sources, self._batch.stored, strict=True) if done)
+            out = sum(compress(self._batch.sources.sizes, self._batch.stored))
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored
 
@@ -101,18 +105,18 @@ class Writing:
             yield from resources.daemons.refresh_nodes(self._deadline)
         if not resources.daemons.nodes.local_id or resources.daemons.nodes.local_id == self._avoid:
             return [], pending
-        inline_bytes = self._resources.settings.put_inline_bytes
-        unreserved = [i for i in pending if self._is_early or len(self._batch.sources[i]) <= inline_bytes]
+        sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
+        unreserved = pending if self._is_early else [i for i in pending if sizes[i] <= inline_bytes]
         self._batch.granted.update(dict.fromkeys(unreserved, UNRESERVED))
         if len(unreserved) == len(pending):
             return unreserved, []
-        return unreserved, [i for i in pending if len(self._batch.sources[i]) > inline_bytes]
+        return unreserved, [i for i in pending if sizes[i] > inline_bytes]
 
     def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
         """Ask the master; the granted keys by node."""
         resources = self._resources
         keys = [self._batch.keys[i] for i in pending]
-        sizes = [len(self._batch.sources[i]) for i in pending]
+        sizes = [self._batch.sources.sizes[i] for i in pending]
         self._batch.asked = pending
         reserve = Reserve(keys, sizes, resources.daemons.nodes.local_id, self._avoid)
         reply = yield from resources.daemons.ask_master(reserve, Grants, self._deadline, note=self._batch.told.append)
@@ -147,13 +151,17 @@ class Writing:
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
         """Cut where one message's values become too many."""
         part: list[int] = []
-        frame_bytes = left = int(self._resources.settings.frame_bytes)
+        sizes, frame_bytes = self._batch.sources.sizes, int(self._resources.settings.frame_bytes)
+        if sum([sizes[i] for i in indices]) <= frame_bytes:
+            yield indices
+            return
+        left = frame_bytes
         for i in indices:
-            if part and len(self._batch.sources[i]) > left:
+            if part and sizes[i] > left:
                 yield part
                 part, left = [], frame_bytes
             part.append(i)
-            left -= len(self._batch.sources[i])
+            left -= sizes[i]
         yield part
 
     def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
@@ -170,11 +178,11 @@ class Writing:
     def _split_by_size(self, node: KnownNode, indices: list[int]) -> tuple[list[int], list[int]]:
         """Those whose values are to be written into slots, and those that go along with the message: where the node is on this host a round
         trip more is little beside the way of many small values through a socket."""
-        sources, inline_bytes = self._batch.sources, self._resources.settings.put_inline_bytes
-        if node.route.is_local and self._is_kept(indices) and sum(len(sources[i]) for i in indices) > inline_bytes:
+        sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
+        if node.route.is_local and self._is_kept(indices) and sum([sizes[i] for i in indices]) > inline_bytes:
             return indices, []
-        large = [i for i in indices if len(sources[i]) > inline_bytes]
-        return large, [i for i in indices if len(sources[i]) <= inline_bytes] if large else indices
+        large = [i for i in indices if sizes[i] > inline_bytes]
+        return large, [i for i in indices if sizes[i] <= inline_bytes] if large else indices
 
     def _is_kept(self, indices: list[int]) -> bool:
         """These are stored once their node holds them: that is asked for, and nothing has been reserved for them."""
@@ -184,7 +192,7 @@ class Writing:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
         if not self._resources.engine_copies.remote.is_usable(node):
             return False
-        return sum(len(self._batch.sources[i]) for i in indices) >= self._resources.settings.engine_min_bytes
+        return sum([self._batch.sources.sizes[i] for i in indices]) >= self._resources.settings.engine_min_bytes
 
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""

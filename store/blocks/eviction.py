@@ -58,9 +58,9 @@ class EvictionOrder:
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
         """As `insert`, one after the other."""
         self.tell()
-        insert = self._group_for(blocks[0], group).policy.insert
-        for block in blocks:
-            insert(block.key, block.parent or None)
+        parents = [block.parent or None for block in blocks]
+        policy = self._group_for(blocks[0], group).policy
+        policy.insert_all([block.key for block in blocks], parents if any(parents) else None)
 
     def _group_for(self, block: Block, group: int) -> _Group:
         members = self._groups.get(group)

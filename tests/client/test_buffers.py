@@ -89,6 +89,14 @@ def test_the_sources_of_an_array_are_its_rows(values: Any) -> None:
     assert [bytes(source) for source in as_sources(values)] == [bytes(as_source(value)) for value in values]
 
 
+def test_sources_say_their_sizes_and_whether_they_lie_in_a_row() -> None:
+    rows = as_sources(np.zeros((3, 4), np.uint8))
+    assert (len(rows), rows.sizes) == (3, [4, 4, 4])
+    assert rows.flat is not None
+    several = as_sources([b"a", b"bc"])
+    assert (len(several), several.sizes, several.flat) == (2, [1, 2], None)
+
+
 def test_rows_are_the_arrays_own_memory_and_may_be_read_only() -> None:
     array = np.zeros((3, 4), np.uint8)
     array.flags.writeable = False

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.client.buffers import as_sources
 from kvstore.client.early_puts import REST_NS
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
@@ -22,7 +23,7 @@ SMALL, LARGE = b"1", b"x" * 100_000
 
 def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = True) -> bool:
     writing = Writing(
-        oracle.resources, [key], [memoryview(value)], namespace="", parents=None, is_early=is_early, deadline=oracle.deadline()
+        oracle.resources, [key], as_sources([value]), namespace="", parents=None, is_early=is_early, deadline=oracle.deadline()
     )
     stored: list[bool] = oracle.run(writing.run())
     assert oracle.all_given_back()

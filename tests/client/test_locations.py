@@ -31,6 +31,14 @@ def test_a_newer_hint_replaces_the_older() -> None:
     assert hints.find([b"a", b"b"]) == [hint(3), None]
 
 
+def test_many_keys_get_one_hint_as_if_they_came_one_by_one() -> None:
+    hints = Hints(3)
+    hints.learn([(b"a", hint(1)), (b"b", hint(1)), (b"c", hint(1))])
+    hints.learn_all([b"a", b"d"], hint(2))
+    assert hints.find([b"a", b"b", b"c", b"d"]) == [hint(2), None, hint(1), hint(2)]
+    assert hints.has_dropped
+
+
 def test_a_capacity_of_zero_remembers_nothing() -> None:
     hints = Hints(0)
     hints.learn([(b"a", hint(1))])

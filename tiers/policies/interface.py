@@ -10,7 +10,8 @@ first. An insert may come without them, when there is room. Nobody tells a polic
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import repeat
 from typing import ClassVar, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -28,6 +29,12 @@ class EvictionPolicy(ABC, Generic[K]):
     def insert(self, key: K, parent: K | None = None) -> None:
         """A new key. One already present is a touch. `parent` is the key of the block before it in its prompt, None for a first one; it
         need not be present."""
+
+    def insert_all(self, keys: Sequence[K], parents: Sequence[K | None] | None = None) -> None:
+        """As `insert`, one after the other; without `parents` none has one."""
+        above: Iterable[K | None] = repeat(None) if parents is None else parents
+        for key, parent in zip(keys, above, strict=False):
+            self.insert(key, parent)
 
     @abstractmethod
     def touch(self, key: K) -> None:

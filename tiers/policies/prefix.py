@@ -9,7 +9,7 @@ how rarely such blocks are read again: never, where a prompt's unfinished block 
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic
 
@@ -18,7 +18,7 @@ from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
 
 LEARN_BLOCKS: Final = 2048
-"""Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block."""
+"""Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block. A batch is seen at once."""
 ADVANCE_S: Final = 0.125
 """Time between looks at what has grown older; as long as the youngest age there is."""
 GHOSTS_PER_BLOCK: Final = 4
@@ -45,6 +45,18 @@ class _Node(Generic[K]):
         """In which part of its home."""
 
 
+def _alone(key: K, home: Cohort[K]) -> _Node[K]:
+    """The node of a block without parent and children that was stored by itself and not read since, filed in `home`."""
+    visit: Visit[K] = Visit()
+    visit.blocks = visit.new_blocks = 1
+    visit.tip = key
+    visit.cohort = home
+    node = _Node(None, visit, visit.turn, 0)
+    node.home = home
+    node.is_tip = True
+    return node
+
+
 class PrefixPolicy(EvictionPolicy[K]):
     """See the module. `clock` gives seconds, never going back; only differences matter.
 
@@ -56,7 +68,8 @@ class PrefixPolicy(EvictionPolicy[K]):
     def __init__(self, *, max_scan: int = MAX_SCAN, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._max_scan = max_scan
-        self._nodes: dict[K, _Node[K]] = {}
+        self._nodes: dict[K, _Node[K] | Cohort[K]] = {}
+        """Of blocks that were stored alone, many at a time, only where they are filed, until more is to be known: see `_alone`."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int]] = OrderedDict()
         """Evicted key to its last visit, the turn it was first stored in, and its forks."""
         self._parentless: dict[K, set[K]] = {}
@@ -78,7 +91,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         if parent == key:
             parent = None
         now_s = self._clock()
-        above = self._nodes.get(parent) if parent is not None else None
+        above = self._find(parent) if parent is not None else None
         ghost = self._ghosts.pop(key, None)
         visit = self._visit
         if visit is None or parent is None or visit.tip != parent:
@@ -113,8 +126,37 @@ class PrefixPolicy(EvictionPolicy[K]):
         if node.forks >= SHARED_FORKS[0]:
             self._end_shared(visit, node, now_s)
 
-    def touch(self, key: K) -> None:
+    def insert_all(self, keys: Sequence[K], parents: Sequence[K | None] | None = None) -> None:
+        inner = keys[1:-1]
+        if parents is not None or not inner or not self._are_new_and_alone(keys):
+            super().insert_all(keys, parents)
+            return
+        self.insert(keys[0])
+        now_s = self._clock()
+        assert self._visit is not None
+        self._end_visit(self._visit, now_s)
+        self._visit = None
+        cohort = self._log.end_alone(len(inner), now_s)
+        assert keys[0] in cohort.leaves[True], "the first one's visit ended now, as theirs do"
+        cohort.leaves[True].update(dict.fromkeys(inner))
+        self._nodes.update(dict.fromkeys(inner, cohort))
+        self._have_seen(len(inner), len(inner), now_s)
+        self.insert(keys[-1])
+
+    def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
+        """Nothing is known of these keys, nor of children that would be theirs, and each is named once."""
+        distinct = set(keys)
+        is_unknown = self._nodes.keys().isdisjoint(distinct) and self._ghosts.keys().isdisjoint(distinct)
+        return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
+
+    def _find(self, key: K) -> _Node[K] | None:
         node = self._nodes.get(key)
+        if isinstance(node, Cohort):
+            node = self._nodes[key] = _alone(key, node)
+        return node
+
+    def touch(self, key: K) -> None:
+        node = self._find(key)
         if node is None:
             return
         now_s = self._clock()
@@ -132,9 +174,10 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._end_shared(visit, node, now_s)
 
     def remove(self, key: K) -> None:
-        node = self._nodes.pop(key, None)
+        node = self._find(key)
         if node is None:
             return
+        del self._nodes[key]
         if node.home is not None:
             self._unfile(key, node)
         ghosts = self._ghosts
@@ -146,7 +189,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         parent = node.parent
         if parent is None:
             return
-        above = self._nodes.get(parent)
+        above = self._find(parent)
         if above is None:
             self._forget_parentless(parent, key)
             return
@@ -193,11 +236,15 @@ class PrefixPolicy(EvictionPolicy[K]):
         cohort = self._log.end(visit, now_s)
         key = visit.tip
         assert key is not None
-        node = self._nodes.get(key)
+        node = self._find(key)
         if node is not None and node.children is None and node.home is None:
             self._file(key, node, cohort, is_tip=not visit.forks)
-        self._seen_blocks += visit.blocks
-        self._seen_visits += 1
+        self._have_seen(visit.blocks, 1, now_s)
+
+    def _have_seen(self, blocks: int, visits: int, now_s: float) -> None:
+        """So many blocks, in visits that have ended: what is due now and then."""
+        self._seen_blocks += blocks
+        self._seen_visits += visits
         if now_s - self._advanced_s >= ADVANCE_S:
             self._advanced_s = now_s
             self._log.advance(now_s)
@@ -217,7 +264,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         """Children of this block that are there before it are orphans no more."""
         node.children = self._parentless.pop(key)
         for child_key in node.children:
-            child = self._nodes[child_key]
+            child = self._child(child_key)
             if child.home is not None:
                 self._unfile(child_key, child)
                 self._file_by_visit(child_key, child)
@@ -226,10 +273,16 @@ class PrefixPolicy(EvictionPolicy[K]):
         """The block that these are the children of has left before them."""
         self._parentless[key] = children
         for child_key in children:
-            child = self._nodes[child_key]
+            child = self._child(child_key)
             if child.home is not None:
                 self._unfile(child_key, child)
                 self._file(child_key, child, self._order.orphans)
+
+    def _child(self, key: K) -> _Node[K]:
+        """A block that has a parent: it is not alone."""
+        node = self._nodes[key]
+        assert isinstance(node, _Node)
+        return node
 
     def _forget_parentless(self, parent: K, key: K) -> None:
         siblings = self._parentless[parent]
@@ -268,20 +321,21 @@ class PrefixPolicy(EvictionPolicy[K]):
         yield from self._order
         for is_leaf in (True, False):
             for key, node in self._nodes.items():
-                if node.home is None and (node.children is None) == is_leaf:
+                if isinstance(node, _Node) and node.home is None and (node.children is None) == is_leaf:
                     yield key
 
     def check_integrity(self) -> None:
         filed = self._order.check_integrity()
-        assert filed == {key: (node.home, node.is_tip) for key, node in self._nodes.items() if node.home is not None}
+        nodes = {key: _alone(key, node) if isinstance(node, Cohort) else node for key, node in self._nodes.items()}
+        assert filed == {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
         growing = self._visit.tip if self._visit is not None else None
-        for key, node in self._nodes.items():
+        for key, node in nodes.items():
             assert node.children is None or node.children, "a leaf has no set of children"
             is_filed, is_leaf = node.home is not None, node.children is None
             assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
-            assert all(self._nodes[child].parent == key for child in node.children or ())
+            assert all(nodes[child].parent == key for child in node.children or ())
             if node.parent is not None:
-                above = self._nodes.get(node.parent)
+                above = nodes.get(node.parent)
                 siblings = above.children if above is not None else self._parentless[node.parent]
                 assert siblings is not None
                 assert key in siblings

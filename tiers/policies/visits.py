@@ -24,6 +24,8 @@ NEW_BLOCKS: Final = (3, 6)
 """Classes of later turns: by number, and by how many blocks they add: who pastes a document asks once, who talks goes on."""
 FIRST_TURNS: Final = len(SHARED_FORKS)
 LATER_TURNS: Final = FIRST_TURNS + len(PROMPT_BLOCKS) + 1
+ALONE: Final = FIRST_TURNS + bisect_right(PROMPT_BLOCKS, 1)
+"""The class of a first turn of one block."""
 CLASSES: Final = LATER_TURNS + len(TURNS) * (len(NEW_BLOCKS) + 1)
 TICK_S: Final = FIRST_EDGE_S
 """Visits of one class that end within this time grow older together: however many there are, ageing costs the same."""
@@ -124,6 +126,13 @@ class VisitLog(Generic[K]):
         visit.cohort = cohort
         cohort.unread += 1
         self.hazard.enter(klass, 0, 1.0, cohort.time_s)
+        return cohort
+
+    def end_alone(self, count: int, now_s: float) -> Cohort[K]:
+        """As `end`, of so many first visits of one new block each."""
+        cohort = self.cohort(ALONE, now_s)
+        cohort.unread += count
+        self.hazard.enter(ALONE, 0, count, cohort.time_s)
         return cohort
 
     def read(self, visit: Visit[K], key: K, now_s: float) -> None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
@@ -42,6 +43,10 @@ class MemcpyPool:
     def copy_and_sum(self, pairs: Sequence[Pair]) -> list[int]:
         """Copy every source to its destination; the sources' checksums."""
         return [found for part in self._spread(copy_and_sum_all, pairs) for found in part]
+
+    def copy_and_sum_rows(self, pairs: Sequence[Pair], row_bytes: int) -> list[int]:
+        """As `copy_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
+        return [found for part in self._spread(partial(copy_and_sum_all_rows, row_bytes=row_bytes), pairs) for found in part]
 
     def _spread(self, work: Callable[[Sequence[Pair]], R], pairs: Sequence[Pair]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
@@ -150,6 +155,15 @@ def copy_and_sum_all(pairs: Sequence[Pair]) -> list[int]:
     for destination, source in pairs:
         copy(destination, source)
         sums.append(xxhash.xxh3_64_intdigest(source))
+    return sums
+
+
+def copy_and_sum_all_rows(pairs: Sequence[Pair], row_bytes: int) -> list[int]:
+    sums: list[int] = []
+    for destination, source in pairs:
+        copy(destination, source)
+        rows: Any = np.frombuffer(source, np.uint8).reshape(-1, row_bytes)
+        sums += map(xxhash.xxh3_64_intdigest, rows)
     return sums
 
 

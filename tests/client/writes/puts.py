@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvstore.client.buffers import as_sources
 from kvstore.client.writes.writing import Writing
 from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import Oracle
@@ -9,7 +10,7 @@ from tests.client.oracle import Oracle
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
     """Checks that no connection stays lent, however it ends."""
-    sources = [memoryview(value) for value in values]
+    sources = as_sources(values)
     writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvstore.client.buffers import as_sources
 from kvstore.client.writes.writing import Writing
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
@@ -233,7 +234,7 @@ def test_a_stored_block_is_read_without_asking_the_master(remote: OracleNode) ->
 
 def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
-    sources = [memoryview(b"1"), memoryview(b"2")]
+    sources = as_sources([b"1", b"2"])
     parents = [None, b"a"]
     writing = Writing(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
     oracle.run(writing.run())

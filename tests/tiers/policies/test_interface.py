@@ -36,3 +36,13 @@ def test_a_victim_may_be_any_key_unless_the_caller_says(name: str) -> None:
     policy = make_policy(name)
     policy.insert("only")
     assert policy.victim() == "only"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_batch_is_inserted_as_its_keys_one_after_the_other(name: str) -> None:
+    policy = make_policy(name)
+    policy.insert_all(["a", "b", "c"], [None, "a", "b"])
+    policy.insert_all(["d", "e", "f", "b"])
+    assert len(policy) == 6
+    assert all(key in policy for key in "abcdef")
+    policy.check_integrity()

@@ -44,27 +44,42 @@ class PrefixMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.policy: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
+        self.one_by_one: PrefixPolicy[int] = PrefixPolicy(clock=self.clock)
+        """Is told of batches a key at a time, and decides the same."""
         self.parents: dict[int, int | None] = {}
+
+    @rule(keys=st.lists(KEYS, max_size=6), has_parents=st.booleans())
+    def insert_all(self, keys: list[int], has_parents: bool) -> None:
+        parents = [key // 2 if key else None for key in keys] if has_parents else None
+        self.policy.insert_all(keys, parents)
+        for at, key in enumerate(keys):
+            parent = parents[at] if parents is not None else None
+            self.one_by_one.insert(key, parent)
+            self.parents.setdefault(key, parent)
 
     @rule(key=KEYS, seconds=st.sampled_from([0.0, 0.01, 1.0, 500.0]))
     def insert(self, key: int, seconds: float) -> None:
         self.clock.now_s += seconds
         parent = key // 2 if key else None
         self.policy.insert(key, parent)
+        self.one_by_one.insert(key, parent)
         self.parents.setdefault(key, parent)
 
     @rule(key=KEYS)
     def insert_alone(self, key: int) -> None:
         self.policy.insert(key)
+        self.one_by_one.insert(key)
         self.parents.setdefault(key, None)
 
     @rule(key=KEYS)
     def touch(self, key: int) -> None:
         self.policy.touch(key)
+        self.one_by_one.touch(key)
 
     @rule(key=KEYS)
     def remove(self, key: int) -> None:
         self.policy.remove(key)
+        self.one_by_one.remove(key)
         self.parents.pop(key, None)
 
     @rule(refused=st.frozensets(KEYS, max_size=4), take=st.booleans())
@@ -73,6 +88,7 @@ class PrefixMachine(RuleBasedStateMachine):
         leaves = self.parents.keys() - set(self.parents.values())
         allowed = (leaves - refused) or (self.parents.keys() - refused)
         assert victim in allowed if allowed else victim is None
+        assert victim == self.one_by_one.victim(lambda key: key not in refused)
         if victim is not None and take:
             self.remove(victim)
 
@@ -253,6 +269,56 @@ def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     store(policy, words("end", 1))
     gone = evictions(policy)
     assert set(words("system", 4)) <= set(gone[-5:])
+
+
+def test_blocks_stored_alone_in_a_batch_are_learned_from_as_if_they_came_one_by_one() -> None:
+    clock = Clock()
+    batches, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
+    for index in range(3):
+        clock.now_s = index * 20.0
+        keys = words(f"b{index}-", 1500)
+        batches.insert_all(keys)
+        for key in keys:
+            singles.insert(key)
+        for key in words(f"b{max(index - 1, 0)}-", 700):
+            batches.touch(key)
+            singles.touch(key)
+        batches.check_integrity()
+    assert batches._log.hazard._watched == pytest.approx(singles._log.hazard._watched)
+    assert evictions_of(batches, 2000) == evictions_of(singles, 2000)
+
+
+def test_a_batch_of_prompts_is_stored_as_if_its_blocks_came_one_by_one() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    policy.insert_all(["a", "b", "c", "x"], [None, "a", "b", None])
+    policy.insert_all(["y"])
+    policy.insert_all(["y", "a", "z"])
+    policy.insert_all(["p", "q", "p"])
+    policy.check_integrity()
+    assert len(policy) == 8
+    assert sorted(evictions(policy)) == sorted("abcxyzpq")
+
+
+def test_blocks_stored_alone_get_children_and_are_read_as_others() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
+    policy.insert_all(words("p", 6))
+    policy.insert("child", "p2")
+    policy.touch("p3")
+    policy.remove("p4")
+    policy.check_integrity()
+    gone = evictions(policy)
+    assert gone.index("child") < gone.index("p2")
+    assert sorted(gone) == sorted(["p0", "p1", "p2", "p3", "p5", "child"])
+
+
+def evictions_of(policy: PrefixPolicy[str], count: int) -> list[str]:
+    gone = []
+    for _ in range(count):
+        victim = policy.victim()
+        assert victim is not None
+        policy.remove(victim)
+        gone.append(victim)
+    return gone
 
 
 def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

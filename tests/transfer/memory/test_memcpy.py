@@ -44,6 +44,16 @@ def test_every_value_is_copied_and_summed_in_order(copier: MemcpyPool, sizes: li
         assert destinations == sources
 
 
+@pytest.mark.parametrize("rows", [1, 5, PARALLEL_BYTES // 1000 + 7])
+def test_every_row_is_copied_and_summed_in_order(copier: MemcpyPool, rows: int) -> None:
+    sources = [os.urandom(1000 * count) for count in (rows, 1, 3)]
+    destinations = [bytearray(len(source)) for source in sources]
+    pairs = [(memoryview(to), memoryview(of)) for to, of in zip(destinations, sources, strict=True)]
+    every = [source[at : at + 1000] for source in sources for at in range(0, len(source), 1000)]
+    assert copier.copy_and_sum_rows(pairs, 1000) == [xxhash.xxh3_64_intdigest(row) for row in every]
+    assert destinations == sources
+
+
 def test_nothing_to_copy_is_no_error(copier: MemcpyPool) -> None:
     copier.copy([])
     assert copier.copy_and_sum([]) == []
