@@ -105,6 +105,7 @@ def test_a_request_that_is_cancelled_while_it_is_fetched_is_over_after_the_fetch
         with scene.destination as destination:
             scene.shelves[0].may_go.clear()
             wanted = destination.receive(b"r", THEIRS, TOKENS, source, token_ids=list(range(TOKENS)))
+            destination.until(lambda: scene.shelves[0].asked == 1)
             wanted[1].cancel()
             with pytest.raises(Cancelled):
                 wanted[1].wait()
@@ -155,7 +156,8 @@ def test_blocks_are_not_fenced_while_a_store_that_forgets_its_deadline_may_write
             transceiver, [shelf, _] = destination.ranks[0].transceiver, scene.shelves
             shelf.may_go.clear()
             how: dict[str, Any] = {"tokens": TOKENS, "source": destination.counterpart(source), "token_ids": list(range(TOKENS))}
-            receiving = transceiver.receive(b"r", THEIRS, deadline_s=0.05, **how)
+            receiving = transceiver.receive(b"r", THEIRS, deadline_s=0.5, **how)
+            destination.until(lambda: shelf.asked == 1)
             assert not receiving.is_fenced
             with pytest.raises(DeadlineExceeded):
                 receiving.wait()

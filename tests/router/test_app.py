@@ -322,7 +322,7 @@ def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine() -> N
 
 def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
     async def test() -> None:
-        async with served(settings=dataclasses.replace(SETTINGS, client_timeout_s=0.1)) as router:
+        async with served(settings=dataclasses.replace(SETTINGS, client_timeout_s=0.5)) as router:
             much = event({"choices": [{"index": 0, "text": "x" * 60_000}]})
             router.engine.script += [well, streams(*[much] * 400)]
             response = await router.post({**BODY, "stream": True})

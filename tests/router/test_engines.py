@@ -31,7 +31,7 @@ from tests.router.scripted import (
 
 HANDLE: Mapping[str, Any] = {"blocks": 3}
 FIRST = FirstToken(Piece("a", 1, "length"), [97], HANDLE)
-QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.05, next_token_timeout_s=0.05)
+QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5)
 
 
 async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **sampling: Any) -> tuple[FirstToken, ScriptedEngine]:

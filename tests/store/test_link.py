@@ -43,8 +43,8 @@ def test_a_master_that_comes_back_is_told_everything_again(tmp_path: Path) -> No
         assert client.read("a", "b")[1] == [b"a", b"b"], "reads need no master"
         port = int(master.facts["listen"].rpartition(":")[2])
         with running("master", *master_flags(tmp_path, port=port), log=tmp_path / "master.log") as again:
-            reply = until_nodes_are(again, "alive")
-            assert reply.blocks == 2
+            until_nodes_are(again, "alive")
+            until(lambda: status(again).blocks == 2)
             assert client.put({"c": b"c"}) == [1]
             client.close()
             assert node.stop() == 0

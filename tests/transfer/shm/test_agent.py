@@ -265,7 +265,7 @@ def test_a_stopped_owner_is_unreachable_soon_so_that_another_transport_can_be_tr
 
 
 def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: SharedOwner, ours: Region) -> None:
-    agent = SharedMemoryAgent("user", Rail(), TransferSettings(connect_timeout_s=3))
+    agent = SharedMemoryAgent("user", Rail(), TransferSettings(connect_timeout_s=30))
     remote = agent.load_remote(owner.metadata)
     read(agent, remote, ours, owner.regions[0])
     owner.stop()

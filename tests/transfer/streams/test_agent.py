@@ -33,7 +33,7 @@ from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventu
 from tests.rpc.raw_peers import AGENT_MAGIC, Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
 
 SIZE = 64 << 10
-CLOSE_S = 1.0
+CLOSE_S = SOON_S
 READ, WRITE = Direction.READ, Direction.WRITE
 
 

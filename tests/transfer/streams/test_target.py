@@ -23,11 +23,11 @@ from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
-from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
 
 SIZE = 100_000
-CLOSE_S = 1.0
+CLOSE_S = SOON_S
 
 
 @pytest.fixture
@@ -387,7 +387,7 @@ def test_a_join_in_drops_is_heard(metadata: bytes) -> None:
 
 
 def test_a_stranger_that_does_not_say_who_it_is_in_time_is_closed_and_peers_stay(exports: Exports) -> None:
-    with a_target(exports, handshake_timeout_s=0.05) as (target, metadata), RawAsker(metadata) as peer:
+    with a_target(exports, handshake_timeout_s=0.5) as (target, metadata), RawAsker(metadata) as peer:  # which has as long to join
         peer.join()
         with RawAsker(metadata) as silent, RawAsker(metadata) as slow:
             slow.socket.sendall(HELLO)
@@ -448,9 +448,12 @@ def test_a_transport_that_cannot_take_what_has_arrived_is_read_byte_by_byte(targ
         assert raw.works()
 
 
-def test_more_askers_than_threads_are_served_without_delay(exports: Exports, caplog: pytest.LogCaptureFixture) -> None:
+def test_more_askers_than_threads_are_served_without_delay(
+    exports: Exports, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread that waits for the next request of its peer leaves at once when another peer needs it."""
     caplog.set_level(logging.ERROR)
+    monkeypatch.setattr(target_module, "LINGER_MS", 1000 * PATIENCE_S)
     with a_target(exports, serve_threads=2) as (_, metadata), ExitStack() as stack:
         crowd = [stack.enter_context(RawAsker(metadata)) for _ in range(8)]
         for number, raw in enumerate(crowd):
@@ -460,8 +463,7 @@ def test_more_askers_than_threads_are_served_without_delay(exports: Exports, cap
             for _ in range(25):
                 assert all(raw.works() for raw in crowd)
 
-        asking = in_background(ask)  # 200 times 20 ms would be 4 s
-        asking.result(target_module.LINGER_MS / 1000 * 25 * 8 / 2)
+        in_background(ask).result(PATIENCE_S)
 
 
 def test_readers_that_trickle_keep_nobody_else_waiting(exports: Exports) -> None:

@@ -15,6 +15,9 @@ from kvstore.transfer.streams.tcp import MAGIC, MAX_VECTORS, TcpConnection, TcpL
 from kvstore.transfer.testing.conformance import ConnectionConformance
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, in_background, within
 
+PAUSES_S = 1.0
+"""Less than all pauses of a peer that is slow, and far more than one of them, also on a busy machine."""
+
 
 class TestTcp(ConnectionConformance):
     connection_class = TcpConnection
@@ -43,13 +46,13 @@ class TestTcp(ConnectionConformance):
 
     def test_a_send_goes_on_where_the_kernel_stopped(self, near: TcpConnection, far: TcpConnection) -> None:
         """More parts than one call takes, to a peer that is so slow that calls end in the middle of a part; but never stalls."""
-        near.stall_timeout_s = SHORT_S
+        near.stall_timeout_s = PAUSES_S
         part = bytes(range(251)) * 64
         count = MAX_VECTORS * 2 + 5
         sending = in_background(lambda: near.send([part] * count, Deadline(PATIENCE_S)))
         received = memoryview(bytearray(len(part) * count))
         for number in range(10):
-            threading.Event().wait(SHORT_S / 4)
+            threading.Event().wait(PAUSES_S / 8)
             far.recv_into([received[number << 20 : number + 1 << 20]], Deadline(PATIENCE_S))
         far.recv_into([received[10 << 20 :]], Deadline(PATIENCE_S))
         sending.result(PATIENCE_S)
@@ -57,11 +60,11 @@ class TestTcp(ConnectionConformance):
 
     def test_a_receive_goes_on_after_a_pause(self, near: TcpConnection, far: TcpConnection) -> None:
         """Longer than a stall in all, but never without a byte for as long."""
-        near.stall_timeout_s = SHORT_S
+        near.stall_timeout_s = PAUSES_S
         parts = [bytearray(2), bytearray(3), bytearray(0), bytearray(4)]
         receiving = in_background(lambda: near.recv_into([memoryview(part) for part in parts], Deadline(PATIENCE_S)))
         for byte in b"123456789":
-            threading.Event().wait(SHORT_S / 4)
+            threading.Event().wait(PAUSES_S / 8)
             far.send([bytes([byte])], Deadline(PATIENCE_S))
         receiving.result(PATIENCE_S)
         assert parts == [b"12", b"345", b"", b"6789"]
