@@ -12,7 +12,7 @@ import numpy as np
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
-from kvstore.tiers.slabs import POSITION_BITS, growth_sizes, position_of, slab_number_of
+from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, position_of
 from kvstore.tiers.tier import Record, Slot
 
 
@@ -81,9 +81,9 @@ class DramTier(SlabTier):
 
     def locate_all(self, slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
         """As `locate` for many: slab ids, and offsets in bytes."""
-        slot_bytes = {number: self._slabs.slab(number).group.slot_bytes for number in set(map(slab_number_of, slots))}
         slabs = [slot.index >> POSITION_BITS for slot in slots]
-        return slabs, [position_of(slot) * slot_bytes[number] for slot, number in zip(slots, slabs, strict=True)]
+        slot_bytes = {number: self._slabs.slab(number).group.slot_bytes for number in set(slabs)}
+        return slabs, [(slot.index & POSITION_MASK) * slot_bytes[number] for slot, number in zip(slots, slabs, strict=True)]
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
         """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.

@@ -1,6 +1,7 @@
 """The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,18 +45,37 @@ class OpenPuts:
     def __init__(self, *, ttl_ns: int) -> None:
         self._ttl_ns = ttl_ns
         self._puts: dict[int, OpenPut] = {}
-        self._writers: dict[tuple[str, bytes], OpenPut] = {}
+        self._writers: dict[str, dict[bytes, OpenPut]] = {}
+        """By tenant and key. None of them empty."""
         self._expiry: deque[OpenPut] = deque()
         self._stranded: dict[object, dict[int, OpenPut]] = {}
         self._next_id = 1
 
     def of_key(self, tenant: str, key: bytes) -> OpenPut | None:
-        return self._writers.get((tenant, key))
+        of_tenant = self._writers.get(tenant)
+        return of_tenant.get(key) if of_tenant is not None else None
+
+    def has_any(self, tenant: str, keys: Iterable[bytes]) -> bool:
+        """Whether one of the keys has a put."""
+        of_tenant = self._writers.get(tenant)
+        return of_tenant is not None and not of_tenant.keys().isdisjoint(keys)
 
     def get(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put of that id, if `owner` is its writer and was told it."""
         put = self._puts.get(put_id)
         return put if put is not None and put.owner is owner and put.is_named else None
+
+    def get_all(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
+        """As `get`, of several; None unless all of them are open, and each is named once."""
+        if len(set(put_ids)) < len(put_ids):
+            return None
+        found: list[OpenPut] = []
+        for put_id in put_ids:
+            put = self._puts.get(put_id)
+            if put is None or put.owner is not owner or not put.is_named:
+                return None
+            found.append(put)
+        return found
 
     def holds(self, put: OpenPut) -> bool:
         """Whether it is still open."""
@@ -68,14 +88,27 @@ class OpenPuts:
         """Begin a put of a block that has its slot; nobody else may be writing its key."""
         put = OpenPut(self._next_id, block, owner, now_ns + self._ttl_ns)
         self._next_id += 1
-        self._puts[put.put_id] = self._writers[block.tenant, block.key] = put
+        self._puts[put.put_id] = self._writers.setdefault(block.tenant, {})[block.key] = put
         self._expiry.append(put)
         return put
+
+    def add_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
+        """As `add`, of blocks of one tenant that have different keys; there is at least one."""
+        expires_ns, first = now_ns + self._ttl_ns, self._next_id
+        self._next_id += len(blocks)
+        puts = [OpenPut(put_id, block, owner, expires_ns) for put_id, block in enumerate(blocks, first)]
+        self._puts.update(enumerate(puts, first))
+        self._writers.setdefault(blocks[0].tenant, {}).update(zip([block.key for block in blocks], puts, strict=True))
+        self._expiry.extend(puts)
+        return puts
 
     def close(self, put: OpenPut) -> None:
         """The put is over, however it ended."""
         del self._puts[put.put_id]
-        del self._writers[put.block.tenant, put.block.key]
+        of_tenant = self._writers[put.block.tenant]
+        del of_tenant[put.block.key]
+        if not of_tenant:
+            del self._writers[put.block.tenant]
 
     def expire(self, *, now_ns: int) -> list[OpenPut]:
         """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
@@ -105,4 +138,6 @@ class OpenPuts:
 
     def check_integrity(self) -> None:
         """Assert that both indexes agree, and that every open put will expire. For tests; O(puts)."""
-        assert set(self._writers.values()) == set(self._puts.values()) <= set(self._expiry)
+        assert all(self._writers.values())
+        writers = {put for of_tenant in self._writers.values() for put in of_tenant.values()}
+        assert writers == set(self._puts.values()) <= set(self._expiry)

@@ -30,6 +30,8 @@ class SlabIndex:
 
     def add_all(self, slots: Sequence[Slot], blocks: Sequence[Block]) -> None:
         """As `add`, one after the other."""
+        if self._add_in_a_row([slot.index for slot in slots], blocks):
+            return
         for number in {slot.index >> POSITION_BITS for slot in slots}:
             positions = [slot.index - (number << POSITION_BITS) for slot in slots if slot.index >> POSITION_BITS == number]
             known = self._slabs.setdefault(number, [])
@@ -39,6 +41,19 @@ class SlabIndex:
         slabs = self._slabs
         for slot, block in zip(slots, blocks, strict=True):
             slabs[slot.index >> POSITION_BITS][slot.index & _POSITION] = block
+
+    def _add_in_a_row(self, indexes: Sequence[int], blocks: Sequence[Block]) -> bool:
+        """`add_all`, if the slots lie one behind the other in one slab; else False, with nothing done."""
+        if not indexes or indexes != list(range(indexes[0], indexes[0] + len(indexes))):
+            return False
+        number, first = indexes[0] >> POSITION_BITS, indexes[0] & _POSITION
+        if indexes[-1] >> POSITION_BITS != number:
+            return False
+        known = self._slabs.setdefault(number, [])
+        known.extend([None] * (first + len(indexes) - len(known)))
+        known[first : first + len(indexes)] = blocks
+        self._counts[number] = self._counts.get(number, 0) + len(indexes)
+        return True
 
     def remove(self, slot: Slot) -> None:
         """The slot has a block."""

@@ -20,7 +20,7 @@ from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from kvstore.tiers.policies.interface import EvictionPolicy
-from kvstore.tiers.tier import Slot, Tier
+from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import Encoding
 
 TABLE_BYTES = 1000
@@ -130,9 +130,17 @@ class BlockTable:
         used has to be given back (`give_back`) before anything else is asked of the table."""
         if self._max_blocks is not None:
             count = min(count, self._max_blocks - self._visible - len(self._puts))
-        found: list[Slot] = []
-        while len(found) < count and (more := self._landing.tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found))):
-            found += more
+        tier, found = self._landing.tier, list[Slot]()
+        try:
+            while len(found) < count:
+                found += tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found)) or [
+                    tier.allocate(size_bytes, tenant=tenant)  # the first of another slab
+                ]
+        except TierFull:
+            pass
+        except KVStoreError:
+            self.give_back(found)
+            raise
         return found
 
     def give_back(self, slots: Iterable[Slot]) -> None:
@@ -144,6 +152,19 @@ class BlockTable:
         """As `open`, with one of `spare_slots`."""
         block.slots[DRAM] = slot
         return self._puts.add(block, owner, now_ns=now_ns)
+
+    def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
+        """None of these keys has a visible block or a put at work."""
+        of_tenant = self._blocks.get(tenant)
+        return (of_tenant is None or of_tenant.keys().isdisjoint(keys)) and not self._puts.has_any(tenant, keys)
+
+    def open_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
+        """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `spare_slots`."""
+        return self._puts.add_all(blocks, owner, now_ns=now_ns)
+
+    def puts_of(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
+        """The open puts that `owner` names by these numbers; None unless all are open, and each is named once."""
+        return self._puts.get_all(put_ids, owner)
 
     def put(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put that `owner` names by that number."""

@@ -9,7 +9,7 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -20,7 +20,6 @@ from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.slabs import slab_number_of
 
 
 class InPlacePuts:
@@ -59,15 +58,14 @@ class InPlacePuts:
     def places(self, caller: Caller, opening: Opening) -> Opened:
         """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
         statuses, puts = opening
-        ids, slabs, offsets = [0] * len(puts), [0] * len(puts), [0] * len(puts)
-        opened = [index for index, put in enumerate(puts) if put is not None]
-        slots = [put.slot for put in puts if put is not None]
-        for index, slab, offset in zip(opened, *self._dram.locate_all(slots), strict=True):
-            put = puts[index]
-            assert put is not None
+        opened = [put for put in puts if put is not None]
+        slots = [slot for put in opened if (slot := put.block.slots[DRAM]) is not None]
+        ids, (slabs, offsets) = [put.put_id for put in opened], self._dram.locate_all(slots)
+        for put in opened:
             put.is_named = True
-            ids[index], slabs[index], offsets[index] = put.put_id, slab, offset
-        group_of_slab = {slab_number_of(slot): slot.group for slot in slots}
+        group_of_slab = {slab: slot.group for slab, slot in zip(slabs, slots, strict=True)}
+        if len(opened) < len(puts):
+            ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
         return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
     def regions(self, opening: Opening) -> Opened:
@@ -98,6 +96,8 @@ class InPlacePuts:
         """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
         is verified first: once nobody writes it any more."""
         caller = peer_of(session)
+        if self._commit_whole(session, header, caller, message):
+            return
         puts = (self._table.put(put_id, session) for put_id in message.put_ids)
         ended = [put for put in puts if put is not None and put.grant is not None and put.grant.revoke()]
         if not ended:
@@ -111,6 +111,18 @@ class InPlacePuts:
                 session.fail(header.request_id, error)
 
         self._checker.check(ended, [self._dram.view(put.slot) for put in ended], checked)
+
+    def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
+        """All puts of a message, if all are open, written through shared memory, and not reserved; else False, with nothing done."""
+        puts = self._table.puts_of(message.put_ids, session)
+        if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
+            return False
+        self._table.commit_all_undecided(puts, message.checksums)
+        self.in_bytes += sum([put.block.size_bytes for put in puts])
+        if self._table.events.is_recording:
+            self._table.events.stored(caller.tenant, [put.block for put in puts])
+        session.reply(header.request_id, Flags(bytes((STORED,)) * len(puts)))
+        return True
 
     def _commit(self, session: Session, header: Header, caller: Caller, message: Commit, found: Mapping[int, int]) -> None:
         """`found` is the checksum of each put by the engine that is whole, by its number."""
@@ -155,6 +167,12 @@ class InPlacePuts:
                 self._table.settle(put_id, session)
         session.reply(header.request_id, Ok())
         self._slots.waiting.retry()
+
+
+def _spread(column: Sequence[int], puts: Sequence[OpenPut | None]) -> list[int]:
+    """A column of the puts that are there as one of all keys, 0 for the others."""
+    left = iter(column)
+    return [next(left) if put is not None else 0 for put in puts]
 
 
 class _OpenRequest(SlotRequest):

@@ -22,6 +22,8 @@ from kvstore.store.caller import Caller, writer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
 from kvstore.tiers.tier import Slot
 
+MIN_WHOLE = 16
+"""Keys of a batch that is opened as a whole where it can be: fewer are as quick one by one."""
 MAX_NAMESPACE_BYTES = 255
 """What a column of texts in a Publish holds."""
 
@@ -59,6 +61,8 @@ class Slots:
         """
         opening = Opening(bytearray(), [])
         statuses, puts = opening
+        if may_open and (whole := self._open_whole(session, tenant, message)) is not None:
+            return whole
         is_full = not may_open
         now_ns = session.reactor.now_ns()
         table = self._table
@@ -90,6 +94,27 @@ class Slots:
         finally:
             spare.give_back()
         return None if self._must_wait(tenant, message.keys, statuses) else opening
+
+    def _open_whole(self, session: Session, tenant: str, message: Open | Put) -> Opening | None:
+        """A batch of many new blocks of one size, at keys that nobody is at, and for which nobody has to leave. None: key by key, with
+        nothing done."""
+        table, keys, sizes = self._table, message.keys, message.sizes
+        count = len(keys)
+        if count < MIN_WHOLE or max(sizes) != min(sizes) or len(set(keys)) < count or not table.are_new(tenant, keys):
+            return None
+        if table.undecided.claims and not all(is_kept(message, generation) for generation in set(message.generations)):
+            return None
+        slots = table.spare_slots(tenant, sizes[0], count)
+        if len(slots) < count:
+            table.give_back(slots)
+            return None
+        size, namespace = sizes[0], message.namespace
+        blocks = [
+            Block(tenant, key, size, generation, namespace, parent, 0, [None, slot, None])
+            for key, generation, parent, slot in zip(keys, message.generations, message.parents, slots, strict=True)
+        ]
+        puts = table.open_all(blocks, session, now_ns=session.reactor.now_ns())
+        return Opening(bytearray((GRANTED,)) * count, list(puts))
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
         """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is

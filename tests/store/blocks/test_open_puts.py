@@ -33,6 +33,26 @@ def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> 
     assert put.put_id != 0
 
 
+def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
+    blocks = [Block("red", b"%d" % number, 1, 1, slots=[None, Slot(number, 1, 1), None]) for number in range(5)]
+    many = puts.add_all(blocks, RED, now_ns=3)
+    puts.check_integrity()
+    assert [put.block for put in many] == blocks
+    assert {put.expires_ns for put in many} == {13}
+    assert puts.add(Block("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
+    numbers = [put.put_id for put in many]
+    assert puts.get_all(numbers, RED) is None, "nobody was told them"
+    for put in many:
+        put.is_named = True
+    assert puts.get_all(numbers, RED) == many
+    assert puts.get_all(numbers, BLUE) is None
+    assert puts.get_all([*numbers, numbers[0]], RED) is None
+    assert puts.get_all([*numbers, 99], RED) is None
+    assert puts.has_any("red", [b"y", b"3"])
+    assert not puts.has_any("red", [b"y"])
+    assert not puts.has_any("blue", [b"3"])
+
+
 def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -> None:
     put = add(puts, "a")
     put.is_named = False

@@ -45,6 +45,22 @@ def test_a_slab_without_blocks_leaves_nothing_behind() -> None:
     index.check_integrity()
 
 
+def test_many_that_lie_in_a_row_are_added_at_once() -> None:
+    index = SlabIndex()
+    blocks = [block(str(number)) for number in range(6)]
+    index.add(slot(2, 9), blocks[0])
+    index.add_all([slot(2, position) for position in range(4, 8)], blocks[1:5])
+    index.add_all([slot(2, 12)], blocks[5:])
+    index.check_integrity()
+    assert [index.get(slot(2, position)) for position in (4, 5, 6, 7, 9, 12)] == [*blocks[1:5], blocks[0], blocks[5]]
+    last = (1 << POSITION_BITS) - 1
+    index.add_all([slot(0, last), slot(1, 0)], blocks[:2])
+    index.add_all([], [])
+    index.check_integrity()
+    assert index.get(slot(0, last)) is blocks[0]
+    assert index.get(slot(1, 0)) is blocks[1]
+
+
 def test_many_are_added_as_one_by_one() -> None:
     at_once, each = SlabIndex(), SlabIndex()
     places = [(2, 5), (2, 6), (7, 0), (2, 0), (9, 1000), (7, 3)]

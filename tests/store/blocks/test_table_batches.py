@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from tests.store.tables import LocalClient, Store
 
@@ -39,7 +39,12 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
     number = 0
     while number < len(blocks):
         slots = table.table.spare_slots("red", SIZE, len(blocks) - number)
-        puts = [table.table.open_at(one, slot, OWNER, now_ns=1) for one, slot in zip(blocks[number:], slots, strict=False)]
+        new = blocks[number : number + len(slots)]
+        assert table.table.are_new("red", [one.key for one in new])
+        for one, slot in zip(new, slots, strict=True):
+            one.slots[DRAM] = slot
+        puts = table.table.open_all(new, OWNER, now_ns=1) if new else []
+        assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
         if not puts:
             put = table.table.open(blocks[number], OWNER, now_ns=1)
             assert put is not None
@@ -114,7 +119,7 @@ def test_spare_slots_are_those_that_nobody_leaves_for(two: tuple[Table, Table]) 
     table, _ = two
     put_each(table, [block(b"first")])
     slots = table.table.spare_slots("red", SIZE, 100)
-    assert 0 < len(slots) < 20, "of the slabs that are there"
+    assert len(slots) == 19, "of the slabs that are there, and of those that there is room for"
     table.table.give_back(slots)
     table.table.check_integrity()
     put_each(table, [block(b"%d" % number) for number in range(19)])

@@ -11,6 +11,7 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unauthorized,
 )
+from kvstore.protocol.event_messages import Events
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
@@ -48,6 +49,35 @@ def test_what_is_written_through_shared_memory_can_be_read_through_it(node: Serv
     assert client.commit(opened, values) == [STORED] * 3
     assert client.read("a", "b", "c")[1] == values
     assert node.call(lambda: node.in_place.in_bytes) == 3101
+
+
+def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, client: Client) -> None:
+    asker = object()
+    cursor = node.call(lambda: node.store.table.events.answer(asker, "red", Events(0, 100))).next_cursor
+    values = {f"key{number}": bytes([number]) * 100 for number in range(30)}
+    opened = client.open(dict.fromkeys(values, 100), generation=0)
+    assert list(opened.statuses) == [GRANTED] * 30
+    assert len(set(zip(opened.slabs, opened.offsets, strict=True))) == len(set(opened.put_ids)) == 30
+    for index, value in enumerate(values.values()):
+        client.write(opened, index, value)
+    assert client.read("key7")[1] == [None], "not before the commit"
+    assert client.commit(opened, list(values.values())) == [STORED] * 30
+    assert client.read(*values)[1] == list(values.values())
+    assert node.call(lambda: node.in_place.in_bytes) == 3000
+    recorded = node.call(lambda: node.store.table.events.answer(asker, "red", Events(cursor, 100)))
+    assert recorded.keys[:30] == [name.encode() for name in values]
+    assert client.commit(opened, list(values.values())) == [ASK_AGAIN] * 30
+    assert set(client.open(dict.fromkeys(values, 100), generation=0).statuses) == {PRESENT}
+
+
+def test_of_a_batch_what_is_not_open_is_not_committed(node: Served, client: Client) -> None:
+    values = {f"key{number}": bytes([number]) * 100 for number in range(20)}
+    opened = client.open(dict.fromkeys(values, 100), generation=0)
+    for index, value in enumerate(values.values()):
+        client.write(opened, index, value)
+    assert client.ask(Abort(opened.put_ids[5:6]), Ok) == Ok()
+    assert client.commit(opened, list(values.values())) == [STORED] * 5 + [ASK_AGAIN] + [STORED] * 14
+    assert client.read(*values)[1] == [value if name != "key5" else None for name, value in values.items()]
 
 
 def test_a_present_key_and_one_being_written_are_not_granted(node: Served, client: Client) -> None:

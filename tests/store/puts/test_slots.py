@@ -1,0 +1,116 @@
+"""Promises of slots.py: a batch that is opened as a whole gets what its keys would get one by one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.protocol.message import BUSY, GRANTED
+from kvstore.protocol.node_messages import Open
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.puts import slots as slots_module
+from kvstore.store.puts.slots import Opening, Slots
+from kvstore.store.waiting import WaitingRoom
+from tests.store.tables import Store
+
+SIZE = 500
+
+
+class Clock:
+    """What `open` asks of a session."""
+
+    def __init__(self) -> None:
+        self.reactor: Any = self
+
+    def now_ns(self) -> int:
+        return 0
+
+
+class Node:
+    """DRAM for 20 blocks. Batches of `min_whole` keys and more are opened as a whole, where they can be."""
+
+    def __init__(self, min_whole: int) -> None:
+        self.min_whole = min_whole
+        self.store = Store(20 * SIZE, slab_bytes=7 * SIZE, policy="leaf_lru")
+        self.table = self.store.table
+        self.slots = Slots(self.table, WaitingRoom(max_of_owner=9))
+        self.session: Any = Clock()
+
+    def open(self, message: Open, *, may_open: bool = True) -> Opening | None:
+        with patch.object(slots_module, "MIN_WHOLE", self.min_whole):
+            return self.slots.open(self.session, "red", message, may_open=may_open)
+
+    def state(self) -> list[object]:
+        self.table.check_integrity()
+        blocks = sorted((block.key, block.generation, block.parent, block.size_bytes) for block in self.table.blocks())
+        return [blocks, self.store.dram.used_bytes, self.table.open_puts]
+
+
+@contextmanager
+def nodes() -> Iterator[tuple[Node, Node]]:
+    both = Node(1), Node(1000)
+    try:
+        yield both
+    finally:
+        for node in both:
+            node.store.close()
+
+
+def message(keys: list[int], size: int = SIZE, generation: int = UNDECIDED) -> Open:
+    return Open("ns", [b"%d" % key for key in keys], [size] * len(keys), [generation] * len(keys), [b"p"] * len(keys))
+
+
+BATCHES = st.tuples(
+    st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    st.sampled_from([SIZE, SIZE - 1]),
+    st.sampled_from([UNDECIDED, 7]),
+    st.sampled_from(["commit", "abort", "leave"]),
+    st.booleans(),
+)
+
+
+@given(st.lists(BATCHES, max_size=6))
+@settings(max_examples=80)
+def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tuple[list[int], int, int, str, bool]]) -> None:
+    with nodes() as (whole, each):
+        for keys, size, generation, then, may_open in batches:
+            found = [node.open(message(keys, size, generation), may_open=may_open) for node in (whole, each)]
+            assert (found[0] is None) == (found[1] is None)
+            for node, opening in zip((whole, each), found, strict=True):
+                puts = [put for put in opening.puts if put is not None] if opening is not None else []
+                for put in puts:
+                    assert put.block.namespace == "ns"
+                    if then == "commit":
+                        node.table.commit_undecided(put, 1) if generation == UNDECIDED else node.table.commit(put, 1)
+                    elif then == "abort":
+                        node.table.abort(put)
+            if found[0] is not None and found[1] is not None:
+                assert found[0].statuses == found[1].statuses
+            assert whole.state() == each.state()
+
+
+def test_a_batch_for_which_there_is_not_room_for_all_is_opened_in_part() -> None:
+    with nodes() as (whole, _):
+        opening = whole.open(message(list(range(25))))
+        assert opening is not None
+        assert list(opening.statuses) == [GRANTED] * 20 + [BUSY] * 5
+        assert whole.state()[1:] == [20 * SIZE, 20]
+
+
+@pytest.mark.parametrize("generation", [UNDECIDED, 7])
+def test_a_key_about_which_the_master_is_deciding_is_only_for_who_need_not_ask_it(generation: int) -> None:
+    with nodes() as (whole, each):
+        for node in (whole, each):
+            opening = node.open(message([1]))
+            assert opening is not None
+            assert opening.puts[0] is not None
+            block = node.table.commit_undecided(opening.puts[0], 1)
+            node.table.undecided.take(10)
+            node.table.drop(block)
+            again = node.open(message([1, 2], generation=generation))
+            assert again is not None
+            assert list(again.statuses) == [GRANTED if generation == UNDECIDED else BUSY, GRANTED]
