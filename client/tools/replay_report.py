@@ -89,12 +89,14 @@ class ReplayReport:
 def settled_status(
     control: Control, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> pb.StatusReply:
-    """The status once every live node has sent a heartbeat after this call began, or as it is after SETTLE_DEADLINE_S."""
+    """The status once every live node has sent a heartbeat after this call began, and moves no block between its tiers; or as it is after
+    SETTLE_DEADLINE_S."""
     begin = clock()
     while True:
         found = control.status()
         waited = clock() - begin
-        if waited > SETTLE_DEADLINE_S or all(node.heartbeat_age_s < waited for node in found.nodes if node.state != "dead"):
+        live = [node for node in found.nodes if node.state != "dead"]
+        if waited > SETTLE_DEADLINE_S or all(node.heartbeat_age_s < waited and not node.counters["moving"] for node in live):
             return found
         sleep(POLL_INTERVAL_S)
 

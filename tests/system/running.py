@@ -27,7 +27,11 @@ from tests.forked import MODULES, Forked
 from tests.ports import free_ports
 
 DEADLINE_S: Final = 120.0
+PATIENT_S: Final = 60.0
+"""The deadline of a call that has no other."""
 POLL_S: Final = 0.01
+STATUS_POLL_S: Final = 0.03
+"""Where each look is a connection to the master and a call of its control plane."""
 PROCESS_POLL_S: Final = 0.1
 """Where each look is a process."""
 MIB: Final = 1 << 20
@@ -75,8 +79,9 @@ class System:
         return ",".join(f"127.0.0.1:{listen}" for listen, _ in self._master_ports)
 
     def client(self, *, ack: str = "cluster", settings: ClientSettings | None = None, **options: Any) -> Client:
-        """What it has put is there for all when `put` returns, unless it is told otherwise. The caller closes it."""
-        return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **options)
+        """What it has put is there for all when `put` returns, and calls have as long as a busy machine needs, unless it is told otherwise.
+        The caller closes it."""
+        return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **{"deadline_s": PATIENT_S, **options})
 
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
@@ -90,7 +95,7 @@ class System:
             f"master-{index}",
             "kvstore.master.daemon",
             *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
-            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "10", "--slow-start-s", "0", *flags),
+            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "60", "--slow-start-s", "0", *flags),
         )
         self.masters[index].facts("ready", deadline_s=DEADLINE_S)
         return self.masters[index]
@@ -133,7 +138,7 @@ class System:
                 return all(states.get(name) == "alive" for name in names)
             return False
 
-        until(all_alive, f"{', '.join(names)} alive at the master")
+        until(all_alive, f"{', '.join(names)} alive at the master", every_s=STATUS_POLL_S)
 
     def await_settled(self, name: str = "n0") -> pb.NodeStatus:
         """Wait until the node moves no block and the master has heard of all: its status then."""
@@ -150,12 +155,12 @@ class System:
             told.append(node)
             return quiet > 1  # the first one may have been on its way when this began
 
-        until(is_settled, f"{name} at rest")
+        until(is_settled, f"{name} at rest", every_s=STATUS_POLL_S)
         return told[-1]
 
     def await_counters(self, name: str = "n0", /, **counts: int) -> None:
         """Wait until the node's heartbeats tell these."""
-        until(lambda: counts.items() <= dict(self.node_status(name).counters).items(), f"{name} with {counts}")
+        until(lambda: counts.items() <= dict(self.node_status(name).counters).items(), f"{name} with {counts}", every_s=STATUS_POLL_S)
 
     def _start(self, name: str, module: str, *arguments: str) -> Child:
         environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}

@@ -19,11 +19,11 @@ from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.router.standin.tokens import continuation, text_of
-from tests.system.running import DEADLINE_S, System, refusal, until
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, refusal, until
 
 MODEL: Final = "llama3-8b"
 BLOCK_TOKENS: Final = 16
-INSTANCE_TTL_S: Final = 4.0
+INSTANCE_TTL_S: Final = 8.0
 ENGINES: Final = {"p0": ("prefill", "n0"), "p1": ("prefill", "n1"), "d0": ("decode", "n0"), "d1": ("decode", "n1")}
 COMMON: Final = ("--model", MODEL, "--block-tokens", str(BLOCK_TOKENS))
 
@@ -96,11 +96,11 @@ class Fleet:
             return stats
 
     def instances(self) -> dict[str, pb.InstanceStatus]:
-        with SchedulerClient(ClientSettings(master=self.system.address)) as scheduler:
+        with SchedulerClient(ClientSettings(master=self.system.address, deadline_s=DEADLINE_S)) as scheduler:
             return {status.report.name: status for status in scheduler.instances().instances}
 
     def await_instances(self, *names: str) -> None:
-        until(lambda: set(self.instances()) == set(names), f"instances {', '.join(names)} at the master")
+        until(lambda: set(self.instances()) == set(names), f"instances {', '.join(names)} at the master", every_s=STATUS_POLL_S)
 
 
 @pytest.fixture(scope="module")

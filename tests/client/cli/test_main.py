@@ -92,7 +92,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal.Signals) -> None:
     with embedded() as cluster:
-        command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address]
+        command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address, "--deadline-s", "60"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.readline()
