@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.settings import Size, setting
+from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 
 SECTION: Final = "client"
@@ -60,6 +61,13 @@ class ClientSettings:
         True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
     )
     max_channels: int = setting(64, "Connections to one daemon; an open view holds one.", minimum=1)
+    busy_poll_us: int = setting(
+        DEFAULT_US,
+        "How long a thread may look for an answer before it sleeps, where answers have come as soon as that; 0: it sleeps at once. Not "
+        "where this process has one processor only, and not `AsyncClient`.",
+        minimum=0,
+        maximum=10_000,
+    )
     peer_timeout_s: float = setting(
         PEER_TIMEOUT_S,
         "An unused connection over TCP is closed when its daemon's host acknowledges nothing for about this long.",

@@ -70,6 +70,7 @@ class Client:
             idle_ttl_s=chosen.idle_ttl_s,
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
+            busy_poll_us=chosen.busy_poll_us,
         )
         self._local_puts = LocalPuts(self._operations.resources, self._pool)
         self._single = SingleReads(self._operations.resources, self._pool)

@@ -10,6 +10,7 @@ poll before every recv, 4 us a request of 20.
 import os
 import socket
 import struct
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, connect
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
@@ -38,8 +40,10 @@ _TIMEVAL: Final = struct.Struct("@ll")
 class Channel:
     """See the module. Owns its socket; `welcome` says who answered."""
 
-    def __init__(self, address: Address, sock: socket.socket) -> None:
+    def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None) -> None:
+        """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
         sock.setblocking(True)
+        self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
         self.address = address
         self._sock = sock
         self._armed_s = 0.0
@@ -51,7 +55,15 @@ class Channel:
         self.welcome: Welcome
 
     @classmethod
-    def open(cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S) -> "Channel":
+    def open(
+        cls,
+        address: Address,
+        hello: Hello,
+        deadline: Deadline,
+        *,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        busy_poll: BusyPoll | None = None,
+    ) -> "Channel":
         """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`.
 
         Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
@@ -63,7 +75,7 @@ class Channel:
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
-        channel = cls(address, sock)
+        channel = cls(address, sock, busy_poll)
         try:
             channel.welcome = channel.call(hello, Welcome, deadline)
         except BaseException:
@@ -197,7 +209,7 @@ class Channel:
         try:
             while (frame := incoming.next_frame()) is None:
                 room = incoming.room()
-                incoming.received(self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline))
+                incoming.received(self._receive_soon(room, deadline) if fds is None else self._receive_fds(room, fds, deadline))
             reply = self._exchange.answer(frame[0], frame[1], answer)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
@@ -218,6 +230,29 @@ class Channel:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._armed_s = left_s
+
+    def _receive_soon(self, room: memoryview, deadline: Deadline) -> int:
+        """At least one byte of an answer into `room`. Raises as _receive_some."""
+        busy = self._busy_poll
+        if busy is None:
+            return self._receive_some((room,), deadline)
+        clock_ns, receive = time.monotonic_ns, self._sock.recv_into
+        began_ns = clock_ns()
+        if busy.is_on:
+            end_ns = began_ns + busy.max_ns
+            while clock_ns() < end_ns:
+                try:
+                    got = receive(room, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue
+                if not got:
+                    raise self._exchange.peer_closed()
+                busy.found()
+                return got
+            busy.missed()
+        got = self._receive_some((room,), deadline)
+        busy.slept(clock_ns() - began_ns)
+        return got
 
     def _receive_some(self, views: Sequence[memoryview], deadline: Deadline) -> int:
         """At least one byte into `views`. Raises OSError, DeadlineExceeded among them."""

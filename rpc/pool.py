@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
@@ -203,12 +204,14 @@ class Pool:
         idle_ttl_s: float,
         connect_timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        busy_poll_us: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
         self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
         self._peer_timeout_s = peer_timeout_s
+        self._busy_poll = BusyPoll(busy_poll_us)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._waiting: list[threading.Lock] = []
@@ -262,7 +265,7 @@ class Pool:
     def _open(self, address: Address, deadline: Deadline) -> Channel:
         try:
             attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return Channel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s)
+            return Channel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded
+from kvstore.rpc.busy_poll import BusyPoll
 
 T = TypeVar("T")
 
@@ -50,8 +51,10 @@ class Timer:
 class Reactor:
     """See the module. `call_soon`, `call` and `stop` are safe from any thread; everything else belongs to the loop's thread."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns, *, busy_poll: BusyPoll | None = None) -> None:
+        """`busy_poll`: it may look for events for a while before it sleeps (busy_poll.py); None or one of 0 us: it sleeps at once."""
         self._clock_ns = clock_ns
+        self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[int, int, Timer]] = []
@@ -150,7 +153,7 @@ class Reactor:
         """One round: events, handed-over calls, due timers, then `after_events`."""
         handlers, forgotten = self._handlers, self._forgotten
         forgotten.clear()
-        for fd, events in self._epoll.poll(timeout_s, MAX_EVENTS):
+        for fd, events in self._epoll.poll(timeout_s, MAX_EVENTS) if self._busy_poll is None else self._poll(self._busy_poll, timeout_s):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
             elif fd not in forgotten:  # else closed earlier in this round; its number may already be another connection's
@@ -160,6 +163,26 @@ class Reactor:
         self._run_timers()
         for callback in self.after_events:
             self.guarded(callback)
+
+    def _poll(self, busy: BusyPoll, timeout_s: float) -> list[tuple[int, int]]:
+        """The events that there are, or the first to come within the time."""
+        poll, clock_ns = self._epoll.poll, time.monotonic_ns
+        began_ns = clock_ns()
+        if busy.is_on:
+            end_ns = began_ns + min(busy.max_ns, int(timeout_s * 1e9))
+            while not (ready := poll(0, MAX_EVENTS)) and clock_ns() < end_ns:
+                pass
+            if ready:
+                busy.found()
+                return ready
+            if end_ns - began_ns < busy.max_ns:
+                return ready  # a timer is due
+            busy.missed()
+            timeout_s -= busy.max_ns / 1e9
+        ready = poll(timeout_s, MAX_EVENTS)
+        if ready:
+            busy.slept(clock_ns() - began_ns)
+        return ready
 
     def _wait_s(self) -> float:
         if self._handed_over:

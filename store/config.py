@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
+from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
@@ -87,6 +88,13 @@ class NodeSettings:
         "of it in one message; at once where somebody waits for it.",
         minimum=0,
         maximum=1,
+    )
+    busy_poll_us: int = setting(
+        DEFAULT_US,
+        "How long the node may look for the next request before it sleeps, where requests have come as soon as that; 0: it sleeps at once. "
+        "Not where this process has one processor only.",
+        minimum=0,
+        maximum=10_000,
     )
     copy_batch: Size = setting(Size(8 << 20), "Bytes fetched at once from another node whose blocks the master has copied here.", minimum=1)
     copy_queue: int = setting(65536, "Blocks to be copied that may wait; more are refused.", minimum=1)

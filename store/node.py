@@ -15,6 +15,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import Address, parse_address, socket_id
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
@@ -115,7 +116,7 @@ class Node:
     def _open(self, opened: ExitStack) -> None:
         """Reactor, tiers, engine, and the table with what NVMe held."""
         settings = self._settings
-        self.reactor = Reactor()
+        self.reactor = Reactor(busy_poll=BusyPoll(settings.busy_poll_us))
         opened.callback(self.reactor.close)
         self._tiers = open_tiers(settings)
         for tier in self._tiers.values():

@@ -22,10 +22,12 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import MAX_VECTORS
-from tests.rpc.wires import frame, read_exactly, read_frame
+from kvstore.transfer.testing.waiting import eventually
+from tests.rpc.wires import Looks, frame, read_exactly, read_frame
 
 SOON_S = 0.2
 """The deadline of what is to miss it."""
@@ -35,10 +37,10 @@ EXISTS = Exists([b"key"])
 
 
 class Line:
-    def __init__(self) -> None:
+    def __init__(self, busy_poll: BusyPoll | None = None) -> None:
         mine, self.peer = socket.socketpair()
         self.peer.settimeout(10)
-        self.channel = Channel(Address(unix="/the/peer"), mine)
+        self.channel = Channel(Address(unix="/the/peer"), mine, busy_poll)
 
     def exists(self, timeout_s: float = 10) -> Flags:
         return self.channel.call(EXISTS, Flags, Deadline(timeout_s))
@@ -48,9 +50,10 @@ class Line:
         self.peer.close()
 
 
-@pytest.fixture
-def line() -> Iterator[Line]:
-    line = Line()
+@pytest.fixture(params=["sleeps", "looks"])
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    """All that a channel promises it promises whether it sleeps until the answer is there or looks for it first."""
+    line = Line(Looks(1000, is_on=True) if request.param == "looks" else None)
     yield line
     line.close()
 
@@ -75,6 +78,29 @@ def open_descriptors() -> int:
 
 
 # --- asking ---
+
+
+def test_who_looks_for_an_answer_finds_it_or_sleeps_after_all(background: Callable[[Callable[[], object]], None]) -> None:
+    looks = Looks(1000)
+    line = Line(looks)
+    line.peer.sendall(frame(Flags(b""), 1) + frame(Flags(b""), 2))
+    line.exists()
+    assert looks.told == ["slept"]
+    line.exists()
+    assert looks.told == ["slept"], "what has come already is not waited for"
+    looks.is_on = True
+    line.peer.sendall(frame(Flags(b""), 3))
+    line.exists()
+    assert looks.told == ["slept", "found"]
+
+    def answer_late() -> None:
+        eventually(lambda: looks.told[2:] == ["missed"], "a look in vain")
+        line.peer.sendall(frame(Flags(b""), 4))
+
+    background(answer_late)
+    line.exists()
+    assert looks.told == ["slept", "found", "missed", "slept"]
+    line.close()
 
 
 def test_a_call_sends_one_frame_with_its_deadline_and_returns_the_answer(line: Line) -> None:

@@ -18,6 +18,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan, Pool, Shelf, Turn, connect_failed
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
+from tests.rpc.wires import Looks
 
 HELLO = Hello(1, "tenant", "token", "me")
 A, B = Address("a", 1), Address("b", 1)
@@ -164,6 +165,14 @@ def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) 
     assert loan.reused
     assert [(hello.tenant, hello.token, hello.name) for hello in daemon[0].hellos] == [("tenant", "token", "me")]
     assert loan.channel.welcome.epoch == 42
+
+
+def test_channels_of_a_pool_learn_together_when_to_look(daemon: Started, pool: Pool) -> None:
+    pool._busy_poll = looks = Looks(50)
+    with pool.take(daemon[1], Deadline(5)) as first, pool.take(daemon[1], Deadline(5)) as second:
+        for loan in (first, second):
+            assert loan.channel.call(Nodes(), Ok, Deadline(5)) == Ok()
+    assert len(looks.told) == 4, "a Hello and a call each"
 
 
 def test_giving_back_twice_lends_once(daemon: Started, pool: Pool) -> None:

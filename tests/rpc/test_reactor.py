@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, WRITABLE, Reactor
+from tests.rpc.wires import Looks
 
 SECOND_NS = 1_000_000_000
 
@@ -256,3 +258,59 @@ def test_stop_may_come_from_a_signal_handler_that_interrupts_a_hand_over(reactor
     with reactor._close_lock:
         reactor.stop()
     reactor.run()
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks(1000)
+
+
+@pytest.fixture
+def looking(looks: Looks) -> Iterator[Reactor]:
+    reactor = Reactor(busy_poll=looks)
+    yield reactor
+    reactor.close()
+
+
+def test_a_reactor_that_may_look_first_sleeps_unless_the_last_wait_was_short(looks: Looks, looking: Reactor, pipe: tuple[int, int]) -> None:
+    seen: list[int] = []
+    looking.register(pipe[0], seen.append)
+    os.write(pipe[1], b"x")
+    looking.run_once(10)
+    assert (looks.told, seen) == (["slept"], [READABLE])
+    looks.is_on = True
+    looking.run_once(10)
+    assert (looks.told, len(seen)) == (["slept", "found"], 2)
+
+
+def test_a_look_in_vain_ends_in_sleep_and_a_timer_that_is_due_in_neither(looks: Looks, looking: Reactor) -> None:
+    looks.is_on = True
+    looking.run_once(0)
+    assert looks.told == [], "a timer comes before the look is over"
+    looking.run_once(0.002)
+    assert looks.told == ["missed"], "nothing came"
+    looks.is_on = False
+    looking.call_soon(lambda: None)
+    looking.run_once(10)
+    assert looks.told == ["missed", "slept"]
+
+
+def test_a_reactor_that_looks_hears_other_threads_and_serves_timers(looks: Looks) -> None:
+    reactor = Reactor(busy_poll=looks)
+    looks.is_on = True
+    rung = threading.Event()
+    reactor.call_later(0.01, rung.set)
+    thread = threading.Thread(target=reactor.run)
+    thread.start()
+    assert reactor.call(lambda: 7, deadline_s=10) == 7
+    assert rung.wait(10)
+    reactor.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    reactor.close()
+
+
+def test_one_of_no_time_is_none() -> None:
+    reactor = Reactor(busy_poll=BusyPoll(0))
+    assert reactor._busy_poll is None
+    reactor.close()

@@ -9,6 +9,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
+from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
 
@@ -21,6 +22,26 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ns
+
+
+class Looks(BusyPoll):
+    """One that may look at every wait, and notes what comes of each."""
+
+    __slots__ = ("told",)
+
+    def __init__(self, max_us: int, *, is_on: bool = False) -> None:
+        super().__init__(max_us, processors=2)
+        self.is_on = is_on
+        self.told: list[str] = []
+
+    def found(self) -> None:
+        self.told.append("found")
+
+    def missed(self) -> None:
+        self.told.append("missed")
+
+    def slept(self, waited_ns: int) -> None:
+        self.told.append("slept")
 
 
 def frame(message: Message, request_id: int = 1, payload: bytes = b"") -> bytes:
