@@ -149,7 +149,7 @@ def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(sce
 
 def test_early_asks_are_forgotten_at_their_deadline_and_with_their_peer(scene: Scene) -> None:
     [rank] = scene.honest.ranks
-    assert scene.say(asking(b"late"), deadline_s=0.05) is None
+    assert scene.say(asking(b"late"), deadline_s=0.5) is None
     eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
     assert scene.say(asking(b"gone")) is None
     assert rank.transceiver.early_count == 1

@@ -151,7 +151,7 @@ def test_no_answer_in_time_closes_the_channel(daemon: Started) -> None:
 
     async def scenario(channel: AsyncChannel) -> None:
         with pytest.raises(DeadlineExceeded):
-            await channel.call(Nodes(), Ok, Deadline(0.02))
+            await channel.call(Nodes(), Ok, Deadline(0.2))
         assert not channel.is_open
 
     with_channel(daemon[1], scenario)
@@ -194,7 +194,7 @@ def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         channel = AsyncChannel(Address(unix="/pair"), ours)
-        deadline = Deadline(0.005)
+        deadline = Deadline(0.2)
         call = asyncio.create_task(channel.call(Nodes(), Ok, deadline))
         await asyncio.sleep(0)
         theirs.sendall(frame(Ok()))
@@ -231,7 +231,7 @@ def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
         ours.setblocking(False)
         channel = AsyncChannel(Address(unix="/pair"), ours)
         with pytest.raises(DeadlineExceeded):
-            await channel.call_for_fds(Slabs([1]), Deadline(0.02))
+            await channel.call_for_fds(Slabs([1]), Deadline(0.2))
         assert not channel.is_open
         theirs.close()
 

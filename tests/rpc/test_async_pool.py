@@ -25,9 +25,9 @@ def daemon(tmp_path: Path) -> Iterator[Started]:
         yield started
 
 
-def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]]) -> None:
+def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]], *, connect_timeout_s: float = 60) -> None:
     async def main() -> None:
-        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=1.0)
+        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=connect_timeout_s)
         try:
             await scenario(pool)
         finally:
@@ -112,8 +112,8 @@ def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_dead
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = Address("127.0.0.1", server.getsockname()[1])
             with pytest.raises(Unavailable, match="does not answer"):
-                await pool.take(address, Deadline(5))
+                await pool.take(address, Deadline(60))
             with pytest.raises(DeadlineExceeded):
                 await pool.take(address, Deadline(0.02))
 
-    with_pool(scenario)
+    with_pool(scenario, connect_timeout_s=0.2)

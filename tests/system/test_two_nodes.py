@@ -33,7 +33,7 @@ def places(client: Client, keys: list[bytes]) -> list[str]:
 def test_blocks_of_a_client_that_is_on_no_nodes_host_go_where_there_is_room(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
-        system.start_node("n0", "--dram", "8MiB")
+        system.start_node("n0", "--dram", "16MiB")  # drawn by free space: of so many blocks some are sure to come here
         system.start_node("n1", "--dram", "64MiB")
         with system.remote_client() as client:
             for key, value in zip(KEYS, VALUES, strict=True):

@@ -146,7 +146,7 @@ def test_wrong_bytes_are_no_prefix(two_nodes: Cluster) -> None:
     async def test() -> None:
         async with engine(two_nodes.address, "wrong") as (prefill, _, namespace):
             async with TiedClient(two_nodes.address, "node-0", tenant="", token="") as client:
-                await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace)
+                await client.put(namespace.block_keys([1, 2, 3, 4])[0], b"wrong", namespace=namespace, ack="cluster")
             with pytest.raises(Corrupt):
                 await prefill.run([1, 2, 3, 4], prefix_blocks=1, on_queued=nothing)
 

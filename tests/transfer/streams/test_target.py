@@ -426,7 +426,7 @@ def test_a_stranger_that_floods_after_it_was_refused_is_closed(metadata: bytes) 
 
 
 def test_a_stranger_without_descriptor_is_closed_in_time(exports: Exports) -> None:
-    with a_target(exports, handshake_timeout_s=0.05) as (target, _):
+    with a_target(exports, handshake_timeout_s=0.5) as (target, _):
         listener = Wrapping(WithoutDescriptor)
         target.attach(listener)
         with RawAsker(listener.metadata()) as raw:

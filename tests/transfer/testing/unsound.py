@@ -87,7 +87,7 @@ class SendsLater(TcpConnection):
     """Returns before the kernel has the bytes, which then are no longer what they were."""
 
     def send(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
-        threading.Timer(0.05, self._send_quietly, (parts, deadline)).start()
+        threading.Timer(0.3, self._send_quietly, (parts, deadline)).start()
 
     def _send_quietly(self, parts: Sequence[memoryview | bytes], deadline: Deadline) -> None:
         with suppress(KVStoreError):
