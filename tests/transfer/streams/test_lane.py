@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import pytest
 
@@ -25,7 +26,7 @@ from kvstore.transfer.agent import Direction, Rail, Request
 from kvstore.transfer.memory.region import Piece
 from kvstore.transfer.streams.lane import LAST_ID, MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.waiting import PATIENCE_S, QUIET_S
+from kvstore.transfer.testing.waiting import PATIENCE_S, POLL_S
 from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
 
 WINDOW = 3
@@ -50,10 +51,26 @@ def a_notice(message: bytes = b"hello") -> NoticeRequest:
     return request
 
 
+class Watched(TcpConnection):
+    """Says when who asks has come to wait for an answer: it sends no more ahead then."""
+
+    def recv_into(self, parts: Sequence[memoryview], deadline: Deadline) -> None:
+        if len(parts) == 1 and len(parts[0]) == HEADER_BYTES:
+            self.waits.set()
+        super().recv_into(parts, deadline)
+
+    @cached_property
+    def waits(self) -> threading.Event:
+        return threading.Event()
+
+
 @contextmanager
 def a_link(play: Callable[[socket.socket], None]) -> Iterator[Link]:
     with RawAnswerer(play) as answerer:
-        connection = TcpConnection.connect(answerer.metadata.removeprefix(b"kvagent1 tcp "), Rail(), Deadline(PATIENCE_S))
+        connection = Watched.connect(answerer.metadata.removeprefix(b"kvagent1 tcp "), Rail(), Deadline(PATIENCE_S))
+        assert isinstance(connection, Watched)
+        if isinstance(play, Recorder):
+            play.asker = connection.waits
         yield Link(connection, 7)
         connection.close()
 
@@ -64,12 +81,13 @@ class Recorder:
     def __init__(self) -> None:
         self.ahead: list[list[str]] = []
         self.bodies: list[bytes] = []
+        self.asker: threading.Event
 
     def __call__(self, sock: socket.socket) -> None:
         waiting: list[tuple[Header, bytes]] = []
         names = {kind.TYPE: kind.__name__ for kind in (Fetch, Store, Fence, Notice, Join)}
         while True:
-            while select.select([sock], [], [], QUIET_S if waiting else PATIENCE_S)[0]:
+            while self._is_more_to_come(sock) if waiting else select.select([sock], [], [], PATIENCE_S)[0]:
                 header = unpack_header(read(sock, HEADER_BYTES))
                 waiting.append((header, read(sock, header.body_bytes)))
                 self.bodies.append(waiting[-1][1])
@@ -77,7 +95,14 @@ class Recorder:
             self.ahead.append([names[header.type] for header, _ in waiting])
             header, body = waiting.pop(0)
             payload = bytes([header.request_id % 256]) * sum(Fetch.unpack(body).sizes) if header.type == Fetch.TYPE else b""
+            self.asker.clear()
             sock.sendall(frame(Ok(), header.request_id, payload=payload))
+
+    def _is_more_to_come(self, sock: socket.socket) -> bool:
+        while not self.asker.wait(POLL_S):
+            if select.select([sock], [], [], 0)[0]:
+                return True
+        return bool(select.select([sock], [], [], POLL_S)[0])
 
 
 def run(lane: Lane, link: Link, requests: Sequence[Request]) -> None:
