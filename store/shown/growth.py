@@ -6,6 +6,7 @@ A block says which entry shows it in the larger one, once it is there, else in t
 the larger one has at that entry.
 """
 
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvstore.protocol.shown_index import MAX_KEY_BYTES
@@ -17,6 +18,11 @@ PART_ENTRIES: Final = 1024
 time, or 0.2."""
 
 
+FOURFOLD_SETS: Final = 4096
+"""Up to so many sets, 9 MB, an index grows fourfold, for each growth takes as long as showing what is there once more; beyond that
+twofold, for one that has just grown takes four times as much memory a block then."""
+
+
 class Growth:
     """See the module. `index` is the one that clients are given. The node's loop is the only caller."""
 
@@ -24,7 +30,7 @@ class Growth:
         """Raises TierFailed: there is no memory for a larger one. The old one goes on as it is."""
         self.old = old
         self.index = old
-        self._new = ShownIndex(2 * old.sets, number=old.number + 1, is_ordered=old.is_ordered)
+        self._new = ShownIndex((4 if old.sets <= FOURFOLD_SETS else 2) * old.sets, number=old.number + 1, is_ordered=old.is_ordered)
         self._next = 0
         """The first entry of the old one that is not copied, or not emptied, yet."""
 
@@ -43,6 +49,11 @@ class Growth:
         block.shown, left = self._new.put(block, slab, offset, checksum, slot)
         if left is not None:
             left.shown = self.old.entry_of(left)
+
+    def show_all(self, blocks: Sequence[Block], slabs: Sequence[int], offsets: Sequence[int], slots: Sequence[int]) -> list[int]:
+        """As ShownIndex.show_all. What has a place in one of them only is shown there."""
+        left: Collection[int] = range(len(blocks)) if self._is_copied else set(self.old.show_all(blocks, slabs, offsets, slots))
+        return [number for number in self._new.show_all(blocks, slabs, offsets, slots) if number in left]
 
     def hide(self, block: Block) -> None:
         """As ShownIndex.hide, for whoever reads either of them."""

@@ -66,12 +66,9 @@ class Showing:
     def show(self, block: Block) -> None:
         """The block has a copy in DRAM from now on, whose bytes are all there."""
         tenant = self._tenants.get(block.tenant)
-        if tenant is None:
-            return
-        if tenant.growth is None and tenant.index.is_full:
-            with suppress(TierFailed):  # it shows what it can
-                tenant.growth = Growth(tenant.index)
-        self._show(tenant, block)
+        if tenant is not None:
+            self._grow_if_full(tenant)
+            self._show(tenant, block)
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant."""
@@ -80,10 +77,13 @@ class Showing:
             return
         for begin in range(0, len(blocks), SHOWN_AT_ONCE):
             part = blocks[begin : begin + SHOWN_AT_ONCE]
-            for block in self._show_part(tenant.index, part) if tenant.growth is None and not tenant.index.is_full else part:
+            self._grow_if_full(tenant)
+            left = self._show_part(tenant.growth or tenant.index, part)
+            self._have_shown(tenant, len(part) - len(left))
+            for block in left:
                 self.show(block)
 
-    def _show_part(self, index: ShownIndex, blocks: Sequence[Block]) -> Sequence[Block]:
+    def _show_part(self, index: ShownIndex | Growth, blocks: Sequence[Block]) -> Sequence[Block]:
         """Those that cannot be shown with the others in one go."""
         if len(blocks) < MIN_SHOWN_AT_ONCE or len({len(block.key) for block in blocks}) > 1 or len(blocks[0].key) > MAX_KEY_BYTES:
             return blocks
@@ -96,10 +96,22 @@ class Showing:
         assert slot is not None
         slab, offset = self._dram.locate(slot)
         (tenant.growth or tenant.index).show(block, slab, offset, block.checksum_in(DRAM), slot.index)
-        if tenant.growth is not None:
-            tenant.shown += 1
-            if tenant.shown % SHOWN_A_PART == 0:
+        self._have_shown(tenant, 1)
+
+    def _have_shown(self, tenant: _Tenant, count: int) -> None:
+        """So many blocks more: an index that grows goes on with it."""
+        if tenant.growth is None:
+            return
+        parts = tenant.shown // SHOWN_A_PART
+        tenant.shown += count
+        for _ in range(tenant.shown // SHOWN_A_PART - parts):
+            if tenant.growth is not None:
                 self._grow(tenant, tenant.growth)
+
+    def _grow_if_full(self, tenant: _Tenant) -> None:
+        if tenant.growth is None and tenant.index.is_full:
+            with suppress(TierFailed):  # it shows what it can
+                tenant.growth = Growth(tenant.index)
 
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go."""

@@ -150,6 +150,25 @@ class Growing(RuleBasedStateMachine):
         self.index.show(one, 0, 64 * slot, self.generation, slot)
         self.blocks[key] = one, slot
 
+    @rule(first=KEYS, count=st.integers(1, 30))
+    def put_all(self, first: int, count: int) -> None:
+        """In one go, what is in nobody's slot, and singly what has no place then."""
+        keys = [key for key in range(first, min(first + count, len(self.NAMES))) if key not in self.blocks]
+        taken = {slot for _, slot in self.blocks.values()}
+        keys = [key for key in keys if key not in taken]
+        if not keys:
+            return
+        made = []
+        for key in keys:
+            self.generation += 1
+            self.slots[key] = self.generation
+            one = block(self.NAMES[key], self.generation)
+            one.checksum = self.generation
+            made.append(one)
+            self.blocks[key] = one, key
+        for number in self.index.show_all(made, [0] * len(keys), [64 * key for key in keys], keys):
+            self.index.show(made[number], 0, 64 * keys[number], made[number].generation, keys[number])
+
     def drop(self, key: int) -> None:
         one, _ = self.blocks.pop(key)
         if one.shown != NOT_SHOWN:
