@@ -57,14 +57,14 @@ class HolderSets:
     def __getitem__(self, index: int) -> Pairs:
         return self._pairs[index]
 
-    def enter(self, pairs: Pairs) -> int:
-        """Count one row more with `pairs`; the set's index. Nobody's set is index 0."""
+    def enter(self, pairs: Pairs, count: int = 1) -> int:
+        """Count so many rows more with `pairs`; the set's index. Nobody's set is index 0."""
         if not pairs:
             return 0
         index = self._index.get(pairs)
         if index is None:
             index = self._new(pairs)
-        self._rows[index] += 1
+        self._rows[index] += count
         return index
 
     def leave(self, index: int) -> None:

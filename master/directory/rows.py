@@ -6,6 +6,7 @@ the directory's business; this table keeps rows, their parents and their holders
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from kvstore.master.directory.holders import HolderSets, Pairs
@@ -117,6 +118,33 @@ class Rows:
         self.namespace_indexes[row] = namespace_index
         self.hold(row, pairs)
         return row
+
+    def insert_new(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], pairs: Pairs) -> None:
+        """As `insert`, one after the other, of different keys that have no rows, and that the same nodes hold."""
+        free = min(len(self._free), len(keys))
+        for key, version in zip(keys[:free], versions[:free], strict=True):
+            self.insert(tenant, key, version, pairs)
+        if free < len(keys):
+            self._append(tenant, keys[free:], versions[free:], pairs)
+
+    def _append(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], pairs: Pairs) -> None:
+        """`insert_new`, behind all rows that there are."""
+        first, end = len(self.keys), len(self.keys) + len(keys)
+        while len(self.sizes) < end:
+            self._make_rows()
+        self.keys += keys
+        tenant.rows.update(zip(keys, range(first, end), strict=True))
+        sizes, checksums, generations, namespaces, parents = zip(*versions, strict=True)
+        for wide, values in ((self.sizes, sizes), (self.checksums, checksums), (self.generations, generations)):
+            wide[first:end] = array("Q", values)
+        self.namespace_indexes[first:end] = array("I", map(self.namespaces.enter, namespaces))
+        self.tenant_indexes[first:end] = array("I", (tenant.index,)) * len(keys)
+        self.holders[first:end] = array("I", (self.sets.enter(pairs, len(keys)),)) * len(keys)
+        if any(parents):
+            for row, parent in enumerate(parents, first):
+                above = tenant.rows.get(parent, NO_ROW)
+                if NO_ROW < above < row:  # else it is not there yet, or the block itself
+                    self._adopt(row, above)
 
     def hold(self, row: int, pairs: Pairs) -> None:
         """`pairs` hold the row's block from now on."""

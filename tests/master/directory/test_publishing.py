@@ -1,8 +1,13 @@
 """Promises of publishing.py: what is seen, when, and what the catalog ends with, in every order of events."""
 
-import pytest
+from unittest.mock import patch
 
-from kvstore.master.directory.publishing import Plan
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.master.directory import publishing
+from kvstore.master.directory.publishing import MIN_NEW, Plan
 from kvstore.master.directory.records import BlockRecord, decode
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
@@ -389,3 +394,116 @@ def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_re
     master.directory.disconnected(node.node_id, node.epoch, 0)
     master.forget("a")
     master.directory.paid(plans[1])
+
+
+KEYS = st.integers(0, 9).map(lambda number: b"%d" % number)
+EVENTS = st.builds(
+    Event,
+    key=KEYS,
+    generation=st.integers(1, 4),
+    kind=st.sampled_from([EVENT_COMMIT] * 6 + [EVENT_GONE, EVENT_MOVED]),
+    tiers=st.sampled_from([DRAM, DRAM, DRAM, NVME]),
+    tenant=st.sampled_from([TENANT] * 5 + ["blue"]),
+    namespace=st.sampled_from(["ns"] * 5 + ["other"]),
+    parent=st.one_of(st.just(b""), KEYS),
+)
+ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
+    st.tuples(st.just("plan"), st.integers(1, 2), st.lists(EVENTS, max_size=5)),
+    st.tuples(st.just("durable"), st.integers(1, 3), st.just([])),
+    st.tuples(st.just("remove"), st.integers(0, 9), st.just([])),
+    st.tuples(st.just("register"), st.just(1), st.just([])),
+    st.tuples(st.just("pin"), st.integers(0, 9), st.just([])),
+)
+
+
+class Publisher:
+    """Does what it is told, and says all that came of it."""
+
+    def __init__(self) -> None:
+        self.master = Master()
+        self.epochs = {number: self.master.register(name).epoch for number, name in ((1, "a"), (2, "b"))}
+        self.plans: list[Plan] = []
+
+    def act(self, what: str, number: int, events: list[Event]) -> list[object]:
+        master, told = self.master, list[object]()
+        if what == "plan":
+            made = plan(master, self.epochs[number], *events, node_id=number)
+            self.plans.append(made)
+            told = [made.ops, list(made.commands.messages()), [(tenant.name, key) for tenant, key in made.commits]]
+        elif what == "durable":
+            for made in self.plans[:number]:
+                master.commit(made.ops)
+                effects = master.directory.apply(made)
+                master.commit(effects.ops)
+                told += [effects.ops, list(effects.commands.messages())]
+            del self.plans[:number]
+        elif what == "remove":
+            told = [master.remove(b"%d" % number)]
+        elif what == "register":
+            self.epochs[number] = master.register("a").epoch
+        else:
+            told = [master.directory.pins.pin(TENANT, [b"%d" % number], pinned=True).flags]
+        master.directory.check_integrity()
+        keys = [b"%d" % key for key in range(10)]
+        found = master.directory.queries.lookup(TENANT, keys)
+        return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts()]
+
+
+@given(st.lists(ACTIONS, max_size=12))
+@settings(max_examples=150)
+def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
+    together, singly = Publisher(), Publisher()
+    for what, number, events in actions:
+        with patch.object(publishing, "MIN_NEW", 1):
+            first = together.act(what, number, events)
+        assert first == singly.act(what, number, events)
+
+
+def many(count: int = MIN_NEW, **options: object) -> list[Event]:
+    return [Event(b"%d" % number, 10 + number, **options) for number in range(count)]  # type: ignore[arg-type]
+
+
+def test_many_new_commits_are_seen_once_they_are_durable_and_their_reservations_are_over() -> None:
+    master = Master()
+    node = master.register("a")
+    reserved = master.directory.reserve(TENANT, [b"0"], [100], now_ns=0)
+    events = [Event(b"0", reserved.generations[0]), *many()[1:]]
+    made = plan(master, node.epoch, *events)
+    assert master.exists(b"3") == [0]
+    assert master.directory.counts().reserved == 0
+    durable(master, made)
+    assert master.exists(*[event.key for event in events]) == [1] * MIN_NEW
+
+
+def test_many_commits_of_which_something_is_known_are_taken_in_one_by_one() -> None:
+    for make in (
+        lambda master, node: master.publish(node, Event(b"1", 5)),
+        lambda master, node: plan(master, node.epoch, Event(b"1", 5)),
+        lambda master, node: master.directory.pins.pin(TENANT, [b"1"], pinned=True),
+    ):
+        master = Master()
+        node = master.register("a")
+        make(master, node)
+        master.publish(node, *many())
+        assert master.exists(*[event.key for event in many()]) == [1] * MIN_NEW
+
+
+def test_what_came_while_many_waited_for_the_catalog_is_not_lost() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    waiting = plan(master, first.epoch, *many())
+    later = plan(master, second.epoch, Event(b"2", 99), node_id=2)
+    durable(master, waiting, later)
+    assert holders(master, b"2") == [2]
+    assert holders(master, b"3") == [1]
+
+
+def test_many_blocks_of_several_tenants_or_tiers_are_entered_each_as_it_is() -> None:
+    master = Master()
+    node = master.register("a")
+    mixed = [Event(event.key, event.generation, tiers=NVME if at else DRAM) for at, event in enumerate(many())]
+    master.publish(node, *mixed)
+    assert master.exists(*[event.key for event in mixed]) == [1] * MIN_NEW
+    apart = [Event(b"x" + event.key, event.generation, tenant="blue" if at else TENANT) for at, event in enumerate(many())]
+    master.publish(node, *apart)
+    assert master.exists(b"x0", b"x1") == [1, 0]

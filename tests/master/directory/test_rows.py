@@ -32,6 +32,31 @@ def test_a_row_gives_back_what_was_put_in() -> None:
     rows.check_integrity()
 
 
+@pytest.mark.parametrize("freed", [0, 2, 9])
+def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int) -> None:
+    at_once, each = table(), table()
+    for rows, red in (at_once, each):
+        rows.insert(red, b"before", version(), HELD)
+        old = [rows.insert(red, b"old%d" % number, version(), HELD) for number in range(freed)]
+        for row in old:
+            rows.remove(row)
+    parents = [b"", b"before", b"k0", b"k2", b"k9", b"k5", b"unknown"]
+    keys = [b"k%d" % number for number in range(len(parents))]
+    versions = [version(number, parent, f"ns{number % 2}") for number, parent in enumerate(parents)]
+    at_once[0].insert_new(at_once[1], keys, versions, HELD)
+    for key, one in zip(keys, versions, strict=True):
+        each[0].insert(each[1], key, one, HELD)
+    for rows, red in (at_once, each):
+        rows.check_integrity()
+        assert red.rows == each[1].rows
+        assert [rows.version(red.rows[key]) for key in keys] == [each[0].version(each[1].rows[key]) for key in keys]
+        assert {rows.pairs(red.rows[key]) for key in keys} == {HELD}
+    at_once[0].insert_new(at_once[1], [], [], HELD)
+    many = [b"m%d" % number for number in range(3000)]
+    at_once[0].insert_new(at_once[1], many, [version()] * len(many), HELD)
+    at_once[0].check_integrity()
+
+
 def test_a_free_row_is_used_again() -> None:
     rows, red = table()
     row = rows.insert(red, b"a", version(), HELD)
