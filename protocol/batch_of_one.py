@@ -3,7 +3,6 @@ takes three times as long. Not another form: what does not look like it here is 
 """
 
 import struct
-from array import array
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
@@ -20,7 +19,7 @@ _KEYS: Final = struct.Struct("<IH")
 class BatchOfOne:
     """Bodies of one form, (attribute, kind) pairs in wire order, that have one entry."""
 
-    __slots__ = ("_arrays", "_at", "_batch", "_columns", "_get", "_is_keys", "_kinds", "_layouts")
+    __slots__ = ("_at", "_batch", "_columns", "_get", "_ints", "_is_keys", "_kinds", "_layouts")
 
     @staticmethod
     def suits(columns: Sequence[tuple[str, str]]) -> bool:
@@ -36,7 +35,7 @@ class BatchOfOne:
         self._at = struct.calcsize("<" + "".join(_CODES[kind] for kind in self._kinds[: self._batch]))
         self._columns = [index for index, kind in enumerate(self._kinds) if kind in _INTEGERS]
         read = [kind for kind in self._kinds if kind != "count"]
-        self._arrays = [(index, _INTEGERS[kind]) for index, kind in enumerate(read) if kind in ("u32s", "u64s")]
+        self._ints = [index for index, kind in enumerate(read) if kind in ("u32s", "u64s")]
         self._layouts: list[tuple[struct.Struct, struct.Struct] | None] = [None] * (MAX_KEY_BYTES + 1)
         """By the length of the key."""
 
@@ -62,7 +61,8 @@ class BatchOfOne:
             return None
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any] | None:
-        """The values in wire order. None: it is not of one entry, or not of this form at all."""
+        """The values in wire order, columns of integers as tuples: an array of one takes as long to make as all else of a body. None: it is
+        not of one entry, or not of this form at all."""
         size = len(data)
         at, key_bytes = self._batch, 0
         if self._is_keys:
@@ -81,8 +81,8 @@ class BatchOfOne:
             row[at : at + 3] = ([row[at + 2]],)
         else:
             del row[at]
-        for index, code in self._arrays:
-            row[index] = array(code, (row[index],))
+        for index in self._ints:
+            row[index] = (row[index],)
         return row
 
     def _layout(self, key_bytes: int) -> tuple[struct.Struct, struct.Struct]:

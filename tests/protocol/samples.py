@@ -21,6 +21,12 @@ def kinds_of(module: ModuleType) -> list[type[Message]]:
     return sorted((kind for kind in kinds if kind.__module__ == module.__name__ and kind is not Message), key=lambda kind: kind.TYPE)
 
 
+def said(message: Message) -> tuple[type[Message], list[Any]]:
+    """What two messages that say the same have in common: a column of integers may be an array, a tuple or a list."""
+    values = (getattr(message, name) for name in type(message).__annotations__)
+    return type(message), [list(value) if isinstance(value, array | tuple) else value for value in values]
+
+
 def _column(kind: str, count: int) -> st.SearchStrategy[Any]:
     def exactly(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
         return st.lists(values, min_size=count, max_size=count)

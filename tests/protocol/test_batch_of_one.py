@@ -31,6 +31,11 @@ def row(**values: Any) -> Any:
     return SimpleNamespace(**values)
 
 
+def plain(values: list[Any]) -> list[Any]:
+    """With columns of integers as lists."""
+    return [list(value) if isinstance(value, tuple | array) else value for value in values]
+
+
 @given(st.binary(min_size=1, max_size=255), U64, U64, U32, U8)
 def test_one_key_is_packed_and_read_as_the_columns_do(key: bytes, lease: int, size: int, slab: int, flag: int) -> None:
     one, columns = BatchOfOne(KEYED), by_columns(KEYED)
@@ -38,7 +43,8 @@ def test_one_key_is_packed_and_read_as_the_columns_do(key: bytes, lease: int, si
     body = one.pack(message)
     assert body == columns.pack(message)
     for data in (body, memoryview(bytearray(body))):
-        assert one.unpack(data) == columns.unpack(data) == [1, lease, [key], array("Q", [size]), array("I", [slab]), bytes([flag])]
+        assert one.unpack(data) == [1, lease, [key], (size,), (slab,), bytes([flag])]
+        assert columns.unpack(data) == [1, lease, [key], array("Q", [size]), array("I", [slab]), bytes([flag])]
 
 
 @given(U8, U64, st.integers(0, 65535), U32, st.floats(allow_nan=False))
@@ -47,7 +53,8 @@ def test_one_entry_without_a_key_too(flag: int, size: int, weight: int, wait: in
     message = row(share=share, flags=bytearray([flag]), sizes=(size,), weight=weight, wait=wait)
     body = one.pack(message)
     assert body == columns.pack(message)
-    assert one.unpack(body) == columns.unpack(body) == [share, bytes([flag]), array("Q", [size]), weight, wait]
+    assert one.unpack(body) == [share, bytes([flag]), (size,), weight, wait]
+    assert columns.unpack(body) == [share, bytes([flag]), array("Q", [size]), weight, wait]
 
 
 @pytest.mark.parametrize("keys", [[], [b"a", b"b"], [bytes(256)]])
@@ -103,7 +110,7 @@ def test_garbage_is_read_as_the_columns_read_it_or_not_at_all(garbage: bytes) ->
     for columns in (KEYED, COUNTED):
         values = BatchOfOne(columns).unpack(garbage)
         if values is not None:
-            assert repr(values) == repr(by_columns(columns).unpack(garbage))
+            assert repr(plain(values)) == repr(plain(by_columns(columns).unpack(garbage)))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ class Empty(Message):
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(0, 2**64 - 1))), st.integers(0, 255))
 def test_a_message_comes_back_as_it_was(rows: list[tuple[bytes, int]], weight: int) -> None:
     parcel = Parcel([name for name, _ in rows], array("Q", [size for _, size in rows]), weight)
-    assert Parcel.unpack(parcel.pack()) == parcel
-    assert Parcel.unpack(memoryview(bytearray(parcel.pack()))) == parcel
+    for body in (parcel.pack(), memoryview(bytearray(parcel.pack()))):
+        found = Parcel.unpack(body)
+        assert (found.names, list(found.sizes), found.weight) == (parcel.names, list(parcel.sizes), parcel.weight)
 
 
 def test_fields_travel_in_the_order_of_the_form() -> None:

@@ -20,7 +20,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES, REPLIES
 from kvstore.protocol.session_messages import Flags
-from tests.protocol.samples import VECTORS, kinds_of, messages_of, sample
+from tests.protocol.samples import VECTORS, kinds_of, messages_of, said, sample
 
 KINDS = list(MESSAGES.values())
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -31,8 +31,8 @@ ANY_MESSAGE = st.sampled_from(KINDS).flatmap(messages_of)
 @given(ANY_MESSAGE)
 @settings(max_examples=300)
 def test_every_message_round_trips(message: Message) -> None:
-    assert type(message).unpack(message.pack()) == message
-    assert type(message).unpack(memoryview(bytearray(message.pack()))) == message
+    assert said(type(message).unpack(message.pack())) == said(message)
+    assert said(type(message).unpack(memoryview(bytearray(message.pack())))) == said(message)
 
 
 @EVERY_KIND

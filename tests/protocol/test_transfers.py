@@ -21,7 +21,7 @@ from kvstore.protocol.transfers import (
     Notice,
     Store,
 )
-from tests.protocol.samples import check_vector, kinds_of, messages_of, sample
+from tests.protocol.samples import check_vector, kinds_of, messages_of, said, sample
 
 KINDS = kinds_of(transfers)
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -36,7 +36,7 @@ def test_the_bytes_of_a_message_are_those_of_its_vector(kind: type[Message]) -> 
 @given(st.sampled_from(KINDS).flatmap(messages_of))
 @settings(max_examples=200)
 def test_every_message_round_trips(message: Message) -> None:
-    assert type(message).unpack(memoryview(bytearray(message.pack()))) == message
+    assert said(type(message).unpack(memoryview(bytearray(message.pack())))) == said(message)
 
 
 @EVERY_KIND

@@ -235,4 +235,5 @@ def test_a_batch_of_one_and_one_of_two_have_the_same_form() -> None:
     for count in (1, 2):
         parcel = Parcel([b"ab"] * count, array("Q", [7] * count), 9)
         assert form.pack(parcel) == b"\x09" + struct.pack("<IH", count, 2) + b"ab" * count + struct.pack("<Q", 7) * count
-        assert form.unpack(form.pack(parcel)) == [parcel.keys, parcel.sizes, parcel.weight]
+        keys, sizes, weight = form.unpack(form.pack(parcel))
+        assert (keys, list(sizes), weight) == (parcel.keys, list(parcel.sizes), parcel.weight)
