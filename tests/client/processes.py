@@ -56,7 +56,7 @@ class Cluster:
         self.master = Process(
             "kvstore.master.daemon",
             *("--listen", self.address, "--control", self._control, "--run-dir", str(self.folder / "m"), "--catalog", "memory:"),
-            *self._master_flags,
+            *("--node-ttl-s", "60", *self._master_flags),  # one that is stopped, or starved, is alive
             log=self.folder / "master.log",
         )
         self.address, self._control = self.master.ready["listen"], self.master.ready["control"]

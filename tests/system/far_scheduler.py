@@ -25,7 +25,8 @@ def ask(hosts: TwoHosts, host: int, master: str, keys: list[str]) -> dict[str, A
 def main() -> None:
     master, *keys = sys.argv[1:]
     with SchedulerClient(ClientSettings(master=master, deadline_s=DEADLINE_S)) as scheduler:
-        for name, role, node, queue_s in (("pa", Role.PREFILL, "a", BUSY_S), ("pb", Role.PREFILL, "b", 0.0), ("d", Role.DECODE, "", 0.0)):
+        # The busy one last: what it waits for gets less with time.
+        for name, role, node, queue_s in (("pb", Role.PREFILL, "b", 0.0), ("d", Role.DECODE, "", 0.0), ("pa", Role.PREFILL, "a", BUSY_S)):
             scheduler.report(InstanceReport(name=name, role=role, address=f"http://{name}", node=node, queue_s=queue_s))
         input_tokens = len(keys) * BLOCK_TOKENS + 1
         placed = scheduler.schedule([key.encode() for key in keys], block_tokens=BLOCK_TOKENS, input_tokens=input_tokens, output_tokens=1)

@@ -50,10 +50,11 @@ def tied(master: str, node_id: int) -> Client:
     return client
 
 
-def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_requests() -> None:
+def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_requests(tmp_path: Path) -> None:
     first, second = [b"x%d" % number for number in range(8)], [b"y%d" % number for number in range(5)]
+    (tmp_path / "config.toml").write_text("[master]\ninstance_ttl_s = 600\n")  # each reports once
     with (
-        embedded(ClusterPlan(dram="4MiB", nodes=2, is_private=True)) as cluster,
+        embedded(ClusterPlan(dram="4MiB", nodes=2, config=str(tmp_path / "config.toml"), is_private=True)) as cluster,
         SchedulerClient(ClientSettings(cluster.address)) as client,
     ):
         with cluster.control() as control:

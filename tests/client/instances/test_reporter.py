@@ -62,7 +62,10 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
             told.append(report)
             return super().report(report)
 
-    with master_in_thread(tmp_path, report_interval_s=0.01) as places, Listening(ClientSettings(master=places.listen)) as client:
+    with (
+        master_in_thread(tmp_path, report_interval_s=0.01, instance_ttl_s=600.0) as places,
+        Listening(ClientSettings(master=places.listen)) as client,
+    ):
         client.report(DECODE)
         with Reporter(client, lambda: dataclasses.replace(PREFILL, seen_request_ids=[99])) as reporter:
             until(lambda: "p" in shown(client))
