@@ -312,6 +312,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         leaves = home.leaves[node.is_tip]
         del leaves[key]
         if not leaves:
+            leaves.clear()  # what is deleted one by one leaves a table as large as it ever was, and cohorts are watched for long
             self._order.leave(home, node.is_tip)
         node.home = None
 

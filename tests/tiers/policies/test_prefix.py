@@ -1,6 +1,8 @@
 """The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
 
 import itertools
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -377,3 +379,19 @@ def test_an_integrity_check_finds_a_leaf_that_is_filed_nowhere() -> None:
     policy._order = CohortOrder()
     with pytest.raises(AssertionError):
         policy.check_integrity()
+
+
+def test_a_cohort_whose_leaves_are_gone_keeps_no_room_for_them() -> None:
+    clock = Clock()
+    policy: PrefixPolicy[int] = PrefixPolicy(clock=clock)
+    for key in range(4000):
+        clock.now_s += 0.0005
+        policy.insert(key)
+        if key >= 500:
+            victim = policy.victim()
+            assert victim is not None
+            policy.remove(victim)
+    cohorts = [cohort for waiting in policy._log._by_bucket for cohort in waiting]
+    emptied = [leaves for cohort in cohorts for leaves in cohort.leaves if not leaves]
+    assert len(emptied) > 5
+    assert max(map(sys.getsizeof, emptied)) <= sys.getsizeof(OrderedDict())
