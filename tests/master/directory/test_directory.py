@@ -13,6 +13,7 @@ from kvstore.master.directory.membership import Member
 from kvstore.master.directory.publishing import Plan
 from kvstore.master.directory.records import BlockRecord, Description, decode
 from kvstore.master.directory.removing import Removal
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -113,6 +114,21 @@ def test_granted_bytes_count_until_the_next_heartbeat() -> None:
 
 
 # Nodes
+
+
+def test_what_a_node_measured_counts_for_its_time_and_replaces_what_it_said_before() -> None:
+    master, node = one_node()
+    ttl_ns = int(Timing().measured_rate_ttl_s * S)
+    master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=7, bytes_per_s=5.0)], 0)
+    assert node.rates.bytes_per_s(ttl_ns - 1) == {7: 5.0}
+    assert node.rates.bytes_per_s(ttl_ns) == {}
+    master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=8, bytes_per_s=6.0)], ttl_ns)
+    assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}
+    with pytest.raises(InvalidArgument):
+        master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=9)], ttl_ns)
+    with pytest.raises(StaleEpoch):
+        master.directory.measured(1, node.epoch - 1, [], ttl_ns)
+    assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}, "a refused report changes nothing"
 
 
 def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
