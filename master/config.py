@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
+from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
@@ -21,14 +22,8 @@ class MasterSettings:
     control: str = setting("", "HOST:PORT of the control plane (gRPC); default: the host of `listen`, the next port (0 if that is 0).")
     advertise: str = setting("", "Host told to nodes and clients for the control plane, behind NAT; default: the address they reached.")
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
-    socket_group: str = setting(
-        "",
-        "Group, by name or number, whose members may connect to the Unix socket as other users of this host (docs/sharing.md); its folder "
-        "is opened for them to enter. None by default: only the user that runs this.",
-    )
-    socket_mode: str = setting(
-        "", "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 lets in every user of the host."
-    )
+    socket_group: str = setting("", SOCKET_GROUP_HELP)
+    socket_mode: str = setting("", SOCKET_MODE_HELP)
     catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH or etcd://HOST:PORT,...[/PREFIX].")
     catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
     tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')

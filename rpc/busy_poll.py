@@ -41,7 +41,7 @@ class BusyPoll:
         """Somebody looked for `max_ns`, and it did not come."""
         self.is_on = False
         self._rests = min(1 << self._in_vain, MAX_RESTS)
-        self._in_vain = min(self._in_vain + 1, MAX_RESTS)
+        self._in_vain += self._rests < MAX_RESTS
 
     def slept(self, waited_ns: int) -> None:
         """It came after a sleep, so long after the wait began."""

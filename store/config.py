@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
+from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
@@ -25,14 +26,8 @@ class NodeSettings:
     run_dir: str = setting(
         "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
     )
-    socket_group: str = setting(
-        "",
-        "Group, by name or number, whose members may connect to the Unix socket as other users of this host (docs/sharing.md); its folder "
-        "is opened for them to enter. None by default: only the user that runs this.",
-    )
-    socket_mode: str = setting(
-        "", "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 lets in every user of the host."
-    )
+    socket_group: str = setting("", SOCKET_GROUP_HELP)
+    socket_mode: str = setting("", SOCKET_MODE_HELP)
     dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
     table_share: float = setting(
         0.5,

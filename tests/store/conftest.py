@@ -1,10 +1,11 @@
-"""The stores of a test: they are checked and closed at its end."""
+"""The stores of a test, which are checked and closed at its end, and the client of its `node`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.store.served import Client, Served
 from tests.store.tables import Store
 
 
@@ -20,3 +21,10 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
     for store in stores:
         store.table.check_integrity()
         store.close()
+
+
+@pytest.fixture
+def client(node: Served) -> Iterator[Client]:
+    client = node.connect()
+    yield client
+    client.close()

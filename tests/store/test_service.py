@@ -36,13 +36,6 @@ def node(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def master(node: Served) -> Iterator[Master]:
     master = Master(node.link())
     yield master

@@ -73,6 +73,14 @@ class Scene:
         wanted = [index for index, name in enumerate(self.names) if name in LIVING]
         until(lambda: all(self.is_right(buffers, index) for index in wanted), "what the living have")
 
+    def begin_with_one_stopped(self) -> "tuple[np.ndarray, Future[list[int | None]]]":
+        """A get that the living nodes have answered, and one does not."""
+        buffers = self.buffers()
+        os.kill(self.victim, signal.SIGSTOP)
+        waiting = self.begin(buffers)
+        self.until_the_living_have_answered(buffers)
+        return buffers, waiting
+
     def check(self, buffers: np.ndarray, sizes: list[int | None], *, may_miss: bool = False) -> int:
         """Hits are right, and of the victim's alone some may be missing: how many are."""
         for index, (name, size) in enumerate(zip(self.names, sizes, strict=True)):
@@ -102,20 +110,14 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 def test_a_node_that_is_silent_holds_up_none_of_the_others(scene: Scene) -> None:
-    buffers = scene.buffers()
-    os.kill(scene.victim, signal.SIGSTOP)
-    waiting = scene.begin(buffers)
-    scene.until_the_living_have_answered(buffers)
+    buffers, waiting = scene.begin_with_one_stopped()
     assert is_quiet(waiting)
     os.kill(scene.victim, signal.SIGCONT)
     scene.check(buffers, waiting.result(DEADLINE_S))
 
 
 def test_of_a_node_that_is_killed_there_are_misses_and_of_the_living_hits(scene: Scene) -> None:
-    buffers = scene.buffers()
-    os.kill(scene.victim, signal.SIGSTOP)
-    waiting = scene.begin(buffers)
-    scene.until_the_living_have_answered(buffers)
+    buffers, waiting = scene.begin_with_one_stopped()
     with within(0):
         os.kill(scene.victim, signal.SIGKILL)
         assert scene.check(buffers, waiting.result(DEADLINE_S), may_miss=True) == SHARE
@@ -133,10 +135,7 @@ def test_a_node_that_is_killed_between_its_bytes_gives_right_ones_or_misses(scen
 
 
 def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
-    buffers = scene.buffers()
-    os.kill(scene.victim, signal.SIGSTOP)
-    waiting = scene.begin(buffers)
-    scene.until_the_living_have_answered(buffers)
+    buffers, waiting = scene.begin_with_one_stopped()
     with within(0):
         os.kill(scene.victim, signal.SIGTERM)
         os.kill(scene.victim, signal.SIGCONT)

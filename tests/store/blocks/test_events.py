@@ -200,13 +200,6 @@ class Recorder:
 
 
 @pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def recorder(node: Served) -> Iterator[Recorder]:
     recorder = Recorder(node)
     yield recorder

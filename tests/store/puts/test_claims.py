@@ -46,13 +46,6 @@ def master(node: Served) -> Master:
     return Master(node)
 
 
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
-
-
 def put(client: Client, **values: bytes) -> tuple[threading.Thread, list[Any]]:
     """An unreserved put in a thread of its own; its flags or its exception will be in the list."""
     results: list[Any] = []

@@ -60,13 +60,6 @@ def master(node: Served) -> Master:
     return Master(node)
 
 
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
-
-
 def put(client: Client, values: Mapping[str, bytes], *, generation: int = 0) -> list[int]:
     keys = [name.encode() for name in values]
     sizes, sums = [len(value) for value in values.values()], [digest(value) for value in values.values()]

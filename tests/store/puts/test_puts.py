@@ -1,8 +1,5 @@
 """Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kvstore.protocol.errors import (
@@ -16,23 +13,10 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
 from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
 from tests.store.tables import PUT_TTL_NS
 
 KIB = 1024
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path, dram_bytes=16 * KIB) as node:
-        yield node
-
-
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
 
 
 # --- through shared memory ---

@@ -1,7 +1,6 @@
 """Promises of puts.py about time: who waits for room, and for how long; and that a put is answered when the master has it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,22 +17,9 @@ from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
 
 KIB = 1024
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path, dram_bytes=16 * KIB) as node:
-        yield node
-
-
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
 
 
 # --- waiting ---

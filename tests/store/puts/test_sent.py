@@ -1,8 +1,5 @@
 """Promises of sent.py for one small value that comes along with its message and is kept at once, on real sockets."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch, Denied, Full, InvalidArgument, KVStoreError, ProtocolError
@@ -11,22 +8,9 @@ from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import ROLE_NODE, Flags
 from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
 
 KIB = 1024
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path, dram_bytes=16 * KIB) as node:
-        yield node
-
-
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
 
 
 def message(name: str, value: bytes, *, size: int | None = None, checksum: int | None = None, namespace: str = "ns") -> Put:

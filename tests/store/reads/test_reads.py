@@ -31,13 +31,6 @@ def node(tmp_path: Path) -> Iterator[Served]:
         yield node
 
 
-@pytest.fixture
-def client(node: Served) -> Iterator[Client]:
-    client = node.connect()
-    yield client
-    client.close()
-
-
 def find(node: Served, name: str) -> Block:
     block = node.call(lambda: node.store.table.find("red", name.encode()))
     assert block is not None
