@@ -264,6 +264,7 @@ def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Clust
 
 def test_what_was_promoted_is_shown_from_then_on(client: Client) -> None:
     keys, values = stored(client, [100_000] * 3)
+    client.flush(deadline_s=60)  # what the master has not decided about is evicted, not moved down
     local = client._operations.local.ready[0]
 
     def pushed_out() -> bool:
