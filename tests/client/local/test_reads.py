@@ -264,12 +264,13 @@ def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Clust
 
 def test_what_was_promoted_is_shown_from_then_on(client: Client) -> None:
     keys, values = stored(client, [100_000] * 3)
-    client.flush(deadline_s=60)  # what the master has not decided about is evicted, not moved down
     local = client._operations.local.ready[0]
 
     def pushed_out() -> bool:
+        """By the master, for an index that a larger one has replaced shows what it showed last."""
         client.put_batch([os.urandom(16) for _ in range(50)], [b"v" * 100_000] * 50)
-        return all(local.index.find(key) is None for key in keys)
+        client.flush(deadline_s=60)
+        return [[place.tiers for place in places] for places in client.locate(keys)] == [[("nvme",)]] * len(keys)
 
     eventually(pushed_out, "more than DRAM holds: they went down to NVMe")
     assert client.get_batch(keys) == values
