@@ -13,7 +13,8 @@ COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The examples' transformers take each process seconds to load.
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
-OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -name 'test_*.py' | LC_ALL=C sort))
+# Real engines (tests/engines/live) have environments of their own, and a target.
+OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -path tests/engines/live -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
 # Half of all that is installed: to compile it takes as long as all else.
 NOT_IMPORTED := /(transformers/models|tests?|testing|_inductor|pip|setuptools|networkx|mypyc?)/
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
@@ -37,11 +38,19 @@ test: $(BIN)/.dev etcd namespaces typing  ## the whole suite
 		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
 		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait
 
+.PHONY: engines
+engines: $(BIN)/.dev  ## environments with real engines and this checkout's wheel, in build/engines
+	$(BIN)/python -m tests.engines.live.environments
+
+.PHONY: test-engines
+test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was written for Mooncake) on a real cluster
+	$(PYTEST) tests/engines/live
+
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol rpc kvcache tiers transfer scheduler lab master store client router handover benchmarks) examples tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol rpc kvcache tiers transfer scheduler lab master store client router handover engines benchmarks) examples tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench
@@ -116,7 +125,7 @@ $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client handover kvcache lab master protocol router rpc scheduler store tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client engines handover kvcache lab master protocol router rpc scheduler store tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: clean

@@ -1,0 +1,1 @@
+"""LMCache: an L2 adapter and a remote connector."""

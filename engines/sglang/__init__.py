@@ -1,0 +1,1 @@
+"""SGLang: a storage back end of its hierarchical cache."""

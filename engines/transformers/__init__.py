@@ -1,0 +1,1 @@
+"""Hugging Face transformers: a cache that reads and fills the store."""

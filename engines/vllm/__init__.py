@@ -1,0 +1,1 @@
+"""vLLM: a KV connector and a secondary tier of its offloading."""
