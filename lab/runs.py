@@ -20,6 +20,8 @@ from kvstore.lab.keys import spread
 from kvstore.protocol.errors import Broken, InvalidArgument, KVStoreError
 
 MAX_PROCESSES: Final = 256
+SIGNAL_INTERVAL_S: Final = 1.0
+"""A signal that comes in just before a wait begins is looked at after it: none is longer."""
 
 
 def run_jobs(
@@ -54,7 +56,7 @@ def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: i
         for pipe in pipes:
             _give(pipe, jobs, todo, at_work)
         while at_work:
-            for pipe in cast("list[Connection]", wait(list(at_work))):
+            for pipe in cast("list[Connection]", wait(list(at_work), SIGNAL_INTERVAL_S)):
                 index = at_work.pop(pipe)
                 rows[index] = _outcome(jobs[index], _answer(pipe))
                 on_done(jobs[index])
