@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, select_decoding_instance
+from kvstore.scheduler.decode_selection import broken_slo, decoding_after
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD, KVCacheCentric
@@ -28,13 +28,18 @@ class Baseline(Dispatcher):
         self._estimators = estimators
 
     def dispatch(
-        self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance]
+        self,
+        request: Request,
+        matches: Sequence[int],
+        prefill: Sequence[PrefillInstance],
+        decode: Sequence[DecodeInstance],
+        sendable: Sequence[int] | None = None,
     ) -> Decision | Rejection:
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
         p = self._choose(request, matches, prefill)
         queue_s, prefill_s = prefill[p].queue_s, self._prefill_s(request, matches[p])
-        decoding = select_decoding_instance(request, decode, self._estimators.decode)
+        decoding = decoding_after(prefill[p], request, decode, self._estimators.decode)
         if isinstance(decoding, Rejection):
             return decoding
         rejection = broken_slo(request.slo, ttft_s=queue_s + prefill_s, tbt_s=decoding.tbt_s)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kvstore.scheduler.decision import Reason, Rejection
 from kvstore.scheduler.estimators.interface import DecodeTime
-from kvstore.scheduler.instances import DecodeInstance
+from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request, Slo
 
 
@@ -17,14 +17,34 @@ class Decoding(NamedTuple):
 
 
 def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
-    """The one with the least time between tokens once the request is there, of those whose cache has room for it and for all its output;
-    ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in tokens, without one that has room.
+    """The one with the least time between tokens once the request is there, of those that take what others have prefilled and whose cache has
+    room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in tokens,
+    without one that has room.
     """
-    sequence_tokens = request.input_tokens + request.output_tokens
+    return _select(request, [(index, instance) for index, instance in enumerate(decode) if not instance.is_own], estimator)
+
+
+def decoding_after(prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
+    """Where a request is decoded that is prefilled there: as `select_decoding_instance`, or by itself if it decodes what it prefills."""
+    if prefill.decodes_at is None:
+        return select_decoding_instance(request, decode, estimator)
+    return _select(request, [(prefill.decodes_at, decode[prefill.decodes_at])], estimator)
+
+
+def has_room(prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance]) -> bool:
+    """False for one that decodes what it prefills and whose cache has no room for the request and all its output."""
+    return prefill.decodes_at is None or _fits(request, decode[prefill.decodes_at])
+
+
+def _fits(request: Request, instance: DecodeInstance) -> bool:
+    return instance.context_tokens + request.input_tokens + request.output_tokens <= instance.capacity_tokens
+
+
+def _select(request: Request, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime) -> Decoding | Rejection:
     best: tuple[float, int, int] | None = None
     foreseen: dict[tuple[int, int], float] = {}
-    for index, instance in enumerate(decode):
-        if instance.context_tokens + sequence_tokens > instance.capacity_tokens:
+    for index, instance in among:
+        if not _fits(request, instance):
             continue
         load = (instance.batch + 1, instance.context_tokens + request.input_tokens)
         tbt_s = foreseen.get(load)
@@ -35,10 +55,10 @@ def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance],
             best = candidate
     if best is not None:
         return Decoding(best[2], best[0])
-    if not decode:
+    if not among:
         return Rejection(Reason.NO_INSTANCE)
-    room_tokens = max(instance.capacity_tokens - instance.context_tokens for instance in decode)
-    return Rejection(Reason.CAPACITY, sequence_tokens, room_tokens)
+    room_tokens = max(instance.capacity_tokens - instance.context_tokens for _, instance in among)
+    return Rejection(Reason.CAPACITY, request.input_tokens + request.output_tokens, room_tokens)
 
 
 def broken_slo(slo: Slo, *, ttft_s: float, tbt_s: float) -> Rejection | None:

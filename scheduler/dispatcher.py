@@ -24,14 +24,20 @@ class Estimators:
 class Dispatcher(ABC):
     """Chooses a prefill and a decode instance for each request. Not thread-safe; it changes no instance it is shown.
 
-    `matches[i]` is the number of leading blocks of the prompt that prefill[i] has: the answer of a PrefixIndex. Either sequence may be
-    empty (Reason.NO_INSTANCE).
+    `matches[i]` is the number of leading blocks of the prompt that prefill[i] need not compute: the answer of a PrefixIndex. `sendable[i]`
+    is how many of them others can fetch from it: fewer where it has some in its GPU's memory only; None: all. Either sequence of
+    instances may be empty (Reason.NO_INSTANCE). What is prefilled where `decodes_at` is set is decoded there.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def dispatch(
-        self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance]
+        self,
+        request: Request,
+        matches: Sequence[int],
+        prefill: Sequence[PrefillInstance],
+        decode: Sequence[DecodeInstance],
+        sendable: Sequence[int] | None = None,
     ) -> Decision | Rejection:
         """Where `request` goes, or why nowhere."""

@@ -19,6 +19,8 @@ class PrefillInstance:
     """Where its cache is: several instances may share one."""
     received_bytes_per_s: Mapping[Hashable, float] = field(default_factory=dict)
     """What was measured lately on the way to it, by the sender's `place`; from elsewhere what the sender delivers counts."""
+    decodes_at: int | None = None
+    """It decodes what it has prefilled, and nothing else does: the index of its decode side. None: any decode instance without `is_own`."""
 
 
 @dataclass(slots=True)
@@ -32,3 +34,5 @@ class DecodeInstance:
     """Tokens of KV cache of all of them together."""
     capacity_tokens: int = 1 << 62
     """Tokens of KV cache that fit."""
+    is_own: bool = False
+    """The decode side of an instance that prefills too, and decodes only what that has prefilled."""

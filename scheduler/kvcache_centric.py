@@ -19,7 +19,7 @@ from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, select_decoding_instance
+from kvstore.scheduler.decode_selection import broken_slo, decoding_after, has_room
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
@@ -45,14 +45,21 @@ class KVCacheCentric(Dispatcher):
         self._threshold = kvcache_balancing_threshold
 
     def dispatch(
-        self, request: Request, matches: Sequence[int], prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance]
+        self,
+        request: Request,
+        matches: Sequence[int],
+        prefill: Sequence[PrefillInstance],
+        decode: Sequence[DecodeInstance],
+        sendable: Sequence[int] | None = None,
     ) -> Decision | Rejection:
         # Line 1, PrefixHash, is the caller's, and so is the matching of line 3: request.keys, and their runs at each instance.
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
         ttft_s, p = inf, -1  # line 2
-        best_len = max(matches)  # line 3
-        senders = _Senders(best_len, matches, prefill, self._transfer_s)
+        if sendable is None:
+            sendable = matches
+        best_len = max(sendable)  # line 3
+        senders = _Senders(best_len, sendable, prefill, self._transfer_s)
         # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has, but for measured rates: it is foreseen once
         # for each number of them.
         prefix_lens = {own: best_len if self._exceeds(best_len, own) else own for own in set(matches)}  # lines 5, 6 and 10
@@ -66,9 +73,10 @@ class KVCacheCentric(Dispatcher):
                 sender = prefill[senders.to(instance)]
                 cost_s = self._transfer_s(prefix_lens[own] - own, sender, instance) + prefills_s[prefix_lens[own]]
             total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
-            if ttft_s > total_s:  # lines 14 to 16
+            if ttft_s > total_s and has_room(instance, request, decode):  # lines 14 to 16
                 ttft_s, p = total_s, number
-        decoding = select_decoding_instance(request, decode, self._estimators.decode)  # line 17
+        # Of -1 the last: why it cannot be there is why it can be nowhere.
+        decoding = decoding_after(prefill[p], request, decode, self._estimators.decode)  # line 17
         if isinstance(decoding, Rejection):
             return decoding
         rejection = broken_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19

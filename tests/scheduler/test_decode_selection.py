@@ -1,8 +1,8 @@
 """The decode instance is the one that makes tokens soonest of those with room; placements keep both SLOs."""
 
 from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.decode_selection import Decoding, broken_slo, select_decoding_instance
-from kvstore.scheduler.instances import DecodeInstance
+from kvstore.scheduler.decode_selection import Decoding, broken_slo, decoding_after, has_room, select_decoding_instance
+from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request, Slo
 
 REQUEST = Request((), input_tokens=100, block_tokens=16, output_tokens=20)
@@ -61,3 +61,25 @@ def test_a_placement_on_the_limit_keeps_it() -> None:
 def test_a_placement_that_breaks_an_slo_says_which() -> None:
     assert broken_slo(Slo(2, 1), ttft_s=2.5, tbt_s=1.5) == Rejection(Reason.TTFT, 2.5, 2)
     assert broken_slo(Slo(2, 1), ttft_s=2, tbt_s=1.5) == Rejection(Reason.TBT, 1.5, 1)
+
+
+def test_what_decodes_its_own_prompts_takes_no_others() -> None:
+    decode = [DecodeInstance("both", is_own=True), DecodeInstance("b", 7)]
+    assert select_decoding_instance(REQUEST, decode, Counting(0)) == Decoding(1, 8.0)
+    assert select_decoding_instance(REQUEST, decode[:1], Counting()) == Rejection(Reason.NO_INSTANCE)
+
+
+def test_what_is_prefilled_where_it_is_decoded_stays_there() -> None:
+    decode = [DecodeInstance("b"), DecodeInstance("both", 3, capacity_tokens=120, is_own=True)]
+    assert decoding_after(PrefillInstance("both", decodes_at=1), REQUEST, decode, Counting(0)) == Decoding(1, 4.0)
+    assert decoding_after(PrefillInstance("p"), REQUEST, decode, Counting(0)) == Decoding(0, 1.0)
+
+
+def test_room_is_asked_of_the_decode_side_of_its_own() -> None:
+    decode = [DecodeInstance("full", capacity_tokens=0), DecodeInstance("both", context_tokens=1, capacity_tokens=120, is_own=True)]
+    both = PrefillInstance("both", decodes_at=1)
+    assert has_room(PrefillInstance("p"), REQUEST, decode)
+    assert not has_room(both, REQUEST, decode)
+    assert decoding_after(both, REQUEST, decode, Counting()) == Rejection(Reason.CAPACITY, 120, 119)
+    decode[1].context_tokens = 0
+    assert has_room(both, REQUEST, decode)

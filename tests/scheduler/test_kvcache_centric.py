@@ -130,6 +130,33 @@ def test_slow_tokens_are_rejected_with_what_they_would_have_been() -> None:
     assert found == Rejection(Reason.TBT, 4.0, 3.5)
 
 
+def test_what_a_gpu_alone_has_is_used_there_and_not_sent() -> None:
+    """Instance 1 has 4 blocks, of which its node has 2."""
+    dispatcher = KVCacheCentric(estimators())
+    there = dispatcher.dispatch(request(), [0, 4], prefill(0, 0), DECODE, sendable=[0, 2])
+    assert isinstance(there, Decision)
+    assert (there.prefill, there.prefix_blocks, there.transfer_from) == (1, 4, None)
+    elsewhere = dispatcher.dispatch(request(), [0, 4], prefill(0, 9), DECODE, sendable=[0, 2])
+    assert isinstance(elsewhere, Decision)
+    assert (elsewhere.prefill, elsewhere.prefix_blocks, elsewhere.transfer_from, elsewhere.transfer_blocks) == (0, 2, 1, 2)
+
+
+def test_who_decodes_its_own_prompts_and_is_full_is_passed_over() -> None:
+    pool = prefill(0, 9)
+    pool[0].decodes_at, pool[1].decodes_at = 0, 1
+    decode = [DecodeInstance("p0", capacity_tokens=42, is_own=True), DecodeInstance("p1", is_own=True)]
+    dispatcher = KVCacheCentric(estimators())
+    found = dispatcher.dispatch(request(), [4, 0], pool, decode)
+    assert isinstance(found, Decision)
+    assert (found.prefill, found.decode) == (0, 0)
+    decode[0].context_tokens = 1
+    found = dispatcher.dispatch(request(), [4, 0], pool, decode)
+    assert isinstance(found, Decision)
+    assert (found.prefill, found.decode) == (1, 1)
+    decode[1].capacity_tokens = 40
+    assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 40)
+
+
 def test_without_instances_there_is_nowhere_to_go() -> None:
     dispatcher = KVCacheCentric(estimators())
     assert dispatcher.dispatch(request(), [], [], DECODE) == Rejection(Reason.NO_INSTANCE)
