@@ -128,14 +128,16 @@ def translated(error: grpc.RpcError) -> KVStoreError:
 
 
 def as_dict(message: Any) -> dict[str, Any]:
-    """A protobuf message as plain values for JSON. Unlike protobuf's own form, 64-bit numbers stay numbers."""
+    """A protobuf message as plain values for JSON. Unlike protobuf's own form, 64-bit numbers stay numbers; bytes are in hex."""
     return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "DESCRIPTOR"):
         return as_dict(value)
-    if isinstance(value, (str, bytes, int, float)):
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "items"):
         return {name: _plain(value[name]) for name in sorted(value)}

@@ -87,6 +87,9 @@ class MasterSettings:
         minimum=0.01,
     )
     max_instances: int = setting(1024, "Inference instances beyond this are refused.", minimum=1, maximum=65_536)
+    max_engine_blocks: int = setting(
+        1 << 20, "Blocks in an inference instance's own memory that are known of; what it has beyond is not counted.", minimum=0
+    )
     measured_rate_ttl_s: float = setting(
         60.0,
         "What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself.",

@@ -12,9 +12,11 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNKNOWN: _ClassVar[Role]
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
+    ROLE_BOTH: _ClassVar[Role]
 ROLE_UNKNOWN: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+ROLE_BOTH: Role
 
 class TierStatus(_message.Message):
     __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "why_not_huge")
@@ -295,7 +297,7 @@ class DecodeSample(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., context_tokens: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("name", "role", "address", "node", "queue_s", "send_backlog_bytes", "send_bytes_per_s", "batch", "context_tokens", "capacity_tokens", "seen_request_ids", "prefill_samples", "decode_samples")
+    __slots__ = ("name", "role", "address", "node", "queue_s", "send_backlog_bytes", "send_bytes_per_s", "batch", "context_tokens", "capacity_tokens", "seen_request_ids", "prefill_samples", "decode_samples", "seen_after_s", "engine_cache")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +311,8 @@ class ReportRequest(_message.Message):
     SEEN_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     DECODE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SEEN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_CACHE_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     address: str
@@ -322,13 +326,33 @@ class ReportRequest(_message.Message):
     seen_request_ids: _containers.RepeatedScalarFieldContainer[int]
     prefill_samples: _containers.RepeatedCompositeFieldContainer[PrefillSample]
     decode_samples: _containers.RepeatedCompositeFieldContainer[DecodeSample]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., queue_s: _Optional[float] = ..., send_backlog_bytes: _Optional[int] = ..., send_bytes_per_s: _Optional[float] = ..., batch: _Optional[int] = ..., context_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., seen_request_ids: _Optional[_Iterable[int]] = ..., prefill_samples: _Optional[_Iterable[_Union[PrefillSample, _Mapping]]] = ..., decode_samples: _Optional[_Iterable[_Union[DecodeSample, _Mapping]]] = ...) -> None: ...
+    seen_after_s: float
+    engine_cache: EngineCache
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., queue_s: _Optional[float] = ..., send_backlog_bytes: _Optional[int] = ..., send_bytes_per_s: _Optional[float] = ..., batch: _Optional[int] = ..., context_tokens: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., seen_request_ids: _Optional[_Iterable[int]] = ..., prefill_samples: _Optional[_Iterable[_Union[PrefillSample, _Mapping]]] = ..., decode_samples: _Optional[_Iterable[_Union[DecodeSample, _Mapping]]] = ..., seen_after_s: _Optional[float] = ..., engine_cache: _Optional[_Union[EngineCache, _Mapping]] = ...) -> None: ...
+
+class EngineCache(_message.Message):
+    __slots__ = ("tenant", "version", "base_version", "key_bytes", "added", "removed")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    version: int
+    base_version: int
+    key_bytes: int
+    added: bytes
+    removed: bytes
+    def __init__(self, tenant: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., key_bytes: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("report_interval_s",)
+    __slots__ = ("report_interval_s", "engine_cache_version")
     REPORT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_CACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
     report_interval_s: float
-    def __init__(self, report_interval_s: _Optional[float] = ...) -> None: ...
+    engine_cache_version: int
+    def __init__(self, report_interval_s: _Optional[float] = ..., engine_cache_version: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("name",)

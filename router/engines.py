@@ -7,7 +7,7 @@ nothing of what the prefill engine says there.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -51,14 +51,25 @@ class FirstToken:
 
 
 class DecodeStream:
-    """An answer on its way from a decode engine. Iterate once; close it, which cancels what has not come."""
+    """An answer on its way from an engine. Iterate once; close it, which cancels what has not come."""
 
     def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
         self._response = response
         self._address = address
+        self._pieces = self._read()
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def first(self) -> Piece:
+        """Wait for the first piece, which iterating does not give again. Raises as that does."""
+        try:
+            return await anext(self._pieces)
+        except StopAsyncIteration:
+            raise Unavailable(f"the engine at {self._address} ended its answer before the first token") from None
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
         """Raises Unavailable, DeadlineExceeded: the engine failed, hung up early, or is silent for too long."""
+        return self._pieces
+
+    async def _read(self) -> AsyncGenerator[Piece]:
         parser = EventParser()
         is_over = False
         with _Translated(self._address):
@@ -107,6 +118,17 @@ class Engines:
             async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
                 async with asyncio.timeout(timeout_s):
                     return _first_token(_object(await response.text(errors="replace")))
+
+    async def serve(self, work: Work, placement: Placement) -> DecodeStream:
+        """Have all of the answer made by an engine that prefills and decodes. When it returns, the engine has accepted.
+
+        Raises as `prefill`. Each piece has first_token_timeout_s: the engine may compute somebody's prompt between any two.
+        """
+        params = {"request_id": placement.request_id, "prefix_blocks": placement.prefix_blocks}
+        body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
+        with _Translated(placement.prefill_address):
+            response = await self._post(placement.prefill_address, body, work.id, self._settings.first_token_timeout_s)
+            return DecodeStream(response, placement.prefill_address)
 
     async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
         """Have the tokens after the first one made. When it returns, the engine has accepted. Raises as `prefill`."""

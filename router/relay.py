@@ -33,7 +33,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer whose first token is there. Close it, which hangs up on the decode engine."""
+    """An answer whose first token is there. Close it, which hangs up on the engine that makes the others."""
 
     placement: Placement
     first: Piece
@@ -45,7 +45,7 @@ class Answer:
         yield self.first
         if self.stream is None:
             return
-        finish_reason = None
+        finish_reason = self.first.finish_reason
         async for piece in self.stream:
             finish_reason = piece.finish_reason or finish_reason
             yield piece
@@ -113,9 +113,20 @@ class Relay:
         placed = await self._scheduler.schedule(work.keys, input_tokens=len(work.tokens), output_tokens=predicted, slo=slo)
         if isinstance(placed, Refusal):
             return placed
+        if placed.decode == placed.prefill:
+            return await self._served(work, placed)
         first = await self._engines.prefill(work, placed)
         ends = first.piece.finish_reason
         if ends not in GOES_ON or len(first.token_ids) >= work.max_tokens:
             return Answer(placed, replace(first.piece, finish_reason=ends or "length"), None)
         stream = await self._engines.decode(work, placed, first)
         return Answer(placed, replace(first.piece, finish_reason=None), stream)
+
+    async def _served(self, work: Work, placed: Placement) -> Answer:
+        """By an engine that prefills and decodes: as soon as its first token is there."""
+        stream = await self._engines.serve(work, placed)
+        try:
+            return Answer(placed, await stream.first(), stream)
+        except BaseException:
+            stream.close()
+            raise

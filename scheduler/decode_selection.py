@@ -17,14 +17,16 @@ class Decoding(NamedTuple):
 
 
 def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
-    """The one with the least time between tokens once the request is there, of those that take what others have prefilled and whose cache has
-    room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in tokens,
-    without one that has room.
+    """The one with the least time between tokens once the request is there, of those that take what others have prefilled and whose cache
+    has room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in
+    tokens, without one that has room.
     """
     return _select(request, [(index, instance) for index, instance in enumerate(decode) if not instance.is_own], estimator)
 
 
-def decoding_after(prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
+def decoding_after(
+    prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime
+) -> Decoding | Rejection:
     """Where a request is decoded that is prefilled there: as `select_decoding_instance`, or by itself if it decodes what it prefills."""
     if prefill.decodes_at is None:
         return select_decoding_instance(request, decode, estimator)

@@ -11,7 +11,7 @@ from kvstore.client.control import as_dict
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol import control_pb2 as pb
 
-ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
+ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
 
 
 @click.command(short_help="Show the inference instances that the scheduler sends requests to.")
@@ -38,14 +38,16 @@ def instances_view(found: pb.InstancesReply) -> RenderableType:
     for name in ("queue", "batch", "sent", "reported"):
         table.add_column(name, justify="right", no_wrap=True)
     for status in sorted(found.instances, key=lambda each: (each.report.role, each.report.name)):
-        report, is_prefill = status.report, status.report.role == pb.ROLE_PREFILL
+        report = status.report
+        # Of one that does both the requests on their way are in its queue.
+        on_their_way = 0 if report.role == pb.ROLE_BOTH else status.unseen_requests
         table.add_row(
             report.name,
             ROLES.get(report.role, "-"),
             report.address,
             report.node or "-",
-            f"{report.queue_s + status.unseen_s:.2f} s" if is_prefill else "-",
-            "-" if is_prefill else f"{report.batch + status.unseen_requests:,}",
+            f"{report.queue_s + status.unseen_s:.2f} s" if report.role != pb.ROLE_DECODE else "-",
+            f"{report.batch + on_their_way:,}" if report.role != pb.ROLE_PREFILL else "-",
             f"{status.scheduled:,}",
             f"{status.report_age_s:.1f} s ago",
         )

@@ -31,6 +31,30 @@ class Role(IntEnum):
 
     PREFILL = pb.ROLE_PREFILL
     DECODE = pb.ROLE_DECODE
+    BOTH = pb.ROLE_BOTH
+    """It decodes what it has prefilled, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCacheChange:
+    """What has changed in the memory of an engine's own: keys of blocks, all of one length, that it has from now on, and no longer."""
+
+    tenant: str
+    base_version: int
+    """The version that this is a change of; 0: an empty cache, whatever the master has."""
+    version: int
+    """After it. Above 0."""
+    added: Sequence[bytes] = ()
+    removed: Sequence[bytes] = ()
+
+
+class Heard(NamedTuple):
+    """The master's answer to a report."""
+
+    interval_s: float
+    """Until the next report is due."""
+    engine_cache_version: int
+    """That the master has; 0: none. Other than the last one sent: it has to begin anew, with an empty cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +81,10 @@ class InstanceReport:
     """Decode: tokens of KV cache that fit; 0: no limit."""
     seen_request_ids: Sequence[int] = ()
     """Requests that came in since the last report: the numbers above include them."""
+    seen_after_s: float = 0.0
+    """The numbers above include all requests that should have come in longer ago; 0: only those named."""
+    engine_cache: EngineCacheChange | None = None
+    """None: nothing has changed."""
     prefill_samples: Sequence[PrefillSample] = ()
     decode_samples: Sequence[DecodeSample] = ()
 
@@ -140,8 +168,8 @@ class SchedulerClient:
             return Refusal(Reason(reply.rejected), reply.rejected_value, reply.rejected_limit)
         return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
 
-    def report(self, report: InstanceReport) -> float:
-        """The instance lives, and this is its state: seconds until the next report is due. Raises Full where there are too many."""
+    def report(self, report: InstanceReport) -> Heard:
+        """The instance lives, and this is its state. Raises Full where there are too many."""
         request = pb.ReportRequest(
             name=report.name,
             role=pb.Role.Name(report.role),
@@ -154,6 +182,8 @@ class SchedulerClient:
             context_tokens=_number("context_tokens", report.context_tokens, bits=64),
             capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
             seen_request_ids=report.seen_request_ids,
+            seen_after_s=report.seen_after_s,
+            engine_cache=_packed(report.engine_cache),
             prefill_samples=[
                 pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
                 for each in report.prefill_samples
@@ -163,7 +193,8 @@ class SchedulerClient:
                 for each in report.decode_samples
             ],
         )
-        return float(self._call("Report", request).report_interval_s)
+        reply: pb.ReportReply = self._call("Report", request)
+        return Heard(reply.report_interval_s, reply.engine_cache_version)
 
     def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
         """The instance ends: nothing more is sent to it. One that is not known is no error. `deadline`: instead of `deadline_s`."""
@@ -228,6 +259,23 @@ class SchedulerClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:
+    """Raises InvalidArgument: the keys are not all of one length."""
+    if change is None:
+        return None
+    lengths = {len(key) for keys in (change.added, change.removed) for key in keys}
+    if len(lengths) > 1:
+        raise InvalidArgument(f"keys of an engine's cache are of one length, not of {sorted(lengths)} bytes")
+    return pb.EngineCache(
+        tenant=change.tenant,
+        base_version=_number("base_version", change.base_version, bits=64),
+        version=_number("version", change.version, bits=64),
+        key_bytes=max(lengths, default=1),
+        added=b"".join(change.added),
+        removed=b"".join(change.removed),
+    )
 
 
 def _number(name: str, value: int, *, bits: int) -> int:

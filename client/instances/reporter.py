@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final
 
-from kvstore.client.instances.client import InstanceReport, SchedulerClient
+from kvstore.client.instances.client import Heard, InstanceReport, SchedulerClient
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -52,13 +52,17 @@ class Reporter:
     more, for a signal handler raised as it was made, say, makes no further report.
     """
 
-    def __init__(self, client: SchedulerClient, state: Callable[[], InstanceReport]) -> None:
+    def __init__(
+        self, client: SchedulerClient, state: Callable[[], InstanceReport], *, on_heard: Callable[[Heard], None] = lambda heard: None
+    ) -> None:
         """Starts the thread, which calls `state` for each report; seen requests and samples in it are replaced. It must not raise.
 
-        `client` is the caller's, and has to be open until this is closed.
+        `on_heard` is called in that thread with the master's answer, and must not raise either. `client` is the caller's, and has to be
+        open until this is closed.
         """
         self._client = client
         self._state = state
+        self._on_heard = on_heard
         self._lock = threading.Lock()
         self._news = _News()
         self._unheard = _News()
@@ -113,7 +117,7 @@ class Reporter:
         report = replace(self._state(), seen_request_ids=news.seen, prefill_samples=news.prefills, decode_samples=news.decodes)
         self._name = report.name
         try:
-            interval_s = self._client.report(report)
+            heard = self._client.report(report)
         except KVStoreError as error:
             self._unheard = news
             if str(error) != self._complaint:
@@ -124,7 +128,8 @@ class Reporter:
         if self._complaint:
             self._complaint = ""
             log.warning("instance %s reports again", report.name)
-        return interval_s
+        self._on_heard(heard)
+        return heard.interval_s
 
 
 def _run(own: "weakref.ref[Reporter]", ending: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from kvstore.kvcache.models.named import find_model
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.directory import Directory
+from kvstore.master.scheduling.engine_caches import EngineCaches
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import Instances
 from kvstore.master.scheduling.scheduling import Replicate, Scheduling
@@ -34,6 +35,7 @@ def make_scheduling(
     return Scheduling(
         directory,
         Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances),
+        EngineCaches(max_blocks=settings.max_engine_blocks),
         make_dispatcher(settings.dispatcher, views, threshold=settings.kvcache_balancing_threshold, seed=wall_ns),
         estimators,
         admission=make_admission(settings.admission, estimators, load_limit=settings.admission_load_limit),

@@ -70,10 +70,14 @@ class Instance(ABC):
             self._recount()
 
     def renew(self, report: pb.ReportRequest, seen: list[int], now_ns: int) -> None:
-        """Its next report, which includes the requests `seen`; those that are not promised are ignored."""
+        """Its next report, which includes the requests `seen`, and those due longer ago than `seen_after_s`; those that are not promised
+        are ignored."""
         self.report, self.reported_ns = report, now_ns
         for request_id in seen:
             self._promised.pop(request_id, None)
+        if report.seen_after_s:
+            since_ns = now_ns - _ns(report.seen_after_s)
+            self._promised = {request_id: promise for request_id, promise in self._promised.items() if promise.at_ns > since_ns}
         self._recount()
 
     def forget_lost(self, now_ns: int) -> None:
@@ -120,6 +124,10 @@ class PrefillMember(Instance):
         """Its blocks are at that live node (None: there is none), which measured these rates from others."""
         self._view.place, self._view.received_bytes_per_s = node_id, received_bytes_per_s
 
+    def decodes_at(self, index: int | None) -> None:
+        """It decodes what it prefills, and that is its decode side's index; None: others do."""
+        self._view.decodes_at = index
+
     def view(self, now_ns: int) -> PrefillInstance:
         """As a dispatcher sees it now. The same object each time."""
         self.forget_lost(now_ns)
@@ -150,7 +158,7 @@ class DecodeMember(Instance):
     def __init__(self, report: pb.ReportRequest, now_ns: int) -> None:
         self._context_tokens = 0
         super().__init__(report, now_ns)
-        self._view = DecodeInstance(report.name)
+        self._view = DecodeInstance(report.name, is_own=report.role == pb.ROLE_BOTH)
 
     def view(self, now_ns: int) -> DecodeInstance:
         """As a dispatcher sees it now. The same object each time."""
@@ -173,7 +181,7 @@ class DecodeMember(Instance):
 
 
 class Instances:
-    """All of them, by name. Not thread-safe."""
+    """All of them, by name: one that does both is in either list. Not thread-safe."""
 
     def __init__(self, *, instance_ttl_s: float, max_instances: int) -> None:
         self._instance_ttl_ns = _ns(instance_ttl_s)
@@ -187,18 +195,20 @@ class Instances:
         Raises InvalidArgument for a report that cannot be, Full when there are `max_instances` others; it has changed nothing then.
         """
         check_report(report)
-        others = len(self.prefill) + len(self.decode) - (self.get(report.name) is not None)
+        others = len((self.prefill.keys() | self.decode.keys()) - {report.name})
         if others >= self._max_instances:
             raise Full(f"there are {others} instances already, as many as max_instances allows: {report.name!r} cannot join")
         kept, seen = _without_lists(report), list(report.seen_request_ids)
         known = self.get(report.name)
         if known is not None and known.report.role == report.role:
-            known.renew(kept, seen, now_ns)
+            for members in (self.prefill, self.decode):
+                if report.name in members:
+                    members[report.name].renew(kept, seen, now_ns)
             return
         self.leave(report.name)
-        if report.role == pb.ROLE_PREFILL:
+        if report.role != pb.ROLE_DECODE:
             self.prefill[report.name] = PrefillMember(kept, now_ns)
-        else:
+        if report.role != pb.ROLE_PREFILL:
             self.decode[report.name] = DecodeMember(kept, now_ns)
 
     def leave(self, name: str) -> None:
@@ -207,29 +217,35 @@ class Instances:
         self.decode.pop(name, None)
 
     def get(self, name: str) -> Instance | None:
+        """Of one that does both, its prefill side."""
         return self.prefill.get(name) or self.decode.get(name)
+
+    def each(self) -> list[Instance]:
+        """Every instance once, prefill first."""
+        return [*self.prefill.values(), *(member for name, member in self.decode.items() if name not in self.prefill)]
 
     def expire(self, now_ns: int) -> list[str]:
         """Let the silent ones leave: their names."""
         since_ns = now_ns - self._instance_ttl_ns
-        silent = [name for members in (self.prefill, self.decode) for name, member in members.items() if member.reported_ns <= since_ns]
+        silent = [member.report.name for member in self.each() if member.reported_ns <= since_ns]
         for name in silent:
             self.leave(name)
         return silent
 
     def check_integrity(self) -> None:
         """Assert that every name is that of one instance, and that none is over a limit. For tests."""
-        assert not self.prefill.keys() & self.decode.keys()
-        members: list[Instance] = [*self.prefill.values(), *self.decode.values()]
-        assert len(members) <= self._max_instances
-        assert all(member.unseen_requests <= MAX_PROMISED for member in members)
+        both = {name for name, member in self.prefill.items() if member.report.role == pb.ROLE_BOTH}
+        assert self.prefill.keys() & self.decode.keys() == both
+        assert all((member.report.role == pb.ROLE_BOTH) == (name in both) for name, member in self.decode.items())
+        assert len(self.each()) <= self._max_instances
+        assert all(member.unseen_requests <= MAX_PROMISED for member in (*self.prefill.values(), *self.decode.values()))
 
 
 def _without_lists(report: pb.ReportRequest) -> pb.ReportRequest:
     """What is worth keeping of a report."""
     kept = pb.ReportRequest()
     kept.CopyFrom(report)
-    for field in ("seen_request_ids", "prefill_samples", "decode_samples"):
+    for field in ("seen_request_ids", "prefill_samples", "decode_samples", "engine_cache"):
         kept.ClearField(field)
     return kept
 

@@ -30,8 +30,8 @@ class Samples(NamedTuple):
 
 def check_report(report: pb.ReportRequest) -> None:
     """Raises InvalidArgument, which names what is outside its range."""
-    if report.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
-        raise InvalidArgument(f"an instance's role is ROLE_PREFILL or ROLE_DECODE, not {report.role}")
+    if report.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_BOTH):
+        raise InvalidArgument(f"an instance's role is ROLE_PREFILL, ROLE_DECODE or ROLE_BOTH, not {report.role}")
     for name, text, least, most in (
         ("name", report.name, 1, MAX_NAME_BYTES),
         ("address", report.address, 1, MAX_ADDRESS_BYTES),
@@ -41,6 +41,7 @@ def check_report(report: pb.ReportRequest) -> None:
             raise InvalidArgument(f"an instance's {name} is {least} to {most} bytes long, not {len(text.encode())}")
     for name, value, highest in (
         ("queue_s", report.queue_s, MAX_SECONDS),
+        ("seen_after_s", report.seen_after_s, MAX_SECONDS),
         ("send_bytes_per_s", report.send_bytes_per_s, MAX_BYTES_PER_S),
         ("send_backlog_bytes", report.send_backlog_bytes, MAX_COUNT),
         ("context_tokens", report.context_tokens, MAX_COUNT),

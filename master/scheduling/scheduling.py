@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
+from kvstore.master.scheduling.engine_caches import EngineCaches, keys_of
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
@@ -67,12 +68,16 @@ class Prompt:
 
 
 class _Pool(NamedTuple):
-    """The instances as they are for one decision, in one order; `nodes` are the prefill instances', None where there is none alive."""
+    """The instances as they are for one decision, in one order; `nodes` are the prefill instances', None where there is none alive.
+
+    Of the prompt's blocks each node has the leading `fetchable`, which others can have from it; and each prefill instance, with what is in
+    its engine's own memory, `matches`."""
 
     prefill: list[PrefillMember]
     decode: list[DecodeMember]
     nodes: list[Member | None]
     matches: list[int]
+    fetchable: list[int]
 
 
 class Scheduling:
@@ -82,6 +87,7 @@ class Scheduling:
         self,
         directory: Directory,
         instances: Instances,
+        engine_caches: EngineCaches,
         dispatcher: Dispatcher,
         estimators: LiveEstimators,
         *,
@@ -92,6 +98,7 @@ class Scheduling:
     ) -> None:
         """`first_request_id`: above all that a former master has given out. `dispatcher` and `admission` foresee with `estimators`."""
         self.instances = instances
+        self.engine_caches = engine_caches
         self.estimators = estimators
         self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
         self._directory = directory
@@ -105,12 +112,24 @@ class Scheduling:
     def report(self, report: pb.ReportRequest, now_ns: int) -> None:
         """See Instances.report; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has changed then."""
         samples = samples_of(report)
+        if report.HasField("engine_cache"):
+            keys_of(report.name, report.engine_cache)
         self.instances.report(report, now_ns)
+        if report.HasField("engine_cache"):
+            self.engine_caches.apply(report.name, report.engine_cache)
         self.estimators.learn(samples, now_ns)
+
+    def leave(self, name: str) -> None:
+        """An instance ends. One that is not known is ignored."""
+        self.instances.leave(name)
+        self.engine_caches.leave(name)
 
     def tick(self, now_ns: int) -> list[str]:
         """Let time pass: the names of the instances that have left by their silence."""
-        return self.instances.expire(now_ns)
+        silent = self.instances.expire(now_ns)
+        for name in silent:
+            self.engine_caches.leave(name)
+        return silent
 
     def schedule(self, prompt: Prompt, now_ns: int) -> pb.ScheduleReply:
         """Where it goes, or why nowhere; it is promised to both instances, and the transfer has been started."""
@@ -130,10 +149,9 @@ class Scheduling:
 
     def show(self, now_ns: int) -> pb.InstancesReply:
         """All of it, for operators."""
-        members: list[Instance] = [*self.instances.prefill.values(), *self.instances.decode.values()]
         return pb.InstancesReply(
             dispatcher=self._dispatcher.name,
-            instances=[_status(member, now_ns) for member in members],
+            instances=[_status(member, now_ns) for member in self.instances.each()],
             counters=self.counters,
             estimators=self.estimators.words,
         )
@@ -144,12 +162,16 @@ class Scheduling:
         if any(nodes):
             found = self._directory.queries.prefixes(prompt.tenant, prompt.keys)
             self.estimators.block_bytes = found.block_bytes
-            matches = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
+            fetchable = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
             for member, node in zip(prefill, nodes, strict=True):
                 member.at(*((node.node_id, node.rates.bytes_per_s(now_ns)) if node is not None else (None, {})))
         else:
-            matches = [0] * len(nodes)
-        return _Pool(prefill, decode, nodes, matches)
+            fetchable = [0] * len(nodes)
+        in_engines = self.engine_caches.match(prompt.tenant, prompt.keys, list(self.instances.prefill))
+        places = {name: index for index, name in enumerate(self.instances.decode)}
+        for member in prefill:
+            member.decodes_at(places.get(member.report.name))
+        return _Pool(prefill, decode, nodes, list(map(max, fetchable, in_engines)), fetchable)
 
     def _node(self, member: PrefillMember) -> Member | None:
         node = self._directory.members.named(member.report.node)
@@ -175,6 +197,7 @@ class Scheduling:
             [pool.matches[index] for index in among],
             [pool.prefill[index].view(now_ns) for index in among],
             [member.view(now_ns) for member in pool.decode],
+            [pool.fetchable[index] for index in among],
         )
         if isinstance(outcome, Rejection):
             return outcome
@@ -182,12 +205,13 @@ class Scheduling:
         return replace(outcome, prefill=among[outcome.prefill], transfer_from=sender)
 
     def _possible(self, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> Decision | Rejection:
-        """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all of the prompt: so
-        that, or what is best among the others."""
+        """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all that its engine has not:
+        so that, or what is best among the others."""
         if decision.transfer_from is None or pool.nodes[decision.prefill] is not None:
             return decision
-        prefill_s = self.estimators.prefill_s(request.input_tokens, 0)
-        computed = replace(decision, prefix_blocks=0, transfer_from=None, transfer_blocks=0, transfer_s=0.0, prefill_s=prefill_s)
+        own = pool.matches[decision.prefill]
+        prefill_s = self.estimators.prefill_s(request.input_tokens, request.prefix_tokens(own))
+        computed = replace(decision, prefix_blocks=own, transfer_from=None, transfer_blocks=0, transfer_s=0.0, prefill_s=prefill_s)
         with_node = [index for index, node in enumerate(pool.nodes) if node is not None]
         other = self._dispatch(request, pool, with_node, now_ns)
         if isinstance(other, Decision) and other.ttft_s <= computed.ttft_s:

@@ -43,17 +43,18 @@ class SchedulerService(SchedulerServicer):
         self._timeout_s = timeout_s
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
-        def report() -> None:
+        def report() -> int:
             is_new = self._scheduling.instances.get(request.name) is None
             self._scheduling.report(request, self._reactor.now_ns())
             if is_new:
                 log.info("instance %s (%s) has joined, at %s", request.name, pb.Role.Name(request.role), request.address)
+            return self._scheduling.engine_caches.version(request.name)
 
-        self._in_loop(context, report)
-        return pb.ReportReply(report_interval_s=self._report_interval_s)
+        version = self._in_loop(context, report)
+        return pb.ReportReply(report_interval_s=self._report_interval_s, engine_cache_version=version)
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
-        self._in_loop(context, lambda: self._scheduling.instances.leave(request.name))
+        self._in_loop(context, lambda: self._scheduling.leave(request.name))
         return pb.LeaveReply()
 
     def Schedule(self, request: pb.ScheduleRequest, context: grpc.ServicerContext) -> pb.ScheduleReply:  # noqa: N802

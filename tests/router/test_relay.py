@@ -95,6 +95,48 @@ def test_an_answer_of_one_token_needs_no_decode(max_tokens: int, finish_reason: 
     run(test())
 
 
+def both(address: str) -> Placement:
+    return dataclasses.replace(placement(address, address), decode=placement(address, address).prefill)
+
+
+def test_an_engine_that_does_both_is_asked_once() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            async with relay(ScriptedScheduler(both(engine.address))) as served:
+                pieces = await whole(await served.begin(work(max_tokens=3), Slo()))
+            assert "".join(piece.text for piece in pieces) == text_of(following(PROMPT, 3))
+            assert [piece.finish_reason for piece in pieces] == [None, None, "length"]
+            [body] = engine.bodies
+            assert (body["prompt"], body["max_tokens"], body["stream"]) == (PROMPT, 3, True)
+            assert body["kv_transfer_params"] == {"request_id": 7, "prefix_blocks": 2}
+
+    run(test())
+
+
+def test_an_engine_that_does_both_may_make_one_token_only() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, relay(ScriptedScheduler(both(engine.address))) as served:
+            complete = await served.complete(work(max_tokens=1), Slo())
+            assert isinstance(complete, Whole)
+            assert [piece.finish_reason for piece in complete.pieces] == ["length"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("fails", ["refuses", "hangs up", "ends", "breaks off"])
+def test_an_engine_that_does_both_and_fails_before_its_first_token_is_not_seen_to(fails: str) -> None:
+    act = {"refuses": BAD, "hangs up": hangs_up, "ends": streams(done()), "breaks off": streams()}[fails]
+
+    async def test() -> None:
+        counters = Counters()
+        async with ScriptedEngine(act) as engine, relay(ScriptedScheduler(both(engine.address)), counters) as served:
+            pieces = await whole(await served.begin(work(max_tokens=3), Slo()))
+            assert "".join(piece.text for piece in pieces) == text_of(following(PROMPT, 3))
+            assert (len(engine.bodies), counters.retries) == (2, 1)
+
+    run(test())
+
+
 def test_a_rejection_is_handed_on_and_not_tried_again() -> None:
     async def test() -> None:
         refusal = Refusal(Reason.TTFT, 5.0, 1.0)

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
+from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
 from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.client.unshared import Unshared
@@ -85,7 +85,7 @@ def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_r
 
 
 def test_a_placement_has_all_that_the_master_says(client: SchedulerClient) -> None:
-    assert client.report(dataclasses.replace(PREFILL, queue_s=2.0)) == 0.125
+    assert client.report(dataclasses.replace(PREFILL, queue_s=2.0)) == Heard(0.125, 0)
     client.report(DECODE)
     placed = client.schedule([b"k"], block_tokens=100, input_tokens=10_000, output_tokens=5)
     assert isinstance(placed, Placement)
@@ -116,17 +116,36 @@ def test_every_field_of_a_report_reaches_the_master(client: SchedulerClient) -> 
         context_tokens=5,
         capacity_tokens=6,
         seen_request_ids=[7],
+        seen_after_s=0.5,
+        engine_cache=EngineCacheChange(tenant="t", base_version=0, version=8, added=[b"key1", b"key2"], removed=[b"key3"]),
         prefill_samples=[PrefillSample(100 * n, 10, n) for n in range(1, 33)],
         decode_samples=[DecodeSample(n, 100 * n * (1 + n % 3), n) for n in range(1, 33)],
     )
-    client.report(report)
+    assert client.report(report) == Heard(0.125, 8)
     found = client.instances()
     kept = {field.name: getattr(found.instances[0].report, field.name) for field in dataclasses.fields(report)}
-    lists = ("seen_request_ids", "prefill_samples", "decode_samples")
+    lists = ("seen_request_ids", "engine_cache", "prefill_samples", "decode_samples")
     assert {name: value for name, value in kept.items() if name not in lists} == {
         name: getattr(report, name) for name in kept if name not in lists
     }
     assert found.estimators.count("fitted to 32 samples") == 2
+
+
+def test_what_an_engine_has_itself_counts_as_its_prefix(client: SchedulerClient) -> None:
+    keys = [b"k%d" % number for number in range(9)]
+    cache = EngineCacheChange(tenant=client.settings.tenant, base_version=0, version=1, added=keys[:5])
+    both = dataclasses.replace(PREFILL, role=Role.BOTH, engine_cache=cache)
+    assert client.report(both) == Heard(0.125, 1)
+    placed = client.schedule(keys, block_tokens=16, input_tokens=150)
+    assert isinstance(placed, Placement)
+    assert (placed.prefill, placed.decode, placed.prefix_blocks) == ("p", "p", 5)
+    assert client.report(dataclasses.replace(both, engine_cache=dataclasses.replace(cache, base_version=3, version=4))) == Heard(0.125, 1)
+
+
+def test_keys_of_an_engines_cache_are_of_one_length(client: SchedulerClient) -> None:
+    change = EngineCacheChange(tenant="", base_version=0, version=1, added=[b"a"], removed=[b"bc"])
+    with pytest.raises(InvalidArgument, match=r"of one length, not of \[1, 2\] bytes"):
+        client.report(dataclasses.replace(PREFILL, engine_cache=change))
 
 
 def test_leaving_is_at_once(client: SchedulerClient) -> None:

@@ -1,6 +1,7 @@
 """Promises of reporter.py, against real masters that come and go."""
 
 import dataclasses
+import queue
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances import reporter as module
-from kvstore.client.instances.client import InstanceReport, Placement, Role, SchedulerClient
+from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Role, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -54,11 +55,22 @@ def test_an_instance_is_there_inside_and_gone_afterwards_with_its_state_each_tim
         reporter.close()
 
 
+def test_what_the_master_answers_is_handed_on(tmp_path: Path) -> None:
+    heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    with (
+        master_in_thread(tmp_path, report_interval_s=0.01, instance_ttl_s=600.0) as places,
+        SchedulerClient(ClientSettings(master=places.listen)) as client,
+    ):
+        cache = EngineCacheChange(tenant="", base_version=0, version=3, added=[b"k"])
+        with Reporter(client, lambda: dataclasses.replace(PREFILL, engine_cache=cache), on_heard=heard.put):
+            assert heard.get(timeout=TIMEOUT_S) == Heard(0.01, 3)
+
+
 def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     told: list[InstanceReport] = []
 
     class Listening(SchedulerClient):
-        def report(self, report: InstanceReport) -> float:
+        def report(self, report: InstanceReport) -> Heard:
             told.append(report)
             return super().report(report)
 
@@ -96,7 +108,7 @@ def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
     places = {"listen": f"127.0.0.1:{port}", "control": f"127.0.0.1:{control}", "report_interval_s": 0.01}
 
     class Counting(SchedulerClient):
-        def report(self, report: InstanceReport) -> float:
+        def report(self, report: InstanceReport) -> Heard:
             try:
                 return super().report(report)
             except KVStoreError:

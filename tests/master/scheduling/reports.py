@@ -12,3 +12,7 @@ def prefill(name: str = "p", **fields: Any) -> pb.ReportRequest:
 
 def decode(name: str = "d", **fields: Any) -> pb.ReportRequest:
     return prefill(name, **({"role": pb.ROLE_DECODE} | fields))
+
+
+def both(name: str = "b", **fields: Any) -> pb.ReportRequest:
+    return prefill(name, **({"role": pb.ROLE_BOTH} | fields))

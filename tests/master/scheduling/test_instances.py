@@ -12,7 +12,7 @@ from kvstore.master.scheduling import instances as module
 from kvstore.master.scheduling.instances import UNMEASURED_BYTES_PER_S, DecodeMember, Instances, PrefillMember, Promise
 from kvstore.protocol.errors import Full, InvalidArgument
 from tests.master.blocks import S
-from tests.master.scheduling.reports import decode, prefill
+from tests.master.scheduling.reports import both, decode, prefill
 
 
 def instances(*, max_instances: int = 10) -> Instances:
@@ -45,6 +45,40 @@ def test_an_instance_leaves_at_once_when_it_says_so_and_twice_is_no_error() -> N
     known.leave("b")
     known.leave("b")
     assert known.get("b") is None
+
+
+def test_one_that_does_both_is_in_either_list_and_counts_once() -> None:
+    known = instances(max_instances=2)
+    known.report(both("a", batch=2, context_tokens=50), 0)
+    known.report(decode("d"), 0)
+    assert (list(known.prefill), sorted(known.decode)) == (["a"], ["a", "d"])
+    assert [member.report.name for member in known.each()] == ["a", "d"]
+    assert (known.decode["a"].view(0).is_own, known.decode["d"].view(0).is_own) == (True, False)
+    known.check_integrity()
+    with pytest.raises(Full):
+        known.report(prefill("c"), 0)
+    known.report(both("a", batch=3), S)
+    assert known.decode["a"].view(S).batch == 3
+    assert known.expire(5 * S) == ["d"]
+    known.report(prefill("a"), 5 * S)
+    assert (list(known.prefill), list(known.decode)) == (["a"], [])
+    known.report(both("a"), 5 * S)
+    known.leave("a")
+    assert known.each() == []
+
+
+def test_what_should_have_come_in_longer_ago_than_that_is_in_the_report() -> None:
+    known = instances()
+    known.report(prefill("a", seen_after_s=1.0), 0)
+    member = known.prefill["a"]
+    member.promise(1, to_prefill(0, 0.5))
+    member.promise(2, to_prefill(1.5, 0.5))
+    known.report(prefill("a", seen_after_s=1.0), S - 1)
+    assert member.unseen_requests == 2
+    known.report(prefill("a", seen_after_s=1.0), S)
+    assert (member.unseen_requests, member.unseen_s) == (1, 0.5)
+    known.report(prefill("a"), 2 * S)
+    assert member.unseen_requests == 1
 
 
 def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() -> None:

@@ -19,7 +19,7 @@ def test_a_plausible_report_is_taken() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"role": pb.ROLE_UNKNOWN}, "role is ROLE_PREFILL or ROLE_DECODE, not 0"),
+        ({"role": pb.ROLE_UNKNOWN}, "role is ROLE_PREFILL, ROLE_DECODE or ROLE_BOTH, not 0"),
         ({"role": 7}, "not 7"),
         ({"name": ""}, "name is 1 to 255 bytes long, not 0"),
         ({"name": "ä" * 128}, "not 256"),
@@ -27,6 +27,7 @@ def test_a_plausible_report_is_taken() -> None:
         ({"address": "x" * 2049}, "not 2049"),
         ({"node": "x" * 256}, "node is 0 to 255 bytes long"),
         ({"queue_s": -1.0}, "queue_s = -1"),
+        ({"seen_after_s": -1.0}, "seen_after_s = -1"),
         ({"queue_s": float("nan")}, "queue_s = nan"),
         ({"queue_s": float("inf")}, "queue_s = inf"),
         ({"send_bytes_per_s": -1.0}, "send_bytes_per_s"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.master.directory.membership import Member
+from kvstore.master.scheduling.engine_caches import EngineCaches
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import Instances
 from kvstore.master.scheduling.scheduling import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, Prompt, Scheduling
@@ -15,7 +16,7 @@ from kvstore.scheduler.admission import make_admission
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.request import Slo
 from tests.master.blocks import TENANT, Event, Master, S
-from tests.master.scheduling.reports import decode, prefill
+from tests.master.scheduling.reports import both, decode, prefill
 
 KEYS = [b"%04d" % number for number in range(100)]
 PROMPT = Prompt(tenant=TENANT, keys=KEYS, block_tokens=100, input_tokens=10_050, output_tokens=100, slo=Slo())
@@ -34,6 +35,7 @@ class Scheduled:
         self.scheduling = Scheduling(
             self.master.directory,
             Instances(instance_ttl_s=5.0, max_instances=max_instances),
+            EngineCaches(max_blocks=1000),
             make_dispatcher(dispatcher, self.estimators.for_dispatcher()),
             self.estimators,
             admission=make_admission(admission, self.estimators),
@@ -263,3 +265,52 @@ def test_looking_is_no_access_and_makes_no_tenant(live: Scheduled) -> None:
 def test_a_prompt_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         replace(PROMPT, **changes)  # type: ignore[arg-type]
+
+
+def engine_cache(count: int) -> pb.EngineCache:
+    return pb.EngineCache(tenant=TENANT, version=1, key_bytes=4, added=b"".join(KEYS[:count]))
+
+
+def test_what_an_engine_has_in_its_own_memory_is_neither_computed_nor_fetched(live: Scheduled) -> None:
+    live.report(prefill("pc", node="c", engine_cache=engine_cache(90)))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pc", 90, "")
+    live.report(prefill("pa", node="a", queue_s=20.0), prefill("pc", node="c", queue_s=20.0))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pb", 80, "pa"), "others have it from nodes only"
+    live.scheduling.leave("pc")
+    live.report(prefill("pc", node="c"))
+    assert live.ask().prefix_blocks == 80
+
+
+def test_an_engine_without_a_node_computes_what_it_has_not_itself() -> None:
+    live = Scheduled()
+    live.hold("a", 80)
+    live.report(prefill("pa", node="a", queue_s=20.0), prefill("px", engine_cache=engine_cache(40)), decode("d"))
+    reply = live.ask()
+    assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("px", 40, "")
+    assert reply.prefill_s == pytest.approx(0.605)
+
+
+def test_an_engine_that_is_silent_is_forgotten_with_its_cache(live: Scheduled) -> None:
+    live.report(prefill("pc", node="c", engine_cache=engine_cache(90)))
+    assert sorted(live.scheduling.tick(5 * S)) == ["d", "pa", "pb", "pc"]
+    assert live.scheduling.engine_caches.version("pc") == 0
+
+
+def test_a_report_with_an_impossible_cache_changes_nothing(live: Scheduled) -> None:
+    with pytest.raises(InvalidArgument, match="whole keys"):
+        live.report(prefill("new", engine_cache=pb.EngineCache(version=1, key_bytes=3, added=b"1234")))
+    assert live.scheduling.instances.get("new") is None
+
+
+def test_one_that_does_both_decodes_what_it_prefills() -> None:
+    live = Scheduled()
+    live.hold("a", 80)
+    live.report(both("b0", node="b"), both("b1", node="a"), decode("d"))
+    reply = live.ask()
+    assert (reply.prefill, reply.decode) == ("b1", "b1")
+    assert live.shown()["b1"].unseen_requests == 1
+    live.report(both("b1", node="a", capacity_tokens=1))
+    reply = live.ask()
+    assert (reply.prefill, reply.decode, reply.transfer_from) == ("b0", "b0", "b1")
