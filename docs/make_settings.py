@@ -4,6 +4,8 @@ import sys
 from typing import Any, Final
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.jobs.config import SECTION as JOBS
+from kvstore.client.jobs.config import JobSettings
 from kvstore.handover.config import SECTION as HANDOVER
 from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
@@ -39,6 +41,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         ClientSettings,
     ),
     (
+        "Jobs",
+        "Of `Jobs` (`kvstore.client.jobs.jobs`), calls that an engine does not wait for. They have no flags. In Python pass\n"
+        "`JobSettings(...)`.\n\n",
+        JOBS,
+        JobSettings,
+    ),
+    (
         "Transfer engine",
         "Of every program that has one; [transfer.md](transfer.md) says what they do. They have no flags. In Python pass\n"
         "`TransferSettings(...)` to `TransferEngine`, or as `transfer=` to `Client` and `AsyncClient`.\n\n",
@@ -70,7 +79,7 @@ def text() -> str:
 def table(section: str, kind: type[Any]) -> str:
     """As the programs print it, without the column of flags where there are none."""
     rows = settings_table(section, kind)
-    return rows if section not in (SECTION, HANDOVER) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
+    return rows if section not in (SECTION, HANDOVER, JOBS) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""One job: a batch of keys to look up, load or store, and what became of each of them."""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum
+from typing import Any
+
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, InvalidArgument, KVStoreError
+
+Result = bool | int | KVStoreError | None
+"""Of one key. Of a lookup: is it there? Of a load: the value's size in bytes, None for a miss. Of a store: True if it was stored, False
+if it was there already. Of each: the error that kept it from that."""
+OnDone = Callable[["Job"], object]
+
+
+class Kind(Enum):
+    """What a job does."""
+
+    LOOKUP = "lookup"
+    """Which of the keys are there."""
+    PREFIX = "prefix"
+    """How many are there, from the first on: the rest is said not to be."""
+    LOAD = "load"
+    STORE = "store"
+
+
+class Job:
+    """Made by Jobs. What it says may be read by any thread once `is_over`; its buffers may be used from then on."""
+
+    def __init__(
+        self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, deadline_s: float, on_done: OnDone | None = None
+    ) -> None:
+        self.kind = kind
+        self.request = request
+        """Whose it is: the caller's name for it, as a rule an engine's request id."""
+        self.keys = keys
+        self.values: Any = ()
+        """The memory to read or fill, for as long as the job is not over; then ()."""
+        self.sizes: Sequence[int] = ()
+        """Bytes of each value or buffer."""
+        self.namespace: Any = ""
+        self.parents: Sequence[bytes | None] | None = None
+        self.ack: str | None = None
+        self.deadline_ns = deadline_ns
+        """When the last of `deadline_s`, which began with the submission, is over."""
+        self.deadline_s = deadline_s
+        self.on_done = on_done
+        self.admitted = len(keys)
+        """How many of the keys, from the first on, are carried out; the others were refused."""
+        self.answered = 0
+        """How many have been, from the first on."""
+        self.results: list[Result] = [None] * len(keys)
+        self.is_over = False
+        self.is_cancelled = False
+        """The caller wants no more of it; it is over once nothing touches its memory any more."""
+        self._waiting: list[threading.Lock] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """Of values, those admitted."""
+        return sum(self.sizes[: self.admitted])
+
+    @property
+    def error(self) -> KVStoreError | None:
+        """The first of its errors; None if each key has an answer."""
+        return next((result for result in self.results if isinstance(result, KVStoreError)), None)
+
+    @property
+    def succeeded(self) -> list[bool]:
+        """For each key: it is there (LOOKUP, PREFIX), its value is in its buffer (LOAD), the store has it (STORE). A failure is a miss."""
+        if self.kind in (Kind.LOOKUP, Kind.PREFIX):
+            return [result is True for result in self.results]
+        return [isinstance(result, int) for result in self.results]
+
+    @property
+    def leading(self) -> int:
+        """How many keys succeeded, from the first on without a gap."""
+        succeeded = self.succeeded
+        return succeeded.index(False) if False in succeeded else len(succeeded)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
+        if not self.is_over:
+            waiting = threading.Lock()
+            waiting.acquire()
+            self._waiting.append(waiting)  # whoever ends the job marks it before he looks at this list
+            if not self.is_over:
+                waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            self._waiting.remove(waiting)
+        return self.is_over
+
+    # --- for those who carry it out ---
+
+    def flaw(self) -> InvalidArgument | None:
+        """Why it cannot be carried out at all."""
+        if self.kind in (Kind.LOAD, Kind.STORE) and len(self.sizes) != len(self.keys):
+            return InvalidArgument(f"{len(self.sizes)} values or buffers for {len(self.keys)} keys")
+        if self.parents is not None and len(self.parents) != len(self.keys):
+            return InvalidArgument(f"{len(self.parents)} parents for {len(self.keys)} keys")
+        return None
+
+    def refuse(self, first: int, error: KVStoreError) -> None:
+        """Carry out only the keys before `first`."""
+        self.admitted = min(self.admitted, first)
+        self.fail(first, len(self.keys), error)
+
+    def answer(self, start: int, results: Sequence[Result]) -> None:
+        """Of the keys from `start` on, the first that had none."""
+        self.answered = start + len(results)
+        self.results[start : self.answered] = results
+
+    def fail(self, start: int, stop: int, error: KVStoreError) -> None:
+        self.results[start:stop] = [error] * (stop - start)
+
+    def reason_to_stop(self, now_ns: int) -> KVStoreError | None:
+        """Why what is left of it is not to be carried out any more."""
+        if self.is_cancelled:
+            return Cancelled(f"the {self.kind.value} was cancelled")
+        if now_ns >= self.deadline_ns:
+            return DeadlineExceeded(f"the {self.kind.value} was not carried out before its deadline")
+        return None
+
+    def end(self) -> None:
+        """It is over, and its memory the caller's again. Once, by a thread that no signal handler strikes."""
+        self.values = ()
+        self.is_over = True
+        for waiting in list(self._waiting):
+            waiting.release()

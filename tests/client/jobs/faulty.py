@@ -1,0 +1,70 @@
+"""A client of a real cluster, before whose calls a test can put a fault: an error, or a wait."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.client.sync import Client, View
+
+Fault = Callable[[float], object]
+"""Called with the call's deadline, before it is passed on; what it raises is what the call raises."""
+
+
+def raises(error: BaseException) -> Fault:
+    def fault(deadline_s: float) -> None:
+        raise error
+
+    return fault
+
+
+class Barrier:
+    """A fault that holds calls until they are let go."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Semaphore(0)
+        """Released once by each call that comes to it."""
+        self._is_open = threading.Event()
+
+    def __call__(self, deadline_s: float) -> None:
+        self.is_reached.release()
+        assert self._is_open.wait(60)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+class FaultyClient(Client):
+    """`calls` names all that were made, and their keys."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.faults: deque[Fault] = deque()
+        """For the next calls, one each; calls after them are sound."""
+        self.calls: list[tuple[str, list[bytes]]] = []
+
+    def _before(self, name: str, keys: Sequence[bytes], deadline_s: float | None) -> None:
+        self.calls.append((name, list(keys)))
+        assert deadline_s is not None
+        if self.faults:
+            self.faults.popleft()(deadline_s)
+
+    def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+        self._before("exists", keys, deadline_s)
+        return super().exists_batch(keys, deadline_s=deadline_s)
+
+    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+        self._before("match", keys, deadline_s)
+        return super().match_prefix(keys, deadline_s=deadline_s)
+
+    def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+        self._before("get", keys, deadline_s)
+        return super().get_batch_into(keys, buffers, deadline_s=deadline_s)
+
+    def put_batch(self, keys: Sequence[bytes], values: Any, *, deadline_s: float | None = None, **more: Any) -> list[bool]:
+        self._before("put", keys, deadline_s)
+        return super().put_batch(keys, values, deadline_s=deadline_s, **more)
+
+    def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
+        self._before("view", [key], deadline_s)
+        return super().view(key, deadline_s=deadline_s)

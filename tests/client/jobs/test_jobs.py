@@ -1,0 +1,342 @@
+"""Promises of jobs.py and crew.py, on a real cluster. A barrier before a call keeps a worker busy for as long as a test needs it to be."""
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client.jobs.breaker import State
+from kvstore.client.jobs.config import JobSettings
+from kvstore.client.jobs.job import Job, Kind
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.client.jobs.stats import KindStats
+from kvstore.protocol.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    Full,
+    InvalidArgument,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.settings import Size
+from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+from tests.forks import told_by_child
+
+NAMES = iter(range(1 << 30))
+NOT_SOON = 600.0
+SETTINGS = JobSettings(
+    read_workers=1, queue_bytes=Size(1000), lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=NOT_SOON
+)
+AWAY = Unavailable("away")
+
+
+def fresh_keys(count: int) -> list[bytes]:
+    return [b"jobs %d" % next(NAMES) for _ in range(count)]
+
+
+@pytest.fixture
+def jobs(client: FaultyClient) -> Iterator[Jobs]:
+    with Jobs(client, SETTINGS) as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def barrier(client: FaultyClient) -> Iterator[Barrier]:
+    """Before the next call."""
+    barrier = Barrier()
+    client.faults.append(barrier)
+    yield barrier
+    barrier.open()
+
+
+def over(job: Job) -> Job:
+    assert job.wait(60)
+    return job
+
+
+def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
+    keys, values = fresh_keys(3), [b"a" * 10, b"b" * 20, b"c" * 30]
+    store = over(jobs.store(keys, values, namespace="n", parents=[None, *keys[:2]], ack="cluster"))
+    assert store.results == [True] * 3
+    asked = [*keys, *fresh_keys(1)]
+    assert over(jobs.lookup(asked)).results == [True] * 3 + [False]
+    assert over(jobs.lookup_prefix(asked)).leading == 3
+    assert jobs.match_prefix(asked) == 3
+    assert jobs.exists(asked) == [True] * 3 + [False]
+    buffers = [bytearray(30) for _ in asked]
+    load = over(jobs.load(asked, buffers))
+    assert load.results == [10, 20, 30, None]
+    assert [bytes(buffer).rstrip(b"\0") for buffer in buffers[:3]] == values
+    kinds = jobs.stats().kinds
+    assert kinds[Kind.STORE] == KindStats(jobs=1, keys=3, succeeded=3, moved_bytes=60)
+    assert kinds[Kind.LOAD] == KindStats(jobs=1, keys=4, succeeded=3, missed=1, moved_bytes=60)
+    assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
+
+
+def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
+    told: queue.SimpleQueue[tuple[Job, int]] = queue.SimpleQueue()
+    first = jobs.lookup(fresh_keys(1), on_done=lambda job: told.put((job, threading.get_ident())))
+    second = jobs.lookup(fresh_keys(1), request="second")
+    assert (jobs.finished(), jobs.poll("second"), first.is_over) == ([], False, False)
+    barrier.open()
+    job, thread = told.get(timeout=60)
+    assert job is first
+    assert thread != threading.get_ident()
+    over(second)
+    assert jobs.finished() == [second]
+    assert jobs.finished() == []
+    assert jobs.poll("second")
+    assert jobs.poll("never there")
+    assert told.empty()
+
+
+def test_an_on_done_that_fails_is_logged_and_harms_nobody(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(job: Job) -> None:
+        raise ZeroDivisionError("in a callback")
+
+    with caplog.at_level(logging.ERROR, "kvstore.client"):
+        over(jobs.lookup(fresh_keys(1), on_done=fail))
+        over(jobs.lookup(fresh_keys(1)))
+    assert "in a callback" in caplog.text
+
+
+def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
+    running = jobs.store(fresh_keys(1), [b"x" * 600])
+    assert barrier.is_reached.acquire(timeout=60)
+    keys = fresh_keys(3)
+    waiting = jobs.store(keys, [b"y" * 150] * 3)
+    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    dropped = jobs.store(fresh_keys(1), [b"z" * 101], on_done=told.put)
+    assert told.get(timeout=60) is dropped
+    assert dropped.is_over
+    assert isinstance(dropped.error, Full)
+    stats = jobs.stats()
+    assert (stats.waiting, stats.running, stats.held_bytes) == (1, 1, 900)
+    assert stats.kinds[Kind.STORE] == KindStats(jobs=1, keys=1, refused=1)
+    barrier.open()
+    assert over(running).succeeded == [True]
+    assert over(waiting).succeeded == [True, True, False]
+    assert isinstance(waiting.error, Full)
+    assert client.exists_batch(keys, deadline_s=60) == [True, True, False]
+    assert jobs.stats().kinds[Kind.STORE] == KindStats(jobs=3, keys=5, succeeded=3, refused=2, moved_bytes=900)
+    assert jobs.stats().held_bytes == 0
+
+
+def test_a_malformed_job_is_its_result(jobs: Jobs) -> None:
+    job = jobs.store(fresh_keys(2), [b"one"])
+    assert job.is_over
+    assert isinstance(job.error, InvalidArgument)
+    assert jobs.finished() == [job]
+    assert jobs.stats().kinds[Kind.STORE].failed == 2
+
+
+def test_a_job_of_no_keys_is_over_at_once(jobs: Jobs) -> None:
+    assert jobs.load([], []).is_over
+    assert jobs.match_prefix([]) == 0
+
+
+def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs: Jobs, barrier: Barrier) -> None:
+    stuck = jobs.lookup(fresh_keys(1))
+    later = jobs.lookup(fresh_keys(1), deadline_s=50)
+    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    sooner = jobs.lookup(fresh_keys(1), deadline_s=0.001, on_done=told.put)
+    assert told.get(timeout=60) is sooner
+    assert isinstance(sooner.error, DeadlineExceeded)
+    assert not later.is_over
+    barrier.open()
+    over(stuck)
+    over(later)
+    assert jobs.stats().kinds[Kind.LOOKUP].expired == 1
+    assert jobs.stats().reads.failures == 0
+
+
+def test_cancel_ends_what_waits_and_waits_for_what_runs(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
+    keys = fresh_keys(2)
+    running = jobs.store(keys[:1], [b"x"], request="r")
+    assert barrier.is_reached.acquire(timeout=60)
+    waiting = jobs.store(keys[1:], [b"y"], request="r")
+    other = jobs.store(fresh_keys(1), [b"z"], request="other")
+    counts: list[int] = []
+    cancelling = threading.Thread(target=lambda: counts.append(jobs.cancel("r")))
+    cancelling.start()
+    assert isinstance(over(waiting).error, Cancelled)
+    assert not running.is_over
+    assert cancelling.is_alive()
+    barrier.open()
+    cancelling.join(60)
+    assert counts == [2]
+    assert running.is_over
+    assert running.results == [True]
+    assert over(other).results == [True]
+    assert jobs.cancel("r") == 0
+    assert {job.request for job in jobs.finished()} == {"r", "other"}
+
+
+def test_close_cancels_what_waits_and_tells_of_everything(client: FaultyClient, barrier: Barrier) -> None:
+    jobs = Jobs(client, SETTINGS)
+    told: list[Job] = []
+    running = jobs.store(fresh_keys(1), [b"x"], on_done=told.append)
+    assert barrier.is_reached.acquire(timeout=60)
+    waiting = jobs.store(fresh_keys(1), [b"y"], on_done=told.append)
+    closing = threading.Thread(target=jobs.close)
+    closing.start()
+    assert isinstance(over(waiting).error, Cancelled)
+    assert closing.is_alive()
+    barrier.open()
+    closing.join(60)
+    assert running.results == [True]
+    assert sorted(map(id, told)) == sorted(map(id, [running, waiting]))
+    jobs.close()
+
+
+def test_close_may_let_what_was_submitted_be_carried_out_first(client: FaultyClient) -> None:
+    jobs = Jobs(client, SETTINGS)
+    submitted = [jobs.store(fresh_keys(1), [b"x"]) for _ in range(20)]
+    jobs.close(drain_s=60)
+    assert [job.results for job in submitted] == [[True]] * 20
+
+
+def test_draining_ends_with_its_time(client: FaultyClient, barrier: Barrier) -> None:
+    jobs = Jobs(client, SETTINGS)
+    jobs.store(fresh_keys(1), [b"x"])
+    assert barrier.is_reached.acquire(timeout=60)
+    waiting = jobs.store(fresh_keys(1), [b"x"])
+    closing = threading.Thread(target=lambda: jobs.close(drain_s=0.01))
+    closing.start()
+    assert isinstance(over(waiting).error, Cancelled)
+    barrier.open()
+    closing.join(60)
+
+
+def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) -> None:
+    jobs = Jobs(client, SETTINGS)
+    jobs.close()
+    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for _ in range(3):
+        job = jobs.lookup(fresh_keys(1), on_done=told.put)
+        assert isinstance(job.error, Closed)
+        assert told.get(timeout=60) is job
+    assert isinstance(jobs.store(fresh_keys(1), [b"x"]).error, Closed)
+    assert jobs.match_prefix(fresh_keys(1)) == 0
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
+def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client: FaultyClient, barrier: Barrier, error: Exception) -> None:
+    client.faults.append(raises(error))
+    keys = fresh_keys(2)
+    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    first = jobs.lookup(keys)
+    assert barrier.is_reached.acquire(timeout=60)
+    second = jobs.lookup(keys)
+    waiting = [jobs.load(keys, [bytearray(1), bytearray(1)], on_done=told.put) for _ in range(2)]
+    barrier.open()
+    over(first)
+    assert over(second).results == [error] * 2
+    assert {id(told.get(timeout=60)) for _ in waiting} == set(map(id, waiting))
+    assert all(isinstance(result, Unavailable) for job in waiting for result in job.results)
+    asked = len(client.calls)
+    assert jobs.match_prefix(keys) == 0
+    assert jobs.exists(keys) == [False, False]
+    assert isinstance(jobs.lookup(keys).error, Unavailable)
+    assert len(client.calls) == asked
+    stats = jobs.stats()
+    assert (stats.reads.state, stats.reads.opened, stats.reads.skipped) == (State.OPEN, 1, 3)
+    assert (stats.kinds[Kind.LOAD].skipped, stats.kinds[Kind.PREFIX].skipped) == (4, 2)
+    assert stats.writes.state is State.CLOSED
+
+
+def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyClient) -> None:
+    with Jobs(client, dataclasses.replace(SETTINGS, probe_interval_s=0.01)) as jobs:
+        client.faults += [raises(AWAY), raises(AWAY), raises(AWAY)]
+        [key] = keys = fresh_keys(1)
+        client.put(key, b"value")
+        assert jobs.match_prefix(keys) == 0  # no job was submitted: threads begin for the probe
+        while jobs.stats().reads.state is not State.CLOSED:
+            pass
+        assert jobs.match_prefix(keys) == 1
+        reads = jobs.stats().reads
+        assert (reads.opened, reads.probes, reads.failures) == (1, 3, 3)
+        assert [name for name, _ in client.calls] == ["match"] * 5
+
+
+def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(client: FaultyClient) -> None:
+    clock_ns = [10**12]
+    with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
+        client.faults += [raises(AWAY), raises(AWAY)]
+        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
+        dropped = jobs.store(fresh_keys(1), [b"x"])
+        assert dropped.is_over
+        assert isinstance(dropped.error, Unavailable)
+        clock_ns[0] += int(NOT_SOON * 1e9)
+        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
+        assert jobs.store(fresh_keys(1), [b"x"]).is_over
+        clock_ns[0] += int(NOT_SOON * 1e9)
+        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
+        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
+        stats = jobs.stats()
+        assert (stats.writes.opened, stats.writes.probes, stats.writes.skipped) == (1, 2, 2)
+        assert stats.kinds[Kind.STORE] == KindStats(jobs=6, keys=6, succeeded=2, skipped=2, unreachable=2, moved_bytes=2)
+        assert jobs.match_prefix(fresh_keys(1)) == 0
+        assert stats.reads.state is State.CLOSED
+
+
+def test_a_trial_without_room_leaves_the_next_one_to_be_it(client: FaultyClient, barrier: Barrier) -> None:
+    clock_ns = [10**12]
+    settings = dataclasses.replace(SETTINGS, write_workers=2)
+    with Jobs(client, settings, clock_ns=lambda: clock_ns[0]) as jobs:
+        client.faults.append(raises(AWAY))
+        stuck = jobs.store(fresh_keys(1), [b"x" * 990])
+        assert barrier.is_reached.acquire(timeout=60)
+        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
+        clock_ns[0] += int(NOT_SOON * 1e9)
+        assert isinstance(jobs.store(fresh_keys(1), [b"x" * 11]).error, Full)
+        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
+        assert jobs.stats().writes.state is State.CLOSED
+        barrier.open()
+        over(stuck)
+
+
+def test_a_trial_that_is_cancelled_leaves_the_next_one_to_be_it(client: FaultyClient) -> None:
+    clock_ns, is_told, go_on = [10**12], threading.Event(), threading.Event()
+
+    def hold(job: Job) -> None:
+        is_told.set()
+        assert go_on.wait(60)
+
+    with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
+        client.faults.append(raises(AWAY))
+        jobs.store(fresh_keys(1), [b"x"], on_done=hold)
+        assert is_told.wait(60)
+        clock_ns[0] += int(NOT_SOON * 1e9)
+        trial = jobs.store(fresh_keys(1), [b"x"], request="trial", deadline_s=3600)
+        assert jobs.stats().writes.state is State.PROBING
+        assert jobs.cancel("trial") == 1
+        assert isinstance(trial.error, Cancelled)
+        go_on.set()
+        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
+
+
+def test_other_errors_do_not_open_the_breaker(jobs: Jobs, client: FaultyClient) -> None:
+    client.faults += [raises(Full("full")), raises(Unauthorized("who?"))]
+    over(jobs.store(fresh_keys(1), [b"x"]))
+    assert jobs.match_prefix(fresh_keys(1)) == 0
+    stats = jobs.stats()
+    assert (stats.reads.state, stats.writes.state) == (State.CLOSED, State.CLOSED)
+    assert (stats.kinds[Kind.STORE].failed, stats.kinds[Kind.PREFIX].failed) == (1, 1)
+
+
+def test_a_forked_child_is_told_so_and_may_close(jobs: Jobs) -> None:
+    over(jobs.lookup(fresh_keys(1)))
+    jobs.finished()
+    assert told_by_child(lambda: type(jobs.lookup([b"a"]).error).__name__) == "Forked"
+    assert told_by_child(lambda: jobs.lookup([b"a"]).wait()) == "True"
+    assert told_by_child(lambda: jobs.match_prefix([b"a"])) == "0"
+    assert told_by_child(lambda: (jobs.finished(), jobs.cancel("r"), jobs.poll("r"))) == "([], 0, True)"
+    assert told_by_child(jobs.stats) == "Forked"
+    assert told_by_child(jobs.close) == "None"
+    assert over(jobs.lookup(fresh_keys(1))).results == [False]
