@@ -1,15 +1,16 @@
-"""Client and AsyncClient: `from kvstore.client import Client`."""
+"""Client and AsyncClient: `from kvstore.client import Client`; and Memory, a buffer that is a pointer."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvstore.client.aio import AsyncClient
+    from kvstore.client.memory import Memory
     from kvstore.client.sync import Client
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = ["AsyncClient", "Client", "Memory"]
 
-_MODULES = {"AsyncClient": "aio", "Client": "sync"}
+_MODULES = {"AsyncClient": "aio", "Client": "sync", "Memory": "memory"}
 
 if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
 

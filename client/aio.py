@@ -12,13 +12,13 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
-from kvstore.client.local.view import LocalView
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations, Timeout
-from kvstore.client.reads.viewing import OpenView
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
+from kvstore.client.views import AsyncView
+from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
 from kvstore.transfer.config import TransferSettings
@@ -35,8 +35,9 @@ class AsyncClient:
 
     A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has.
 
-    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA). They
-    are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
+    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA), Memory (a
+    pointer and a size); or lists of such buffers, whose bytes in order are one value: they go to and from the store as they lie, nothing is
+    joined. They are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
 
     Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
     master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
@@ -111,6 +112,45 @@ class AsyncClient:
         """
         return await self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s))
 
+    async def put_batch_from(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        ack: str | None = None,
+        deadline_s: float | None = None,
+    ) -> list[bool | KVStoreError]:
+        """As `put_batch`, with a result a key in place of an exception: True if it was stored, False if it is already there, else why it
+        was not: InvalidArgument for a key or value that cannot be, Full, Unavailable, DeadlineExceeded, ... One key's trouble is not the
+        others'. Raises for what concerns no key: the other arguments, Forked.
+        """
+        operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
+        return await self._run(operation)
+
+    async def replace(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        force: bool = False,
+        ack: str | None = None,
+        deadline_s: float | None = None,
+    ) -> list[bool]:
+        """Store blocks in place of those that are there: `remove`, then `put_batch`. True for each that was stored; False where another one
+        is there: the old one, pinned or leased (`force` takes it all the same, and its pin), or one that someone put in between.
+
+        A reader gets the old value, or a miss, or the new one, each whole; between the two steps it is a miss, and after an error it may
+        stay one. Whoever is reading the old one, by a copy or a view, has it to the end. Raises as `remove` and `put_batch`.
+        """
+        operation = self._operations.replace(
+            keys, values, namespace=namespace, parents=parents, force=force, ack=ack, deadline_s=deadline_s
+        )
+        return await self._run(operation)
+
     async def flush(self, *, deadline_s: float | None = None) -> None:
         """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
 
@@ -136,11 +176,14 @@ class AsyncClient:
         return await self._run(self._operations.get(keys, deadline_s=deadline_s))
 
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
-        """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
+        """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
+        if there is too little room."""
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
-            view, finish = destination.view, destination.finish
+            if len(destination.parts) > 1:
+                return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
+            [view], finish = destination.parts, destination.finish
         nodes, timeout = await self._at_hand(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
@@ -156,18 +199,38 @@ class AsyncClient:
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
 
-        `buffers` may be one C-contiguous array or CPU tensor: its rows are the buffers then, and cost no object each.
+        Each may be a list of buffers, over which the value goes in order. `buffers` may be one C-contiguous array or CPU tensor: its rows
+        are the buffers then, and cost no object each.
 
         Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an error the
         content of all the buffers is undefined.
         """
         return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
+    async def get_each_into(
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+    ) -> list[int | KVStoreError | None]:
+        """As `get_batch_into`, with a result a key in place of an exception: the size, None on a miss, else what was wrong: InvalidArgument
+        for a key that is none or a buffer that is too small, ChecksumMismatch, DeadlineExceeded, ... The content of a buffer whose key
+        has no size for a result is undefined. Raises for what concerns no key: `deadline_s`, Forked.
+        """
+        return await self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
+
+    async def get_ranges_into(
+        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
+    ) -> list[int | KVStoreError | None]:
+        """Fill each buffer with what stands in the value of its key from its offset on, in bytes: results as `get_each_into`, the size
+        being the buffer's, and InvalidArgument where the value ends before. A key may be named several times, for several ranges.
+
+        Of values in the DRAM of this host only the ranges are copied. All others are brought here whole, each once, and checked first.
+        """
+        return await self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
+
     def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
         """As `Client.register`; asks nobody, so that there is nothing to await."""
         return self._operations.register(buffer, location)
 
-    def view(self, key: bytes, *, deadline_s: float | None = None) -> "AsyncView":
+    def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
         return AsyncView(self, key, deadline_s)
 
@@ -290,42 +353,6 @@ class AsyncClient:
                 return None
             case Together():
                 return await run_together([self._run(operation) for operation in effect.operations])
-
-
-class AsyncView:
-    """As View, with `async with`."""
-
-    def __init__(self, client: AsyncClient, key: bytes, deadline_s: float | None) -> None:
-        self._client = client
-        self._key = key
-        self._deadline_s = deadline_s
-        self._view: OpenView | None = None
-        self._near_view: LocalView | None = None
-
-    async def __aenter__(self) -> memoryview | None:
-        client = self._client
-        nodes, timeout = await client._at_hand(self._deadline_s)
-        if nodes:
-            view = client._near.look(nodes, self._key)
-            if view is None and client._near.wanted:
-                await client._run(client._operations.map_wanted(timeout))
-                view = client._near.look(nodes, self._key)
-            if view is not None:
-                self._near_view = view
-                return view.memory
-        self._view = await client._run(client._operations.open_view(self._key, deadline_s=timeout))
-        return None if self._view is None else self._view.memory
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        near_view = self._near_view
-        if near_view is not None:
-            self._near_view = None
-            self._client._operations.check_process()
-            near_view.close()
-            return
-        view, self._view = self._view, None
-        if view is not None:
-            await self._client._run(self._client._operations.close_view(view))
 
 
 async def carry_out(effect: Work) -> Any:

@@ -41,6 +41,15 @@ def check_parents(parents: Sequence[bytes | None] | None, count: int) -> None:
             check_key(parent)
 
 
+def check_offsets(offsets: Sequence[int], count: int) -> None:
+    """Raises InvalidArgument unless there is an integer for each of `count` keys."""
+    if len(offsets) != count:
+        raise InvalidArgument(f"{len(offsets)} offsets for {count} keys")
+    for offset in offsets:
+        if not isinstance(offset, int):
+            raise InvalidArgument(f"an offset is a number of bytes, not {offset!r:.50}")
+
+
 def check_deadline(deadline_s: float) -> None:
     """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:

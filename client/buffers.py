@@ -1,40 +1,42 @@
 """Callers' values as flat byte views: bytes, bytearray, memoryview, numpy arrays, torch tensors; and fresh bytes objects to fill.
 
-Nothing is copied, except to and from a CUDA device. A view keeps its value alive. This file imports no torch: a tensor can only be
-met where torch has been imported already.
+A value may be scattered over several of them: a list or tuple of buffers is their bytes in order. Nothing is copied, except to and from a
+CUDA device. A view keeps its value alive, but for a Memory, which nobody can keep. This file imports no torch: a tensor can only be met
+where torch has been imported already.
 """
 
 import ctypes
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 
+from kvstore.client.memory import Memory, Parts, size_of, view_of
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 
 _BYTES: Final = np.dtype(np.uint8)
-_PYBUF_WRITE: Final = 0x200
 _BYTES_HEADER: Final = bytes.__basicsize__ - 1
 """Where a bytes object's bytes begin; CPython counts the closing zero in the basic size."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
 _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
-_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_view_memory.restype = ctypes.py_object
-_view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 @dataclass(slots=True)
 class Destination:
-    """Where a value shall go. `view` is writable; `finish` brings the bytes to their last place, once they are all there."""
+    """Where a value shall go. `parts` are writable; `finish` brings the bytes to their last place, once they are all there."""
 
-    view: memoryview
+    parts: Parts
     finish: Callable[[], None] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return size_of(self.parts)
 
 
 def as_source(value: Any) -> memoryview:
@@ -42,69 +44,70 @@ def as_source(value: Any) -> memoryview:
 
     A CUDA tensor is copied to the CPU. Raises InvalidArgument: no buffer, not C-contiguous, empty, or over 1 GiB.
     """
-    if type(value) is bytes:
-        view = memoryview(value)
-    elif _is_tensor(value):
-        view = _tensor_bytes(value.detach().cpu() if value.is_cuda else value)
-    else:
-        view = _flat(value)
-    return _check_size(view)
+    view = _source(value)
+    check_size(len(view))
+    return view
+
+
+def as_parts(value: Any) -> Parts:
+    """As `as_source`, of a value that may be scattered. Empty buffers in a list are left out."""
+    if not isinstance(value, (list, tuple)):
+        return (as_source(value),)
+    parts = [view for view in map(_source, value) if len(view)]
+    check_size(size_of(parts))
+    return parts
 
 
 class Sources:
-    """The bytes of values. Those of one array lie one behind the other in `flat`, and cost no object each; it is None for all others."""
+    """The bytes of values, each in its parts. Those of one array lie one behind the other in `flat`, and cost no object each; it is None
+    for all others."""
 
-    __slots__ = ("_views", "flat", "sizes")
+    __slots__ = ("_values", "flat", "sizes")
 
-    def __init__(self, views: Sequence[memoryview], flat: memoryview | None = None, count: int = 0) -> None:
-        """Either `views`, or `count` values that share `flat` equally."""
-        self._views = views
+    def __init__(self, values: Sequence[Parts], flat: memoryview | None = None, count: int = 0) -> None:
+        """Either `values`, or `count` of them that share `flat` equally."""
+        self._values = values
         self.flat = flat
-        self.sizes: list[int] = list(map(len, views)) if flat is None else [len(flat) // count] * count
+        self.sizes: list[int] = list(map(size_of, values)) if flat is None else [len(flat) // count] * count
         """In bytes."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __iter__(self) -> Iterator[memoryview]:
+    def __iter__(self) -> Iterator[Parts]:
         return map(self.__getitem__, range(len(self)))
 
-    def __getitem__(self, index: int) -> memoryview:
+    def __getitem__(self, index: int) -> Parts:
         if self.flat is None:
-            return self._views[index]
+            return self._values[index]
         size = self.sizes[index]
-        return self.flat[index * size : (index + 1) * size]
+        return (self.flat[index * size : (index + 1) * size],)
 
 
 def as_sources(values: Any) -> Sources:
     """As `as_source`, for each of a sequence. Of one C-contiguous array or CPU tensor these are the rows."""
     rows = _rows(values)
     if rows is None:
-        return Sources([as_source(value) for value in values])
+        return Sources([as_parts(value) for value in values])
     flat = rows.reshape(-1).data
-    _check_size(flat[: rows.shape[1]])
+    check_size(rows.shape[1])
     return Sources((), flat, len(rows))
 
 
 def as_destination(buffer: Any) -> Destination:
-    """Where the bytes of a value go in `buffer`, which must not be used until the operation ends.
+    """Where the bytes of a value go in `buffer`, or in a list of them from the first on, which must not be used until the operation ends.
 
     A CUDA tensor is filled through pinned CPU memory. Raises InvalidArgument: no buffer, not C-contiguous, empty or read-only.
     """
     plain = plain_memory(buffer)
     if plain is not None:
-        return Destination(plain)
-    if _is_tensor(buffer):
-        if buffer.is_cuda:
-            return _cuda_destination(buffer)
-        view = _tensor_bytes(buffer)
-    else:
-        view = _flat(buffer)
-    if view.readonly:
-        raise InvalidArgument(f"a destination must be writable; this {type(buffer).__name__} is read-only")
-    if not len(view):
+        return Destination((plain,))
+    pieces = list(map(_destination, buffer)) if isinstance(buffer, (list, tuple)) else [_destination(buffer)]
+    parts = [part for piece in pieces for part in piece.parts if len(part)]
+    if not parts:
         raise InvalidArgument("a destination of 0 bytes holds no value")
-    return Destination(view)
+    finishes = [piece.finish for piece in pieces if piece.finish is not None]
+    return Destination(parts, partial(_call_all, finishes) if finishes else None)
 
 
 def plain_memory(buffer: Any) -> memoryview | None:
@@ -135,7 +138,7 @@ def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
     Values are thus read from the socket, or copied out of a slab, into the object that `get` returns: no second copy, no lock held.
     """
     value: bytes = _new_bytes(None, size_bytes)
-    return value, _view_memory(id(value) + _BYTES_HEADER, size_bytes, _PYBUF_WRITE)
+    return value, view_of(id(value) + _BYTES_HEADER, size_bytes)
 
 
 def too_small(index: int, room_bytes: int, value_bytes: int) -> InvalidArgument:
@@ -161,18 +164,41 @@ def _rows(values: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     return flat.reshape(len(values), -1) if len(values) and len(flat) else None
 
 
-def checksum(value: memoryview) -> int:
-    """xxh3_64."""
-    return int(xxhash.xxh3_64_intdigest(value))
+def check_size(size_bytes: int) -> None:
+    """Raises InvalidArgument for a size that no value has."""
+    if not 1 <= size_bytes <= MAX_VALUE_BYTES:
+        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long, not {size_bytes}")
 
 
-def _check_size(view: memoryview) -> memoryview:
-    if not 1 <= len(view) <= MAX_VALUE_BYTES:
-        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long, not {len(view)}")
-    return view
+def _source(value: Any) -> memoryview:
+    if type(value) is bytes:
+        return memoryview(value)
+    if _is_tensor(value):
+        return _tensor_bytes(value.detach().cpu() if value.is_cuda else value)
+    return _flat(value)
+
+
+def _destination(buffer: Any) -> Destination:
+    """Of one buffer, which may be empty."""
+    if _is_tensor(buffer):
+        if buffer.is_cuda:
+            return _cuda_destination(buffer)
+        view = _tensor_bytes(buffer)
+    else:
+        view = _flat(buffer)
+    if view.readonly and len(view):
+        raise InvalidArgument(f"a destination must be writable; this {type(buffer).__name__} is read-only")
+    return Destination((view,))
+
+
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _flat(value: Any) -> memoryview:
+    if type(value) is Memory:
+        return value.view()
     if isinstance(value, np.ndarray):
         if value.dtype is _BYTES and value.ndim == 1 and (view := value.data).c_contiguous:
             return view  # as a rule, and much faster
@@ -184,7 +210,10 @@ def _flat(value: Any) -> memoryview:
     try:
         view = memoryview(value)
     except TypeError:
-        raise InvalidArgument(f"a value is a C-contiguous buffer (bytes, memoryview, numpy, torch), not {type(value).__name__}") from None
+        kind = type(value).__name__
+        raise InvalidArgument(
+            f"a value is a C-contiguous buffer (bytes, memoryview, numpy, torch, Memory), or a list, not {kind}"
+        ) from None
     if not view.c_contiguous:
         raise InvalidArgument("a buffer must be C-contiguous")
     if not view.nbytes:
@@ -216,4 +245,4 @@ def _cuda_destination(tensor: Any) -> Destination:  # pragma: no cover  (runs on
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return Destination(_tensor_bytes(staged), lambda: tensor.detach().copy_(staged))
+    return Destination((_tensor_bytes(staged),), lambda: tensor.detach().copy_(staged))

@@ -8,24 +8,26 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.client.arguments import check_ack, check_count, check_deadline, check_keys, check_parents, namespace_text
+from kvstore.client.arguments import check_ack, check_count, check_deadline, check_keys, check_offsets, check_parents, namespace_text
 from kvstore.client.buffers import as_destination, as_rows, as_sources
 from kvstore.client.config import ClientSettings
+from kvstore.client.each import check_each, put_each
 from kvstore.client.effects import Operation
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
 from kvstore.client.questions import Questions
+from kvstore.client.ranges import RangeReads
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
-from kvstore.client.reads.sinks import FreshBytes, IntoBuffers, IntoRows, Part, Sink
+from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
 from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import Forked
+from kvstore.protocol.errors import Forked, InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_here
 from kvstore.rpc.deadline import Deadline
@@ -73,14 +75,53 @@ class Operations:
         deadline_s: float | None,
     ) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)
+        check_keys(keys)
+        is_early, text = self._check_put(keys, values, namespace, parents, ack)
+        sources = as_sources(values)
+        writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        return (yield from writing.run())
+
+    def _check_put(
+        self, keys: Sequence[bytes], values: Sequence[Any], namespace: Any, parents: Sequence[bytes | None] | None, ack: str | None
+    ) -> tuple[bool, str]:
+        """Whether it is enough that the node has the values, and the namespace's text. Raises InvalidArgument."""
         ack = self.settings.ack if ack is None else ack
         check_ack(ack)
-        check_keys(keys)
         check_count(keys, values, "values")
         check_parents(parents, len(keys))
+        return ack == "node", namespace_text(namespace)
+
+    def put_each(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any,
+        parents: Sequence[bytes | None] | None,
+        ack: str | None,
+        deadline_s: float | None,
+    ) -> Operation[list[bool | KVStoreError]]:
+        deadline = self.deadline(deadline_s)
+        is_early, text = self._check_put(keys, values, namespace, parents, ack)
+        put = put_each(self.resources, keys, values, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        return (yield from put)
+
+    def replace(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any,
+        parents: Sequence[bytes | None] | None,
+        force: bool,
+        ack: str | None,
+        deadline_s: float | None,
+    ) -> Operation[list[bool]]:
+        deadline = self.deadline(deadline_s)
+        check_keys(keys)
+        is_early, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
-        text = namespace_text(namespace)
-        is_early = ack == "node"
+        yield from self._questions.remove(keys, deadline, force=force)
         writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
         return (yield from writing.run())
 
@@ -129,6 +170,40 @@ class Operations:
         rows = as_rows(buffers)
         sink: Sink[int] = IntoRows(rows) if rows is not None else IntoBuffers([as_destination(buffer) for buffer in buffers])
         return (yield from self._read(keys, lengths, sink, deadline))
+
+    def get_each_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout) -> Operation[list[int | KVStoreError | None]]:
+        deadline = self.deadline(deadline_s)
+        check_count(keys, buffers, "buffers")
+        found = check_each(keys, buffers, as_destination)
+        sink = IntoEach(found)
+        which = [i for i, destination in enumerate(found) if not isinstance(destination, InvalidArgument)]
+        wanted = [keys[i] for i in which]
+        try:
+            if wanted:
+                yield from self._read(wanted, check_keys(wanted), Part(sink, which), deadline)
+        except KVStoreError as error:
+            sink.ended(error)
+        return sink.results()
+
+    def get_ranges_into(
+        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Any, *, deadline_s: Timeout
+    ) -> Operation[list[int | KVStoreError | None]]:
+        deadline = self.deadline(deadline_s)
+        check_count(keys, buffers, "buffers")
+        check_offsets(offsets, len(keys))
+        reads = RangeReads(keys, offsets, check_each(keys, buffers, as_destination), self.resources.copier)
+        nodes = yield from self._nodes_at_hand(deadline)
+        if nodes:
+            yield from reads.near(self.near, nodes)
+            if self.near.wanted:
+                yield from self._map_wanted(deadline)
+                yield from reads.near(self.near, nodes)
+
+        def whole(keys: Sequence[bytes], sink: FreshEach) -> Operation[list[bytes | None]]:
+            return self._read(keys, check_keys(keys), sink, deadline)
+
+        yield from reads.whole(whole)
+        return reads.results
 
     def _read(self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
         """What lies on this host without a question, then the rest."""

@@ -7,21 +7,21 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kvstore.client.arguments import check_deadline
-from kvstore.client.buffers import Destination, as_destination, plain_memory
+from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.puts import LocalPuts
-from kvstore.client.local.view import LocalView
 from kvstore.client.locations import Location
 from kvstore.client.operations import Operations, Timeout
 from kvstore.client.reads.single import SingleReads
-from kvstore.client.reads.viewing import OpenView
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.together import run_together
+from kvstore.client.views import View
+from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.pool import Pool
 from kvstore.transfer.config import TransferSettings
@@ -34,8 +34,9 @@ class Client:
     """Puts and gets blocks. Threads may share a client. In a forked child all calls raise Forked and `close`
     does nothing: it must make its own.
 
-    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA). They
-    are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
+    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA), Memory (a
+    pointer and a size); or lists of such buffers, whose bytes in order are one value: they go to and from the store as they lie, nothing is
+    joined. They are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
 
     Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
     master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
@@ -118,6 +119,45 @@ class Client:
         """
         return self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s))
 
+    def put_batch_from(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        ack: str | None = None,
+        deadline_s: float | None = None,
+    ) -> list[bool | KVStoreError]:
+        """As `put_batch`, with a result a key in place of an exception: True if it was stored, False if it is already there, else why it
+        was not: InvalidArgument for a key or value that cannot be, Full, Unavailable, DeadlineExceeded, ... One key's trouble is not the
+        others'. Raises for what concerns no key: the other arguments, Forked.
+        """
+        operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
+        return self._run(operation)
+
+    def replace(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        force: bool = False,
+        ack: str | None = None,
+        deadline_s: float | None = None,
+    ) -> list[bool]:
+        """Store blocks in place of those that are there: `remove`, then `put_batch`. True for each that was stored; False where another one
+        is there: the old one, pinned or leased (`force` takes it all the same, and its pin), or one that someone put in between.
+
+        A reader gets the old value, or a miss, or the new one, each whole; between the two steps it is a miss, and after an error it may
+        stay one. Whoever is reading the old one, by a copy or a view, has it to the end. Raises as `remove` and `put_batch`.
+        """
+        operation = self._operations.replace(
+            keys, values, namespace=namespace, parents=parents, force=force, ack=ack, deadline_s=deadline_s
+        )
+        return self._run(operation)
+
     def flush(self, *, deadline_s: float | None = None) -> None:
         """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
 
@@ -145,11 +185,14 @@ class Client:
         return self._run(self._operations.get(keys, deadline_s=deadline_s))
 
     def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
-        """Read a value into the writable `buffer`: its size in bytes, None on a miss. Raises InvalidArgument if it is too small."""
+        """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
+        if there is too little room."""
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
-            view, finish = destination.view, destination.finish
+            if len(destination.parts) > 1:
+                return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
+            [view], finish = destination.parts, destination.finish
         nodes, timeout = self._at_hand(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
@@ -161,18 +204,42 @@ class Client:
                     finish()
                 return size
         deadline = self._operations.deadline(timeout)
-        size = self._single.get_into(key, Destination(view, finish), deadline)
-        return size if size is not None else self._run(self._operations.get_into([key], [buffer], deadline_s=deadline))[0]
+        size = self._single.get_into(key, view, deadline)
+        if size is None:
+            return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline))[0]
+        if finish is not None:
+            finish()
+        return size
 
     def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
 
-        `buffers` may be one C-contiguous array or CPU tensor: its rows are the buffers then, and cost no object each.
+        Each may be a list of buffers, over which the value goes in order. `buffers` may be one C-contiguous array or CPU tensor: its rows
+        are the buffers then, and cost no object each.
 
         Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an error the
         content of all the buffers is undefined.
         """
         return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+
+    def get_each_into(
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+    ) -> list[int | KVStoreError | None]:
+        """As `get_batch_into`, with a result a key in place of an exception: the size, None on a miss, else what was wrong: InvalidArgument
+        for a key that is none or a buffer that is too small, ChecksumMismatch, DeadlineExceeded, ... The content of a buffer whose key
+        has no size for a result is undefined. Raises for what concerns no key: `deadline_s`, Forked.
+        """
+        return self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
+
+    def get_ranges_into(
+        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
+    ) -> list[int | KVStoreError | None]:
+        """Fill each buffer with what stands in the value of its key from its offset on, in bytes: results as `get_each_into`, the size
+        being the buffer's, and InvalidArgument where the value ends before. A key may be named several times, for several ranges.
+
+        Of values in the DRAM of this host only the ranges are copied. All others are brought here whole, each once, and checked first.
+        """
+        return self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
 
     def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
         """Have the transfer engine know a buffer for good, until the result is closed, instead of for each call that reads into it or
@@ -184,7 +251,7 @@ class Client:
         """
         return self._operations.register(buffer, location)
 
-    def view(self, key: bytes, *, deadline_s: float | None = None) -> "View":
+    def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""
         return View(self, key, deadline_s)
 
@@ -315,48 +382,6 @@ class Client:
                 return begin_thread(effect.function)
             case Together():
                 return run_together(effect.operations, self._do)
-
-
-class View:
-    """A value looked at in place: a context manager that gives a read-only memoryview, None on a miss. Use it once.
-
-    On the node's host this is the node's memory, which it leaves alone until the end; elsewhere a private copy. The memoryview ends with
-    the block, and arrays made from it must not be used any more by then. Where the node had to be asked (a value that was not in DRAM,
-    more than 64 views at a time, `use_index` off) the view has a lease and holds a connection: a block open for longer than that (setting
-    `view_lease_s`) ends with LeaseExpired, for its bytes may have been replaced. So does one whose node hung up.
-    """
-
-    def __init__(self, client: Client, key: bytes, deadline_s: float | None) -> None:
-        self._client = client
-        self._key = key
-        self._deadline_s = deadline_s
-        self._view: OpenView | None = None
-        self._near_view: LocalView | None = None
-
-    def __enter__(self) -> memoryview | None:
-        client = self._client
-        nodes, timeout = client._at_hand(self._deadline_s)
-        if nodes:
-            view = client._near.look(nodes, self._key)
-            if view is None and client._near.wanted:
-                client._run(client._operations.map_wanted(timeout))
-                view = client._near.look(nodes, self._key)
-            if view is not None:
-                self._near_view = view
-                return view.memory
-        self._view = client._run(client._operations.open_view(self._key, deadline_s=timeout))
-        return None if self._view is None else self._view.memory
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        near_view = self._near_view
-        if near_view is not None:
-            self._near_view = None
-            self._client._operations.check_process()
-            near_view.close()
-            return
-        view, self._view = self._view, None
-        if view is not None:
-            self._client._run(self._client._operations.close_view(view))
 
 
 def _blocking(channel: AnyChannel) -> Channel:

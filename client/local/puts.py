@@ -41,7 +41,7 @@ class LocalPuts:
         argument. Raises what a put raises."""
         settings = self._settings
         node = self._nodes.get(self._nodes.local_id)
-        is_plain = type(key) is bytes and 0 < len(key) <= MAX_KEY_BYTES and type(namespace) is str
+        is_plain = type(key) is bytes and 0 < len(key) <= MAX_KEY_BYTES and type(namespace) is str and type(value) not in (list, tuple)
         told = _ACKS.get(ack or settings.ack)
         if node is None or not is_plain or told is None or Process.number != self._process:
             return None

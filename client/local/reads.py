@@ -20,9 +20,11 @@ from kvstore.client.local.gathering import by_slab, gather
 from kvstore.client.local.index import Flags, FoundBatch, Indexes, IndexView, Place
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.view import LocalView
+from kvstore.client.memory import Parts, copies_out
+from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
 from kvstore.protocol.shown_index import MAX_KEY_BYTES, ORDERED, Words, words_of
-from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool
+from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Pair
 
 PIECE_BYTES: Final = 1 << 20
 """Larger values are copied in pieces, by several threads."""
@@ -193,8 +195,8 @@ class LocalReads:
 
     def _read_few(self, nodes: Nodes, keys: Sequence[bytes], sink: Sink[Any]) -> Operation[list[int]]:
         """As `read`."""
-        found: list[tuple[int, LocalNode, IndexView, Place]] = []
-        pairs: list[tuple[memoryview, memoryview]] = []
+        found: list[tuple[int, LocalNode, IndexView, Place, Parts]] = []
+        pairs: list[Pair] = []
         for number, key in enumerate(keys):
             for node in nodes:
                 index = node.index
@@ -206,15 +208,16 @@ class LocalReads:
                 if memory is None or offset + size > len(memory):
                     self.wanted.append((node, slab))
                     continue
-                pairs.append((sink.room(number, size), memory[offset : offset + size]))
-                found.append((number, node, index, place))
+                room = sink.room(number, size)
+                pairs += copies_out(room, memory[offset : offset + size])
+                found.append((number, node, index, place, room))
                 break
         if not found:
             return list(range(len(keys)))
-        yield from work(lambda: self._copier.copy(pairs), sum(place[4] for *_, place in found))
+        yield from work(lambda: self._copier.copy(pairs), sum(place[4] for *_, place, _ in found))
         left = set(range(len(keys)))
-        for (number, node, index, (at, sequence, _, _, size, checksum, _)), (room, _) in zip(found, pairs, strict=True):
-            if index.words[at] == sequence and (ORDERED or _checksum(room) == checksum):
+        for number, node, index, (at, sequence, _, _, size, checksum, _), room in found:
+            if index.words[at] == sequence and (ORDERED or checksum_of(room) == checksum):
                 sink.done(number, size)
                 node.desk.read_one(index, at, sequence, size, calls=0)
                 left.discard(number)
@@ -235,7 +238,7 @@ class LocalReads:
             yield from work(gather_all, int(sizes.sum()))
             return
         places = zip(batch.indexes.tolist(), _memory(batch), strict=True)
-        pairs = [(sink.room(index, len(memory)), memory) for index, memory in places]
+        pairs = [pair for index, memory in places for pair in copies_out(sink.room(index, len(memory)), memory)]
         yield from work(lambda: self._copier.copy(pairs), int(sizes.sum()))
 
     def exists_batch(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Flags:
@@ -289,7 +292,7 @@ def _memory(batch: LocalBatch) -> Iterator[memoryview]:
 def _are_right(batch: LocalBatch, sink: Sink[Any]) -> Flags:
     """Which of the values that were copied have the checksums they should."""
     rows = zip(batch.indexes.tolist(), batch.found.sizes.tolist(), batch.found.checksums.tolist(), strict=True)
-    return np.array([_checksum(sink.room(index, size)) == checksum for index, size, checksum in rows], bool)
+    return np.array([checksum_of(sink.room(index, size)) == checksum for index, size, checksum in rows], bool)
 
 
 def _by_length(keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[int, Indexes, Words]]:

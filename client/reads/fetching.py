@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvstore.client.buffers import checksum
 from kvstore.client.effects import Operation, Post, work
 from kvstore.client.engine_copies import EngineCopies
+from kvstore.client.memory import Parts, checksum, size_of
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Wanted
 from kvstore.client.reads.progress import Progress
@@ -13,7 +13,7 @@ from kvstore.client.reads.slices import SLICE_BYTES, SlicedValue
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired, StaleHandle, Unreachable
 from kvstore.protocol.node_messages import MAPPED, Release
-from kvstore.transfer.paths.spans import Span
+from kvstore.transfer.paths.spans import Copy, Span
 
 
 class _Value(NamedTuple):
@@ -21,7 +21,7 @@ class _Value(NamedTuple):
 
     place: int
     span: Span
-    room: memoryview
+    room: Parts
 
 
 class EngineFetch:
@@ -48,11 +48,13 @@ class EngineFetch:
                 for region, place, room in zip(regions, places, rooms, strict=True)
                 if room is not None
             ]
-            if is_alone and len(moved) == 1 and len(moved[0].room) > SLICE_BYTES:
+            total_bytes = sum(size_of(value.room) for value in moved)
+            if is_alone and len(moved) == 1 and total_bytes > SLICE_BYTES:
                 sums = [(yield from self._in_slices(moved[0], answer))]
             else:
-                yield from self._engine_copies.move(node, [(value.span, value.room, len(value.room)) for value in moved], answer.deadline)
-                sums = yield from work(lambda: [checksum(value.room) for value in moved], sum(len(value.room) for value in moved))
+                copies = [copy for value in moved for copy in _copies(value.span.region, value.span.offset_bytes, value.room)]
+                yield from self._engine_copies.move(node, copies, answer.deadline)
+                sums = yield from work(lambda: [checksum(value.room) for value in moved], total_bytes)
         except (StaleHandle, Unreachable) as error:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
@@ -73,8 +75,8 @@ class EngineFetch:
         """Have the engine read one large value, hashed on the way: its xxh3_64."""
         region, begin = value.span.region, value.span.offset_bytes
 
-        def bring(offset: int, room: memoryview) -> Operation[None]:
-            return self._engine_copies.move(answer.node, [(Span(region, begin + offset), room, len(room))], answer.deadline)
+        def bring(offset: int, room: Parts) -> Operation[None]:
+            return self._engine_copies.move(answer.node, _copies(region, begin + offset, room), answer.deadline)
 
         return SlicedValue(value.room, bring).run()
 
@@ -85,3 +87,12 @@ class EngineFetch:
             return
         error = ChecksumMismatch(f"node {node.node_id} holds a value whose xxh3_64 is not the one recorded")
         progress.retry_damaged(node.node_id, items, error)
+
+
+def _copies(region: Any, offset_bytes: int, room: Parts) -> list[Copy]:
+    """What brings the memory of a region from an offset on into the parts of a room."""
+    copies: list[Copy] = []
+    for part in room:
+        copies.append((Span(region, offset_bytes), part, len(part)))
+        offset_bytes += len(part)
+    return copies

@@ -18,17 +18,17 @@ def take_inline(answer: Answer, progress: Progress[Any]) -> Operation[None]:
     """All of them, whatever becomes of each: the channel is in step afterwards. Raises Unavailable, DeadlineExceeded: it is not."""
     blocks, node_id = answer.blocks, answer.node.node_id
     places = answer.places(INLINE)
-    views = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
+    found = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
     # A value that has no room is read all the same: the rest of the batch comes after it.
-    rooms = [memoryview(bytearray(blocks.sizes[place])) if view is None else view for view, place in zip(views, places, strict=True)]
+    rooms = [(memoryview(bytearray(blocks.sizes[place])),) if room is None else room for room, place in zip(found, places, strict=True)]
     digests = [xxhash.xxh3_64() for _ in places]
     for parts in in_slices(rooms):
         yield Fill(answer.loan.channel, [part for _, part in parts], answer.deadline)
         yield from work(partial(_hash, digests, parts), sum(len(part) for _, part in parts))
     good: list[int] = []
     damaged: list[int] = []
-    for place, view, digest in zip(places, views, digests, strict=True):
-        if view is not None:
+    for place, room, digest in zip(places, found, digests, strict=True):
+        if room is not None:
             (good if digest.intdigest() == blocks.checksums[place] else damaged).append(place)
     progress.arrived(answer, good)
     if damaged:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvstore.client.effects import Operation, Post, work
+from kvstore.client.memory import copies_out
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.progress import Progress
 from kvstore.client.resources import ClientResources
@@ -35,7 +36,7 @@ class CopyOut:
     def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
         blocks = answer.blocks
         rooms = [progress.room(answer.wanted[place][0], len(part)) for place, part in zip(places, memory, strict=True)]
-        copies = [(room, part) for room, part in zip(rooms, memory, strict=True) if room is not None]
+        copies = [pair for room, part in zip(rooms, memory, strict=True) if room is not None for pair in copies_out(room, part)]
         yield from work(lambda: self._copier.copy(copies), sum(len(part) for _, part in copies))
         in_time = self._clock_ns() < blocks.lease_until_ns
         yield Post(answer.loan.channel, Release([blocks.lease]))

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from kvstore.client.memory import Parts
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Wanted
 from kvstore.client.reads.sinks import Sink
@@ -34,7 +35,7 @@ class Progress(Generic[R]):
         self._tiers: dict[int, int] = {}
         self._bytes_in = 0
 
-    def room(self, index: int, size_bytes: int) -> memoryview | None:
+    def room(self, index: int, size_bytes: int) -> Parts | None:
         """Where the value of a key goes; None when there is not as much room: the get fails then, once all values have been seen."""
         try:
             return self._sink.room(index, size_bytes)
@@ -85,11 +86,12 @@ class Progress(Generic[R]):
         return again
 
     def finish(self) -> list[R | None]:
-        """The sink's results. Raises InvalidArgument for a value that had no room, and the failure of one that did not arrive."""
+        """The sink's results. Raises InvalidArgument for a value that had no room, and the failure of one that did not arrive, unless the
+        sink takes it."""
         self._counters.read(self._tiers, self._bytes_in, misses=len(self._keys) - len(self._found))
         if self._refusal is not None:
             raise self._refusal
         for index, failure in self._failures.items():
             if index not in self._found:
-                raise failure
+                self._sink.failed(index, failure)
         return self._sink.results()

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.client.buffers import Destination, checksum, fresh_bytes
+from kvstore.client.buffers import fresh_bytes
 from kvstore.client.locations import Hint
+from kvstore.client.memory import checksum
 from kvstore.client.reads.finding import FAR_HINT_NS
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import KVStoreError
@@ -41,17 +42,13 @@ class SingleReads:
         value, room = fresh_bytes(hint.size_bytes)
         return value if self._read(key, hint, room, deadline) else None
 
-    def get_into(self, key: bytes, destination: Destination, deadline: Deadline) -> int | None:
-        """The size of a value that is in `destination` now. None: its content is undefined."""
-        hint, room = self._hint(key), destination.view
+    def get_into(self, key: bytes, room: memoryview, deadline: Deadline) -> int | None:
+        """The size of a value that is in `room` now. None: its content is undefined."""
+        hint = self._hint(key)
         if hint is None or hint.size_bytes > len(room):
             return None
         size_bytes = hint.size_bytes
-        if not self._read(key, hint, room if size_bytes == len(room) else room[:size_bytes], deadline):
-            return None
-        if destination.finish is not None:
-            destination.finish()
-        return size_bytes
+        return size_bytes if self._read(key, hint, room if size_bytes == len(room) else room[:size_bytes], deadline) else None
 
     def _hint(self, key: bytes) -> Hint | None:
         """Where a block is, if it is small and nowhere else: of several replicas another is asked when the first does not answer."""
@@ -91,7 +88,7 @@ class SingleReads:
         status, size_bytes = blocks.statuses[0], blocks.sizes[0]
         if status == INLINE and size_bytes == len(room):
             channel.read_into((room,), deadline)
-            if checksum(room) == blocks.checksums[0]:
+            if checksum((room,)) == blocks.checksums[0]:
                 self._counters.read_one(blocks.tiers[0], size_bytes)
                 return True
             self._counters.add(checksum_failures=1)

@@ -1,4 +1,4 @@
-"""Where the values of a get go: new bytes objects, or the caller's buffers."""
+"""Where the values of a get go: new bytes objects, or the caller's buffers, in one part or several."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.client.buffers import Destination, fresh_bytes, too_small
+from kvstore.client.memory import Parts, first_bytes
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
 
 R = TypeVar("R")
 Rows = npt.NDArray[np.uint8]
@@ -20,14 +22,17 @@ class Sink(Protocol[R]):
     rows: Rows | None
     """All rooms as one array of shape (keys, bytes), where they are one."""
 
-    def room(self, index: int, size_bytes: int) -> memoryview:
-        """A writable view of `size_bytes`, the same one each time. Raises InvalidArgument when there is not as much."""
+    def room(self, index: int, size_bytes: int) -> Parts:
+        """Writable parts of `size_bytes` together, the same memory each time. Raises InvalidArgument when there is not as much."""
 
     def done(self, index: int, size_bytes: int) -> None:
         """The value is in its room and is right."""
 
     def done_many(self, indexes: Indexes, sizes: Words) -> None:
         """As `done`, for many values."""
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        """The value is there, and could not be had: raises `error`, or makes it the key's result."""
 
     def results(self) -> list[R | None]:
         """One a key, None for a miss."""
@@ -42,11 +47,11 @@ class FreshBytes:
         self._values: list[tuple[bytes, memoryview] | None] = [None] * count
         self._done: list[bytes | None] = [None] * count
 
-    def room(self, index: int, size_bytes: int) -> memoryview:
+    def room(self, index: int, size_bytes: int) -> Parts:
         value = self._values[index]
         if value is None or len(value[1]) != size_bytes:
             value = self._values[index] = fresh_bytes(size_bytes)
-        return value[1]
+        return (value[1],)
 
     def done(self, index: int, size_bytes: int) -> None:
         value = self._values[index]
@@ -56,8 +61,26 @@ class FreshBytes:
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self.done(index, size)
 
+    def failed(self, index: int, error: KVStoreError) -> None:
+        raise error
+
     def results(self) -> list[bytes | None]:
         return self._done
+
+
+class FreshEach(FreshBytes):
+    """As FreshBytes, where what is wrong with one value is kept for it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._errors: dict[int, KVStoreError] = {}
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        self._errors[index] = error
+
+    def result(self, index: int) -> tuple[bytes | None, KVStoreError | None]:
+        """The value, or else what was wrong with it, if that is known."""
+        return self._done[index], self._errors.get(index)
 
 
 class IntoBuffers:
@@ -69,11 +92,12 @@ class IntoBuffers:
         self._destinations = destinations
         self._sizes: list[int | None] = [None] * len(destinations)
 
-    def room(self, index: int, size_bytes: int) -> memoryview:
-        view = self._destinations[index].view
-        if len(view) < size_bytes:
-            raise too_small(index, len(view), size_bytes)
-        return view if len(view) == size_bytes else view[:size_bytes]
+    def room(self, index: int, size_bytes: int) -> Parts:
+        destination = self._destinations[index]
+        room_bytes = destination.size_bytes
+        if room_bytes < size_bytes:
+            raise too_small(index, room_bytes, size_bytes)
+        return destination.parts if room_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
 
     def done(self, index: int, size_bytes: int) -> None:
         finish = self._destinations[index].finish
@@ -85,8 +109,60 @@ class IntoBuffers:
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self.done(index, size)
 
+    def failed(self, index: int, error: KVStoreError) -> None:
+        raise error
+
     def results(self) -> list[int | None]:
         return self._sizes
+
+
+class IntoEach:
+    """As IntoBuffers, where what is wrong with one value is the result of its key."""
+
+    rows: Rows | None = None
+
+    def __init__(self, destinations: Sequence[Destination | InvalidArgument]) -> None:
+        """An error stands for a key that is not to be read: it is its result."""
+        self._destinations = destinations
+        self._results: list[int | KVStoreError | None] = [found if isinstance(found, InvalidArgument) else None for found in destinations]
+        self._spare: dict[int, memoryview] = {}
+        """Rooms of values that are longer than theirs: they are read all the same, and dropped."""
+
+    def room(self, index: int, size_bytes: int) -> Parts:
+        destination = self._destinations[index]
+        assert isinstance(destination, Destination), "a key that is not to be read was read"
+        room_bytes = destination.size_bytes
+        if room_bytes >= size_bytes:
+            return destination.parts if room_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
+        spare = self._spare.get(index)
+        if spare is None or len(spare) != size_bytes:
+            spare = self._spare[index] = memoryview(bytearray(size_bytes))
+        return (spare,)
+
+    def done(self, index: int, size_bytes: int) -> None:
+        destination = self._destinations[index]
+        assert isinstance(destination, Destination)
+        if size_bytes > destination.size_bytes:
+            self._spare.pop(index, None)
+            self._results[index] = too_small(index, destination.size_bytes, size_bytes)
+            return
+        if destination.finish is not None:
+            destination.finish()
+        self._results[index] = size_bytes
+
+    def done_many(self, indexes: Indexes, sizes: Words) -> None:
+        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
+            self.done(index, size)
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        self._results[index] = error
+
+    def ended(self, error: KVStoreError) -> None:
+        """The reading ended before its time: keys that have no result yet have this one."""
+        self._results = [error if result is None else result for result in self._results]
+
+    def results(self) -> list[int | KVStoreError | None]:
+        return self._results
 
 
 class IntoRows:
@@ -97,11 +173,11 @@ class IntoRows:
         self._rows = rows
         self._sizes: list[int | None] = [None] * len(rows)
 
-    def room(self, index: int, size_bytes: int) -> memoryview:
+    def room(self, index: int, size_bytes: int) -> Parts:
         row_bytes = self._rows.shape[1]
         if row_bytes < size_bytes:
             raise too_small(index, row_bytes, size_bytes)
-        return self._rows[index, :size_bytes].data
+        return (self._rows[index, :size_bytes].data,)
 
     def done(self, index: int, size_bytes: int) -> None:
         self._sizes[index] = size_bytes
@@ -112,6 +188,9 @@ class IntoRows:
             return
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self._sizes[index] = size
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        raise error
 
     def results(self) -> list[int | None]:
         return self._sizes
@@ -126,7 +205,7 @@ class Part(Generic[R]):
         self._whole = whole
         self._indexes = indexes
 
-    def room(self, index: int, size_bytes: int) -> memoryview:
+    def room(self, index: int, size_bytes: int) -> Parts:
         return self._whole.room(self._indexes[index], size_bytes)
 
     def done(self, index: int, size_bytes: int) -> None:
@@ -135,6 +214,9 @@ class Part(Generic[R]):
     def done_many(self, indexes: Indexes, sizes: Words) -> None:
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self.done(index, size)
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        self._whole.failed(self._indexes[index], error)
 
     def results(self) -> list[R | None]:
         """Of the keys that the whole was made for."""

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import xxhash
 
 from kvstore.client.effects import Operation, Together, work
+from kvstore.client.memory import Parts, in_pieces, size_of
 
 STREAM_BYTES: Final = 4 << 20
 """Of a stream, which goes on into the kernel's buffers meanwhile. With a quarter of it the sender is woken too often (1.1 GB/s over veth
@@ -17,11 +19,11 @@ AT_ONCE: Final = 2
 """One on its way, one being hashed."""
 
 
-def in_slices(views: Sequence[memoryview]) -> Iterator[list[tuple[int, memoryview]]]:
-    """The views in order, cut into lists of about STREAM_BYTES: (index of the view, its next part) each."""
+def in_slices(values: Sequence[Parts]) -> Iterator[list[tuple[int, memoryview]]]:
+    """The values in order, cut into lists of about STREAM_BYTES: (index of the value, its next part) each."""
     found: list[tuple[int, memoryview]] = []
     left = STREAM_BYTES
-    for index, view in enumerate(views):
+    for index, view in ((index, view) for index, parts in enumerate(values) for view in parts):
         for at in range(0, len(view), STREAM_BYTES):
             part = view[at : at + STREAM_BYTES]
             if found and len(part) > left:
@@ -36,14 +38,15 @@ def in_slices(views: Sequence[memoryview]) -> Iterator[list[tuple[int, memoryvie
 class SlicedValue:
     """One large value. `run` it once."""
 
-    def __init__(self, room: memoryview, bring: Callable[[int, memoryview], Operation[None]]) -> None:
-        """`bring` copies what lies at an offset of the value into that part of its room."""
-        self._room = room
+    def __init__(self, room: Parts, bring: Callable[[int, Parts], Operation[None]]) -> None:
+        """`bring` copies what lies at an offset of the value into these parts of its room."""
+        self._slices = list(in_pieces(room, SLICE_BYTES))
         self._bring = bring
-        self._offsets = deque(range(0, len(room), SLICE_BYTES))
+        self._left = deque(range(len(self._slices)))
         self._arrived: set[int] = set()
         self._digest = xxhash.xxh3_64()
-        self._hashed_bytes = 0
+        self._hashed = 0
+        """Slices."""
         self._is_hashing = False
 
     def run(self) -> Operation[int]:
@@ -52,16 +55,18 @@ class SlicedValue:
         return self._digest.intdigest()
 
     def _lane(self) -> Operation[None]:
-        while self._offsets:
-            offset = self._offsets.popleft()
-            yield from self._bring(offset, self._room[offset : offset + SLICE_BYTES])
-            self._arrived.add(offset)
+        while self._left:
+            number = self._left.popleft()
+            yield from self._bring(number * SLICE_BYTES, self._slices[number])
+            self._arrived.add(number)
             # In order, and one lane at a time: the other one finds what has arrived meanwhile.
-            while self._hashed_bytes in self._arrived and not self._is_hashing:
+            while self._hashed in self._arrived and not self._is_hashing:
                 self._is_hashing = True
-                yield from self._hash(self._room[self._hashed_bytes : self._hashed_bytes + SLICE_BYTES])
+                parts = self._slices[self._hashed]
+                yield from work(partial(self._hash, parts), size_of(parts))
+                self._hashed += 1
                 self._is_hashing = False
 
-    def _hash(self, part: memoryview) -> Operation[None]:
-        yield from work(lambda: self._digest.update(part), len(part))
-        self._hashed_bytes += len(part)
+    def _hash(self, parts: Parts) -> None:
+        for part in parts:
+            self._digest.update(part)

@@ -1,6 +1,7 @@
 """The batch of one put: its values, what is reserved for them and what is stored, so that the rest can be given back at any time."""
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 from kvstore.client.buffers import Sources
@@ -8,6 +9,7 @@ from kvstore.client.effects import Operation
 from kvstore.client.locations import Hint
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
+from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.master_messages import Cancel, Grants
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
@@ -36,6 +38,8 @@ class PutBatch:
         self.namespace = namespace
         self._parents = [parent or b"" for parent in parents] if parents is not None else [b""] * len(keys)
         self.stored = [False] * len(keys)
+        self._there: set[bytes] = set()
+        """Keys that others have stored, as far as they were asked for."""
         self.granted: dict[int, int] = {}
         """Generations reserved for this operation and not yet written, by the key's index."""
         self.asked: list[int] = []
@@ -47,6 +51,15 @@ class PutBatch:
             granted = zip(self.asked, reply.statuses, reply.generations, strict=True)
             self.granted.update({i: generation for i, status, generation in granted if status == GRANTED})
         self.told.clear()
+
+    def was_there(self, indices: Sequence[int]) -> None:
+        """Others have stored these."""
+        self._there.update([self.keys[i] for i in indices])
+
+    def results_after(self, error: KVStoreError) -> list[bool | KVStoreError]:
+        """What became of each key of an operation that ended with an error: it is the result of those that nobody has stored."""
+        there = self._there.union(compress(self.keys, self.stored))
+        return [is_stored or (False if key in there else error) for key, is_stored in zip(self.keys, self.stored, strict=True)]
 
     def cancel(self, indices: Sequence[int]) -> Operation[None]:
         """Give reservations back, as far as the master can be told."""
@@ -96,5 +109,7 @@ class PutBatch:
             if flag == STORED:
                 self.stored[i] = True
                 hints.append((keys[i], Hint(node_id, generation, sizes[i])))
+            else:
+                self._there.add(keys[i])
         self._hints.learn(hints)
         return again

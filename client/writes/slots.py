@@ -4,8 +4,8 @@ Sans-I/O: see effects.py."""
 from collections.abc import Callable
 from functools import partial
 
-from kvstore.client.buffers import checksum
 from kvstore.client.effects import AnyLoan, Ask, Operation, work
+from kvstore.client.memory import checksum
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
@@ -16,7 +16,7 @@ from kvstore.protocol.node_messages import Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.spans import Copy
+from kvstore.transfer.paths.spans import Copy, Span
 
 
 class SlotWriting:
@@ -44,7 +44,9 @@ class SlotWriting:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
         loan.give_back()
-        yield from self._batch.cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
+        self._batch.was_there(present)
+        yield from self._batch.cancel(present)
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
         yield from self._batch.ask_again(again, busy)
         return True
@@ -71,7 +73,9 @@ class SlotWriting:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
         loan.give_back()
-        yield from self._batch.cancel([i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+        present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
+        self._batch.was_there(present)
+        yield from self._batch.cancel(present)
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
         yield from self._batch.ask_again(again, busy)
         return True
@@ -83,12 +87,16 @@ class SlotWriting:
         if not places:
             return []
         sources = [self._batch.sources[indices[place]] for place in places]
-        copies: list[Copy] = [
-            (source, resources.engine_copies.remote.region(peer, opened.regions[place]), len(source))
-            for place, source in zip(places, sources, strict=True)
-        ]
+        copies: list[Copy] = []
+        total_bytes = 0
+        for place, parts in zip(places, sources, strict=True):
+            region, offset = resources.engine_copies.remote.region(peer, opened.regions[place]), 0
+            for part in parts:
+                copies.append((part, Span(region, offset), len(part)))
+                offset += len(part)
+            total_bytes += offset
         yield from resources.engine_copies.move(node, copies, self._deadline)
-        sums = yield from work(lambda: [checksum(source) for source in sources], sum(map(len, sources)))
+        sums = yield from work(lambda: [checksum(parts) for parts in sources], total_bytes)
         commit = Commit([opened.put_ids[place] for place in places], sums)
         reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
         return self._batch.written(node, [indices[place] for place in places], reply)
@@ -108,11 +116,11 @@ class SlotWriting:
             sources = self._batch.sources
             copies: Callable[[], list[int]]
             if sources.flat is None:
-                pairs = [
+                gathers = [
                     (parts[opened.slabs[place]](opened.offsets[place], sources.sizes[i]), sources[i])
                     for place, i in zip(places, written, strict=True)
                 ]
-                copies = partial(resources.copier.copy_and_sum, pairs)
+                copies = partial(resources.copier.gather_and_sum, gathers)
             else:
                 row_bytes = sources.sizes[0]
                 offsets = [opened.offsets[place] for place in places]

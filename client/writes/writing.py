@@ -2,11 +2,12 @@
 is gone. Sans-I/O: see effects.py."""
 
 from collections.abc import Iterator, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Final
 
-from kvstore.client.buffers import Sources, checksum
+from kvstore.client.buffers import Sources
 from kvstore.client.effects import Operation, Sleep, work
+from kvstore.client.memory import checksum
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
@@ -75,6 +76,10 @@ class Writing:
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored
 
+    def results_after(self, error: KVStoreError) -> list[bool | KVStoreError]:
+        """What became of each key after `run` raised this."""
+        return self._batch.results_after(error)
+
     def _store(self, pending: list[int]) -> Operation[None]:
         pause_s = FIRST_PAUSE_S
         while True:
@@ -127,6 +132,8 @@ class Writing:
                 by_node.setdefault(node_id, []).append(i)
             elif status == BUSY:
                 busy.append(i)
+            else:
+                self._batch.was_there((i,))
         return by_node
 
     # --- writing to one node ---
@@ -197,12 +204,12 @@ class Writing:
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
         sources = [self._batch.sources[i] for i in indices]
-        sizes = list(map(len, sources))
-        sums = yield from work(lambda: [checksum(source) for source in sources], sum(sizes))
+        sums = yield from work(lambda: [checksum(parts) for parts in sources], sum([self._batch.sources.sizes[i] for i in indices]))
         is_kept = self._is_kept(indices)
         ack = ACK_NODE if is_kept else ACK_CLUSTER
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)
-        loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, sources)
+        payload = list(chain.from_iterable(sources))
+        loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)
         instance = loan.channel.welcome.epoch
         loan.give_back()
         if is_kept:

@@ -20,6 +20,7 @@ from kvstore.transfer.config import TransferSettings
 from tests.signals import Striker
 
 VALUE_BYTES = 1 << 20
+HALF = VALUE_BYTES // 2
 RANDOM = np.random.default_rng(0).bytes(8 << 20)
 """Each value is a part of it: to make them anew, each of its own seed, took most of the time."""
 BATCH = 6
@@ -53,6 +54,15 @@ class Scene:
     def get_into(self) -> None:
         self.client.get_batch_into(self._keys, list(self._buffers))
 
+    def get_parts(self) -> None:
+        self.client.get_each_into(self._keys, [[row[: VALUE_BYTES // 3], row[VALUE_BYTES // 3 :]] for row in self._buffers])
+
+    def get_ranges(self) -> None:
+        self.client.get_ranges_into(self._keys * 2, [0] * BATCH + [HALF] * BATCH, [*self._buffers[:, :HALF], *self._buffers[:, HALF:]])
+
+    def put_parts(self) -> None:
+        self.client.put_batch_from(list(self._fresh), [[value[:HALF], value[HALF:]] for value in self._fresh.values()])
+
     def get_rows(self) -> None:
         self.client.get_batch_into(self._keys, self._buffers)
 
@@ -72,7 +82,7 @@ class Scene:
         self._check(self.client.match_prefix(self._keys) == BATCH and all(self.client.exists_batch(self._keys)))
 
     def before(self, call: Callable[[], None]) -> None:
-        if call == self.put:
+        if call in (self.put, self.put_parts):
             self._serial += 1
             keys = [b"fresh %d %d" % (self._serial, i) for i in range(BATCH)]
             self._fresh = {key: value_of(key[:8]) for key in keys}
@@ -82,9 +92,9 @@ class Scene:
             self._buffers.fill(1)
             self._let_the_other_put()
             self._check(bool((self._buffers == 1).all()))
-        elif call in (self.get_into, self.get_rows):
+        elif call in (self.get_into, self.get_rows, self.get_parts, self.get_ranges):
             self._check([bytes(row) for row in self._buffers] == self._values)
-        if call == self.put:
+        if call in (self.put, self.put_parts):
             found = self.client.get_batch(list(self._fresh))
             self._check(all(got == value or (is_struck and got is None) for got, value in zip(found, self._fresh.values(), strict=True)))
             self.client.remove(list(self._fresh))
@@ -116,7 +126,19 @@ class Scene:
 
 def main(address: str, signals: int, where: str = "here") -> None:
     scene, striker = Scene(address, "tcp" if where == "elsewhere" else "auto"), Striker(1)
-    calls = [scene.get, scene.get_into, scene.get_rows, scene.view, scene.put, scene.put, scene.small, scene.match]
+    calls = [
+        scene.get,
+        scene.get_into,
+        scene.get_rows,
+        scene.get_parts,
+        scene.get_ranges,
+        scene.view,
+        scene.put,
+        scene.put,
+        scene.put_parts,
+        scene.small,
+        scene.match,
+    ]
     within_s = {}
     for call in calls:
         scene.before(call)

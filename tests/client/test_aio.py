@@ -14,6 +14,7 @@ from kvstore.client.effects import Work
 from kvstore.protocol.errors import DeadlineExceeded
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, fresh_keys, running, where
 from tests.client.processes import Cluster
+from tests.client.scattered import ScatteredBehaviour
 
 __all__ = ["client", "running", "where"]
 
@@ -33,6 +34,9 @@ class Blocking:
 
     def stats(self) -> Any:
         return self._client.stats()
+
+    def register(self, buffer: Any) -> Any:
+        return self._client.register(buffer)
 
     @contextlib.contextmanager
     def view(self, key: bytes) -> Iterator[memoryview | None]:
@@ -64,6 +68,10 @@ def make_client() -> MakeClient:
 
 
 class TestAsyncClient(ClientBehaviour):
+    pass
+
+
+class TestAsyncClientScattered(ScatteredBehaviour):
     pass
 
 

@@ -11,6 +11,7 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.transfer.testing.waiting import eventually, within
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, running, where
 from tests.client.processes import cluster
+from tests.client.scattered import ScatteredBehaviour
 
 __all__ = ["client", "running", "where"]
 
@@ -21,6 +22,10 @@ def make_client() -> MakeClient:
 
 
 class TestClient(ClientBehaviour):
+    pass
+
+
+class TestClientScattered(ScatteredBehaviour):
     pass
 
 

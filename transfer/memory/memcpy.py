@@ -21,6 +21,9 @@ from kvstore.transfer.memory.gate import Gate, begin_thread
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]
 """(destination, source), equally long."""
+Gather = tuple[memoryview, Sequence[memoryview]]
+"""(destination, sources that fill it in order): one value."""
+C = TypeVar("C", bound=tuple[memoryview, object])
 
 COPY_BYTES: Final = 64 << 10
 """From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
@@ -40,15 +43,15 @@ class MemcpyPool:
         """Copy every source to its destination."""
         self._spread(copy_all, pairs)
 
-    def copy_and_sum(self, pairs: Sequence[Pair]) -> list[int]:
-        """Copy every source to its destination; the sources' checksums."""
-        return [found for part in self._spread(copy_and_sum_all, pairs) for found in part]
+    def gather_and_sum(self, gathers: Sequence[Gather]) -> list[int]:
+        """Fill every destination from its sources; the values' checksums."""
+        return [found for part in self._spread(gather_and_sum_all, gathers) for found in part]
 
     def copy_and_sum_rows(self, pairs: Sequence[Pair], row_bytes: int) -> list[int]:
-        """As `copy_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
+        """As `gather_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
         return [found for part in self._spread(partial(copy_and_sum_all_rows, row_bytes=row_bytes), pairs) for found in part]
 
-    def _spread(self, work: Callable[[Sequence[Pair]], R], pairs: Sequence[Pair]) -> list[R]:
+    def _spread(self, work: Callable[[Sequence[C]], R], pairs: Sequence[C]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
         if len(parts) == 1:
             return [work(pairs)]
@@ -68,10 +71,10 @@ class MemcpyPool:
         self._helpers.dismiss()
 
 
-class _Shared(Generic[R]):
+class _Shared(Generic[C, R]):
     """One piece of work in parts, which the caller and the helpers take as they come."""
 
-    def __init__(self, work: Callable[[Sequence[Pair]], R], parts: Sequence[Sequence[Pair]]) -> None:
+    def __init__(self, work: Callable[[Sequence[C]], R], parts: Sequence[Sequence[C]]) -> None:
         self.gate = Gate()
         self.left = deque(enumerate(parts))
         self._work = work
@@ -106,12 +109,12 @@ class _Helpers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._calls: SimpleQueue[_Shared[Any] | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Shared[Any, Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._running = 0
         self._is_dismissed = False
 
-    def call(self, shared: "_Shared[Any]", count: int) -> None:
+    def call(self, shared: "_Shared[Any, Any]", count: int) -> None:
         """Have up to `count` of them help. Nobody needs to come: the caller takes all parts that nobody takes."""
         if self._is_dismissed:
             return
@@ -149,13 +152,25 @@ def copy_all(pairs: Sequence[Pair]) -> None:
         copy(destination, source)
 
 
-def copy_and_sum_all(pairs: Sequence[Pair]) -> list[int]:
-    """Each value is hashed right after it was copied, while the processor's cache has it."""
+def gather_and_sum_all(gathers: Sequence[Gather]) -> list[int]:
+    """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
     sums = []
-    for destination, source in pairs:
-        copy(destination, source)
-        sums.append(xxhash.xxh3_64_intdigest(source))
+    for destination, sources in gathers:
+        if len(sources) == 1:
+            copy(destination, sources[0])
+            sums.append(xxhash.xxh3_64_intdigest(sources[0]))
+        else:
+            sums.append(_gather_and_sum(destination, sources))
     return sums
+
+
+def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview]) -> int:
+    digest, at = xxhash.xxh3_64(), 0
+    for source in sources:
+        copy(destination[at : at + len(source)], source)
+        digest.update(source)
+        at += len(source)
+    return digest.intdigest()
 
 
 def copy_and_sum_all_rows(pairs: Sequence[Pair], row_bytes: int) -> list[int]:
@@ -167,14 +182,15 @@ def copy_and_sum_all_rows(pairs: Sequence[Pair], row_bytes: int) -> list[int]:
     return sums
 
 
-def _cut(pairs: Sequence[Pair], most: int) -> list[Sequence[Pair]]:
+def _cut(pairs: Sequence[C], most: int) -> list[Sequence[C]]:
     """At most `most` runs of about as many bytes each, in order; one for what is not worth sharing."""
-    total = sum(len(source) for _, source in pairs)
+    total = sum(len(destination) for destination, _ in pairs)
     if total < PARALLEL_BYTES or len(pairs) < 2:
         return [pairs]
-    share, parts, begin, filled = -(-total // most), [], 0, 0
-    for index, (_, source) in enumerate(pairs):
-        filled += len(source)
+    share, begin, filled = -(-total // most), 0, 0
+    parts: list[Sequence[C]] = []
+    for index, (destination, _) in enumerate(pairs):
+        filled += len(destination)
         if filled >= share:
             parts.append(pairs[begin : index + 1])
             begin, filled = index + 1, 0

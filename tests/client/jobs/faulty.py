@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.client.sync import Client, View
+from kvstore.client.sync import Client
+from kvstore.client.views import View
 
 Fault = Callable[[float], object]
 """Called with the call's deadline, before it is passed on; what it raises is what the call raises."""

@@ -15,7 +15,6 @@ import pytest
 import xxhash
 
 from kvstore.client import Client
-from kvstore.client.buffers import as_destination
 from kvstore.client.config import ClientSettings
 from kvstore.client.locations import Hint
 from kvstore.client.reads.finding import FAR_HINT_NS
@@ -115,24 +114,14 @@ def test_a_small_value_costs_one_message(scene: Scene) -> None:
     [asked] = scene.asked
     assert (asked.keys, list(asked.generations), asked.engine) == ([b"key"], [5], 0)
     buffer = bytearray(len(VALUE) + 3)
-    assert scene.reads.get_into(b"key", as_destination(buffer), Deadline(LONG_S)) == len(VALUE)
+    assert scene.reads.get_into(b"key", memoryview(buffer), Deadline(LONG_S)) == len(VALUE)
     assert buffer == VALUE + b"\0\0\0"
     exact = bytearray(len(VALUE))
-    assert scene.reads.get_into(b"key", as_destination(exact), Deadline(LONG_S)) == len(VALUE)
+    assert scene.reads.get_into(b"key", memoryview(exact), Deadline(LONG_S)) == len(VALUE)
     assert exact == VALUE
     stats = scene.resources.counters.snapshot()
     assert (stats.requests, stats.hits, stats.bytes_in, stats.hits_by_tier["dram"]) == (3, 3, 3 * len(VALUE), 3)
     assert scene.pool.counts(scene.address) == (0, 1)
-
-
-def test_a_buffer_elsewhere_is_finished_once_the_value_is_right(scene: Scene) -> None:
-    finished = []
-    destination = as_destination(bytearray(len(VALUE)))
-    destination.finish = lambda: finished.append(bytes(destination.view))
-    assert scene.reads.get_into(b"key", destination, Deadline(LONG_S)) == len(VALUE)
-    scene.answer = answers(blocks(value=VALUE[1:] + b"!"), VALUE)
-    assert scene.reads.get_into(b"key", destination, Deadline(LONG_S)) is None
-    assert finished == [VALUE]
 
 
 def no_hint(scene: Scene) -> None:
@@ -175,12 +164,12 @@ def another_daemon(scene: Scene) -> None:
 def test_what_is_out_of_the_ordinary_is_not_asked_for_here(scene: Scene, unusual: Callable[[Scene], None]) -> None:
     unusual(scene)
     assert scene.get() is None
-    assert scene.reads.get_into(b"key", as_destination(bytearray(1 << 20)), Deadline(LONG_S)) is None
+    assert scene.reads.get_into(b"key", memoryview(bytearray(1 << 20)), Deadline(LONG_S)) is None
     assert not scene.asked
 
 
 def test_neither_is_what_has_no_room_or_no_key_or_no_connection(scene: Scene) -> None:
-    assert scene.reads.get_into(b"key", as_destination(bytearray(len(VALUE) - 1)), Deadline(LONG_S)) is None
+    assert scene.reads.get_into(b"key", memoryview(bytearray(len(VALUE) - 1)), Deadline(LONG_S)) is None
     assert scene.reads.get(["key"], Deadline(LONG_S)) is None  # type: ignore[arg-type]
     with scene.pool.take(scene.address, Deadline(LONG_S)):
         assert scene.get() is None

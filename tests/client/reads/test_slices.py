@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client.effects import Operation, Post, Together, Work
+from kvstore.client.memory import Parts
 from kvstore.client.reads import slices
 from kvstore.client.reads.slices import STREAM_BYTES, SlicedValue, in_slices
 from kvstore.protocol.errors import Unreachable
@@ -34,15 +35,16 @@ class Scene:
         self.on_the_way: dict[int, int] = {}
         """Offset of a slice to the lane that waits for it."""
         self.hashing: dict[int, Work] = {}
-        self.operation = SlicedValue(memoryview(self.room), self._bring).run()
+        self.operation = SlicedValue((memoryview(self.room),), self._bring).run()
         together = next(self.operation)
         assert isinstance(together, Together)
         self.lanes = together.operations
         for number in range(len(self.lanes)):
             self._go_on(number)
 
-    def _bring(self, offset: int, room: memoryview) -> Operation[None]:
+    def _bring(self, offset: int, parts: Parts) -> Operation[None]:
         yield Post(None, Release([offset]))  # type: ignore[arg-type]  # stands for whatever takes time
+        [room] = parts
         room[:] = self.value[offset : offset + len(room)]
 
     def _go_on(self, lane: int) -> None:
@@ -103,7 +105,7 @@ def test_what_brings_a_slice_may_fail() -> None:
         raise Unreachable("no way")
         yield
 
-    together = next(SlicedValue(memoryview(bytearray(PART * 3)), bring).run())  # type: ignore[arg-type]
+    together = next(SlicedValue((memoryview(bytearray(PART * 3)),), bring).run())  # type: ignore[arg-type]
     assert isinstance(together, Together)
     with pytest.raises(Unreachable):
         next(together.operations[0])
@@ -118,7 +120,7 @@ def test_a_streams_slices_are_all_of_it_in_order(sizes: list[int]) -> None:
         at += size
     seen = [0] * len(sizes)
     last = 0
-    for parts in in_slices(views):
+    for parts in in_slices([(view,) for view in views]):
         assert 0 < sum(len(part) for _, part in parts) <= STREAM_BYTES
         for index, part in parts:
             assert index >= last
@@ -130,5 +132,5 @@ def test_a_streams_slices_are_all_of_it_in_order(sizes: list[int]) -> None:
 
 def test_small_values_share_a_slice() -> None:
     views = [memoryview(bytearray(STREAM_BYTES // 4)) for _ in range(9)]
-    assert [[index for index, _ in parts] for parts in in_slices(views)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [[index for index, _ in parts] for parts in in_slices([(view,) for view in views])] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     assert list(in_slices([])) == []

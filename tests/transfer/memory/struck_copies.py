@@ -20,13 +20,14 @@ def main(signals: int) -> None:
     source = np.full(4 * SIZE, 7, np.uint8)
     destination, elsewhere = np.zeros(4 * SIZE, np.uint8), np.zeros(4 * SIZE, np.uint8)
     pairs = [(destination[at : at + SIZE].data, source[at : at + SIZE].data) for at in range(0, 4 * SIZE, SIZE)]
+    halves = [(to, (of[: SIZE // 2], of[SIZE // 2 :])) for to, of in pairs]
     copier, striker, written, wrong = MemcpyPool(4), Striker(1), 0, 0
     copier.copy(pairs)  # the pages are there, and the threads
     begun = time.perf_counter()
     copier.copy(pairs)
     within_s = 1.5 * (time.perf_counter() - begun)
     while striker.count < signals:
-        if striker.struck(lambda: copier.copy_and_sum(pairs) if striker.count % 2 else copier.copy(pairs), within_s=within_s):
+        if striker.struck(lambda: copier.gather_and_sum(halves) if striker.count % 2 else copier.copy(pairs), within_s=within_s):
             destination.fill(1)
             np.copyto(elsewhere, source)  # as long as what a thread may have left to do
             written += not (destination == 1).all()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import xxhash
@@ -38,10 +39,23 @@ def test_every_value_is_copied_and_summed_in_order(copier: MemcpyPool, sizes: li
         destinations = [bytearray(size) for size in sizes]
         pairs = [(memoryview(to), memoryview(of)) for to, of in zip(destinations, sources, strict=True)]
         if with_sums:
-            assert copier.copy_and_sum(pairs) == [xxhash.xxh3_64_intdigest(source) for source in sources]
+            assert copier.gather_and_sum([(to, (of,)) for to, of in pairs]) == list(map(xxhash.xxh3_64_intdigest, sources))
         else:
             copier.copy(pairs)
         assert destinations == sources
+
+
+@pytest.mark.parametrize("size", [10, COPY_BYTES + 7, PARALLEL_BYTES])
+def test_values_are_gathered_from_their_parts_and_summed_as_wholes(copier: MemcpyPool, size: int) -> None:
+    sources = [os.urandom(size) for _ in range(3)]
+    destinations = [bytearray(size) for _ in sources]
+    cuts = ([0, 1, size // 2, size], [0, size], [0, size - 3, size - 3, size])
+    gathers = [
+        (memoryview(to), [memoryview(of)[begin:end] for begin, end in pairwise(cut)])
+        for to, of, cut in zip(destinations, sources, cuts, strict=True)
+    ]
+    assert copier.gather_and_sum(gathers) == list(map(xxhash.xxh3_64_intdigest, sources))
+    assert destinations == sources
 
 
 @pytest.mark.parametrize("rows", [1, 5, PARALLEL_BYTES // 1000 + 7])
@@ -56,7 +70,7 @@ def test_every_row_is_copied_and_summed_in_order(copier: MemcpyPool, rows: int) 
 
 def test_nothing_to_copy_is_no_error(copier: MemcpyPool) -> None:
     copier.copy([])
-    assert copier.copy_and_sum([]) == []
+    assert copier.gather_and_sum([]) == []
 
 
 def test_an_error_in_another_thread_reaches_the_caller() -> None:
