@@ -6,6 +6,8 @@ from typing import Any, Final
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.config import SECTION as JOBS
 from kvstore.client.jobs.config import JobSettings
+from kvstore.engines.lmcache.settings import SECTION as LMCACHE
+from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.handover.config import SECTION as HANDOVER
 from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
@@ -62,6 +64,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         HandoverSettings,
     ),
     (
+        "LMCache's plug-ins",
+        "Of `kvstore.engines.lmcache`; [engines.md](engines.md#lmcache) says what they do. They have no flags: LMCache hands over what\n"
+        "its `adapter_params`, or the entries of a remote connector, name.\n\n",
+        LMCACHE,
+        LMCacheSettings,
+    ),
+    (
         "Stand-in engines",
         "Of `python -m kvstore.router.standin.engine`; [router.md](router.md) says what they are for.\n\n",
         "standin",
@@ -79,7 +88,7 @@ def text() -> str:
 def table(section: str, kind: type[Any]) -> str:
     """As the programs print it, without the column of flags where there are none."""
     rows = settings_table(section, kind)
-    return rows if section not in (SECTION, HANDOVER, JOBS) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
+    return rows if section not in (SECTION, HANDOVER, JOBS, LMCACHE) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
 
 
 if __name__ == "__main__":

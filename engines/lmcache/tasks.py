@@ -1,0 +1,218 @@
+"""Tasks of an L2 adapter: numbered, carried out by jobs of the store, their results fetched by number once an event descriptor has told of
+one. It knows the shape of LMCache's keys and memory objects, not LMCache.
+
+Nothing here raises. A task whose store cannot be reached, whose deadline is over or whose arguments make no sense ends as one that failed:
+nothing found, nothing loaded, not stored. Each task ends, and each end is told by its descriptor.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kvstore.client.jobs.job import Job
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.client.sync import Client
+from kvstore.engines.lmcache.keys import Keys, ObjectKey
+from kvstore.kvcache.namespace import Namespace
+
+log = logging.getLogger("kvstore.engines.lmcache")
+
+T = TypeVar("T")
+K = TypeVar("K", bound=ObjectKey)
+
+
+class MemoryObject(Protocol):
+    """LMCache's memory of one object, LMCache's until the task is over."""
+
+    @property
+    def byte_array(self) -> Any: ...
+
+
+class Stored(NamedTuple):
+    """How a store ended."""
+
+    is_whole: bool
+    """The store has all of its objects."""
+    new_bytes: int
+    """Of those that it did not have before."""
+
+
+class Results(Generic[T]):
+    """Of one kind of task, until they are fetched. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._results: dict[int, T] = {}
+        self._is_open = True
+
+    def tell(self, task: int, result: T) -> None:
+        """A task is over. Told to nobody once it is closed: its descriptor's number may be somebody else's by then."""
+        with self._lock:
+            if self._is_open:
+                self._results[task] = result
+                os.eventfd_write(self.event_fd, 1)
+
+    def take(self, task: int) -> T | None:
+        """Once; None for a task that is not over."""
+        with self._lock:
+            return self._results.pop(task, None)
+
+    def take_all(self) -> dict[int, T]:
+        with self._lock:
+            taken, self._results = self._results, {}
+            return taken
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self.event_fd)
+
+
+class Tasks(Generic[K]):
+    """The tasks of one adapter. Thread-safe; `jobs` and `client` are the caller's."""
+
+    def __init__(
+        self,
+        client: Client,
+        jobs: Jobs,
+        keys: Keys,
+        *,
+        on_stored: Callable[[list[K], list[int]], object],
+        on_loaded: Callable[[list[K]], object],
+    ) -> None:
+        """`on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
+        self.stores: Results[Stored] = Results()
+        self.lookups: Results[list[bool]] = Results()
+        self.loads: Results[list[bool]] = Results()
+        self._client = client
+        self._jobs = jobs
+        self._keys = keys
+        self._on_stored = on_stored
+        self._on_loaded = on_loaded
+        self._numbers = count(1)
+
+    def store(self, keys: Sequence[K], objects: Sequence[MemoryObject]) -> int:
+        """Put the objects; the number of the task."""
+
+        def submit(task: int) -> None:
+            values = [obj.byte_array for obj in objects]
+            batches: dict[Namespace, list[int]] = {}
+            names = []
+            for index, key in enumerate(keys):
+                namespace, name = self._keys.of_object(key)
+                batches.setdefault(namespace, []).append(index)
+                names.append(name)
+            store = _Store(self, task, keys, [len(value) for value in values], len(batches))
+            if not batches:
+                store.end()
+            for namespace, indices in batches.items():
+                self._jobs.store(
+                    [names[index] for index in indices],
+                    [values[index] for index in indices],
+                    namespace=namespace,
+                    on_done=store.listener(indices),
+                )
+
+        return self._begin(self.stores, Stored(False, 0), submit)
+
+    def look_up(self, keys: Sequence[K]) -> int:
+        """Find out which objects the store has; the number of the task."""
+        nothing = [False] * len(keys)
+
+        def submit(task: int) -> None:
+            self._jobs.lookup(self._names(keys), on_done=lambda job: self.lookups.tell(task, job.succeeded))
+
+        return self._begin(self.lookups, nothing, submit)
+
+    def load(self, keys: Sequence[K], objects: Sequence[MemoryObject]) -> int:
+        """Fill the objects; the number of the task. One of another size than the store's is a miss, as one that it has not."""
+        nothing = [False] * len(keys)
+
+        def submit(task: int) -> None:
+            buffers = [obj.byte_array for obj in objects]
+            sizes = [len(buffer) for buffer in buffers]
+
+            def done(job: Job) -> None:
+                loaded = [result == size for result, size in zip(job.results, sizes, strict=True)]
+                self._notify(lambda: self._on_loaded([key for key, is_loaded in zip(keys, loaded, strict=True) if is_loaded]), any(loaded))
+                self.loads.tell(task, loaded)
+
+            self._jobs.load(self._names(keys), buffers, on_done=done)
+
+        return self._begin(self.loads, nothing, submit)
+
+    def remove(self, keys: Sequence[K], *, deadline_s: float) -> dict[K, int]:
+        """Delete objects, and wait for it: those that were there, with their sizes in bytes. Nothing where the store cannot be reached."""
+        try:
+            names = self._names(keys)
+            if not any(self._jobs.exists(names)):
+                return {}
+            sizes = [max((each.size_bytes for each in found), default=0) for found in self._client.locate(names, deadline_s=deadline_s)]
+            self._client.remove(names, deadline_s=deadline_s)
+            return {key: size for key, size in zip(keys, sizes, strict=True) if size}
+        except Exception:
+            log.exception("objects could not be deleted")
+            return {}
+
+    def close(self) -> None:
+        """Take no more results. Once the jobs are closed: nothing is told any more then."""
+        for results in (self.stores, self.lookups, self.loads):
+            results.close()
+
+    def _begin(self, results: Results[T], failure: T, submit: Callable[[int], None]) -> int:
+        task = next(self._numbers)
+        try:
+            submit(task)
+        except Exception:
+            log.exception("a task that makes no sense is taken for one that failed")
+            results.tell(task, failure)
+        return task
+
+    def _names(self, keys: Sequence[K]) -> list[bytes]:
+        return [self._keys.of_object(key)[1] for key in keys]
+
+    def _notify(self, notify: Callable[[], object], is_due: bool) -> None:
+        """Listeners are LMCache's: what they raise must not keep a task from ending."""
+        if is_due:
+            try:
+                notify()
+            except Exception:
+                log.exception("a listener failed")
+
+
+class _Store(Generic[K]):
+    """A store that is under way: as many jobs as its objects have namespaces."""
+
+    def __init__(self, tasks: Tasks[K], task: int, keys: Sequence[K], sizes: list[int], jobs: int) -> None:
+        self._tasks = tasks
+        self._task = task
+        self._keys = keys
+        self._sizes = sizes
+        self._lock = threading.Lock()
+        self._jobs_left = jobs
+        self._is_whole = True
+        self._new: list[int] = []
+
+    def listener(self, indices: list[int]) -> Callable[[Job], None]:
+        """For the job that stores these objects."""
+
+        def done(job: Job) -> None:
+            with self._lock:
+                self._is_whole &= all(job.succeeded)
+                self._new += [index for index, result in zip(indices, job.results, strict=True) if result is True]
+                self._jobs_left -= 1
+                is_last = not self._jobs_left
+            if is_last:
+                self.end()
+
+        return done
+
+    def end(self) -> None:
+        keys, sizes = [self._keys[index] for index in self._new], [self._sizes[index] for index in self._new]
+        self._tasks._notify(lambda: self._tasks._on_stored(keys, sizes), bool(keys))
+        self._tasks.stores.tell(self._task, Stored(self._is_whole, sum(sizes)))

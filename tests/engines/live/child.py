@@ -1,0 +1,70 @@
+"""A program that runs in an engine's environment for a test, and is told what to do by lines of JSON."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.engines.live.environments import python_of
+
+
+class EngineChild:
+    """A context manager: up inside, gone afterwards. The program answers on a descriptor of its own: engines print what they like."""
+
+    def __init__(self, engine: str, program: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Begins the program, and comes back before it is ready. What it and its engine print goes to `log`."""
+        self._log = log
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+        read, write = os.pipe()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [python_of(engine), program, str(write), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[write],
+                env=inherited | dict(environment or {}),
+                text=True,
+            )
+        os.close(write)
+        self._answers = open(read, encoding="utf-8")  # noqa: SIM115 - closed by close
+
+    def __enter__(self) -> "EngineChild":
+        """Once it is ready."""
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have it call `do`, and wait for the answer. Fails with its log if it has died of that."""
+        assert self._process.stdin is not None
+        print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _answer(self) -> Any:
+        line = self._answers.readline()
+        assert line, self.log
+        return json.loads(line)

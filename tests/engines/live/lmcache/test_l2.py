@@ -1,0 +1,151 @@
+"""LMCache's real L2 adapter interface and memory objects over a real cluster, in LMCache's own environment.
+
+Whatever becomes of the cluster: no call raises, every task ends and is told by its descriptor, and a failure is a miss.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from tests.client.embedded import embedded
+from tests.engines.live.child import EngineChild
+
+PROGRAM = Path(__file__).with_name("l2_child.py")
+PLAN = ClusterPlan(dram="64MiB", is_private=True)
+KIB = 1024
+
+
+def adapter_json(master: str, **parameters: Any) -> str:
+    """What `lmcache server --l2-adapter` is given."""
+    names = {"type": "plugin", "module_path": "kvstore.engines.lmcache.l2", "class_name": "KVStoreL2Adapter"}
+    return json.dumps(names | {"adapter_params": {"master": master, "dtype": "float32"} | parameters})
+
+
+def child(cluster: Cluster, log: Path, **parameters: Any) -> EngineChild:
+    return EngineChild("lmcache", PROGRAM, adapter_json(cluster.address, **parameters), log=log)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with embedded(PLAN) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
+    with child(cluster, tmp_path_factory.mktemp("first") / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def second(cluster: Cluster, first: EngineChild, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineChild]:
+    """Another process with an adapter of its own."""
+    with child(cluster, tmp_path_factory.mktemp("second") / "log") as running:
+        yield running
+
+
+def test_another_server_finds_and_loads_what_one_has_stored(first: EngineChild, second: EngineChild) -> None:
+    names, sizes = ["a", "b", "c"], [256 * KIB, 1024 * KIB, 10]
+    stored = first.ask("store", names=names, sizes=sizes, fills=[1, 2, 3])
+    assert (stored["told"], stored["ok"], stored["bytes"]) == (True, True, sum(sizes))
+    assert second.ask("lookup", names=[*names, "never"]) == {"told": True, "found": [True, True, True, False], "again": None}
+    loaded = second.ask("load", names=[*names, "never"], sizes=[*sizes, 10])
+    assert loaded == {"told": True, "loaded": [True, True, True, False], "contents": [1, 2, 3, 0]}
+
+
+def test_users_of_different_salts_share_nothing(first: EngineChild, second: EngineChild) -> None:
+    first.ask("store", names=["s"], sizes=[1000], fills=[4], salt="ann")
+    assert second.ask("lookup", names=["s"], salt="bob")["found"] == [False]
+    assert second.ask("lookup", names=["s"])["found"] == [False]
+    assert second.ask("load", names=["s"], sizes=[1000], salt="ann")["contents"] == [4]
+
+
+def test_usage_is_what_this_server_has_stored_and_not_deleted(first: EngineChild) -> None:
+    before = first.ask("usage")
+    first.ask("store", names=["u1", "u2"], sizes=[1000, 500], fills=[1, 1], salt="carl")
+    first.ask("store", names=["u1"], sizes=[1000], fills=[1], salt="carl")
+    usage = first.ask("usage")
+    assert usage["bytes"] == before["bytes"] + 1500
+    assert usage["salts"]["carl"] == 1500
+    assert usage["evicts"] is False
+    first.ask("delete", names=["u1", "never"], salt="carl")
+    assert first.ask("usage")["salts"]["carl"] == 500
+    assert first.ask("lookup", names=["u1", "u2"], salt="carl")["found"] == [False, True]
+
+
+def test_the_status_says_that_the_store_can_be_reached(first: EngineChild) -> None:
+    first.ask("lookup", names=["a"])
+    status = first.ask("status")
+    assert status["is_healthy"] is True
+    assert status["tasks"]["lookup"]["jobs"] >= 1
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Iterator[tuple[Cluster, EngineChild]]:
+    """A cluster that a test may break, and a server that has stored `x` and `y` in it."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(embedded(PLAN))
+        server = stack.enter_context(child(cluster, tmp_path / "log", load_deadline_s=3, lookup_deadline_s=3, store_deadline_s=3))
+        assert server.ask("store", names=["x", "y"], sizes=[100 * KIB] * 2, fills=[7, 8])["ok"]
+        yield cluster, server
+
+
+def all_miss(server: EngineChild) -> None:
+    assert server.ask("lookup", names=["x", "y"]) == {"told": True, "found": [False, False], "again": None}
+    assert server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2)["loaded"] == [False, False]
+
+
+def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple[Cluster, EngineChild]) -> None:
+    cluster, server = doomed
+    cluster.kill_node(0)
+    loaded = server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2)
+    assert (loaded["told"], loaded["loaded"]) == (True, [False, False])
+    stored = server.ask("store", names=["z"], sizes=[100 * KIB], fills=[9])
+    assert (stored["told"], stored["ok"]) == (True, False)
+    cluster.restart_node(0)
+    cluster.wait_ready()
+    while not server.ask("store", names=["z"], sizes=[100 * KIB], fills=[9])["ok"]:
+        pass  # until a probe of the breaker has found the node again
+    while server.ask("load", names=["z"], sizes=[100 * KIB])["contents"] != [9]:
+        pass
+
+
+def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tuple[Cluster, EngineChild]) -> None:
+    cluster, server = doomed
+    cluster.kill_node(0)
+    os.kill(cluster.master_pid, signal.SIGKILL)
+    all_miss(server)
+    assert not server.ask("store", names=["z"], sizes=[1000], fills=[1])["ok"]
+    assert server.ask("delete", names=["x"]) == {}
+    assert server.ask("status")["is_healthy"] is False
+    assert server.ask("close") == {}
+
+
+def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(doomed: tuple[Cluster, EngineChild]) -> None:
+    """It accepts connections and answers nobody; what was asked first ends by its deadline, what comes then is answered by the breaker."""
+    cluster, server = doomed
+    stopped = [cluster.master_pid, cluster.nodes[0].pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        found = server.ask("lookup", names=["never asked before"])
+        assert (found["told"], found["found"]) == (True, [False])
+        skipped = server.ask("status")["tasks"]["lookup"]["skipped"]
+        assert server.ask("lookup", names=["another"])["found"] == [False]
+        assert server.ask("status")["tasks"]["lookup"]["skipped"] == skipped + 1
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_settings_that_make_no_sense_keep_the_server_from_starting(cluster: Cluster, tmp_path: Path) -> None:
+    refused = child(cluster, tmp_path / "log", num_workers=4)
+    with pytest.raises(AssertionError, match="unknown setting num_workers"):
+        refused.__enter__()

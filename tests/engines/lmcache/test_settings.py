@@ -1,0 +1,27 @@
+"""Settings of the LMCache plug-ins, as LMCache hands them over."""
+
+import pytest
+
+from kvstore.engines.lmcache.settings import from_parameters
+from kvstore.protocol.errors import ConfigError
+
+
+def test_what_is_given_is_taken_and_the_rest_has_defaults() -> None:
+    settings = from_parameters({"master": "kv:1", "load_deadline_s": 2, "write_behind_bytes": "64MiB"}, {})
+    assert (settings.master, settings.load_deadline_s, settings.write_behind_bytes) == ("kv:1", 2.0, 64 << 20)
+    assert (settings.chunk_tokens, settings.dtype) == (256, "auto")
+
+
+def test_a_token_may_come_from_the_environment_and_need_not_stand_in_a_command() -> None:
+    settings = from_parameters({"tenant": "a"}, {"KVSTORE_LMCACHE_TOKEN": "secret", "KVSTORE_LMCACHE_TENANT": "b"})
+    assert (settings.tenant, settings.token) == ("a", "secret")
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"adapter_params: unknown setting num_workers; known are .*load_deadline_s"):
+        from_parameters({"num_workers": 4}, {})
+
+
+def test_a_value_outside_its_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="load-deadline-s"):
+        from_parameters({"load_deadline_s": 0}, {})
