@@ -35,6 +35,8 @@ MAX_FDS: Final = 64
 POST_TIMEOUT_S: Final = 1.0
 """A message without an answer is not worth a longer wait."""
 _TIMEVAL: Final = struct.Struct("@ll")
+_LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+"""Made once: to join two flags of an enum takes as long as to look."""
 
 
 class Channel:
@@ -314,7 +316,7 @@ class Channel:
         if self._incoming.unread_bytes:
             return False
         try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._sock.recv(1, _LOOK)
         except BlockingIOError:
             return self.is_open
         except OSError:

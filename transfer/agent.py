@@ -81,13 +81,15 @@ class Request:
     """Set by `TransferAgent.cancel` of agents that can."""
     state: Any = None
     """The agent's own."""
-    size_bytes: int = 0
+    size_bytes: int = -1
+    """Of all pieces; counted unless the submitter says it."""
     _over: threading.Event | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self.size_bytes = total_bytes(self.pieces)
+        if self.size_bytes < 0:
+            self.size_bytes = total_bytes(self.pieces)
 
     def finish(self, error: KVStoreError | None = None) -> None:
         """For the agent. After this no byte of the request moves any more: its memory may be used for something else."""

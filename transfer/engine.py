@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
@@ -32,7 +33,7 @@ from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.slices import cut
-from kvstore.transfer.paths.spans import Batch, flat, groups_of
+from kvstore.transfer.paths.spans import Batch, Group, flat, groups_of
 from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
 from kvstore.transfer.paths.transports import Maker
 from kvstore.transfer.streams.target import Target
@@ -251,8 +252,7 @@ class TransferEngine:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
             transfer = self._begin(batch, deadline_s, priority, None, waits=True)
-            shield.cancels(transfer.cancel)
-            transfer.wait()
+            transfer.wait_behind(shield)
 
     async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """As `transfer`, for a task. When the task is cancelled, the transfer is, and the task goes on once no byte of it moves."""
@@ -289,16 +289,18 @@ class TransferEngine:
     ) -> Transfer:
         deadline = self._deadline(deadline_s)
         groups = groups_of(batch)
-        if any(peer.owner is not self for peer, _, _ in groups):
-            raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
-        regions = _hold(list({id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()))
+        for peer, _, _ in groups:
+            if peer.owner is not self:
+                raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
+        regions = _hold(_used_in(groups))
         transfer = Transfer(deadline, priority, regions, self._mover.abort, self._mover.help, on_done)
         parts: dict[Peer, list[Slice]] = {}
         for peer, direction, pieces in groups:
-            for cut_pieces in cut(pieces, self._slice_bytes(peer)):
-                parts.setdefault(peer, []).append(Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces)))
-        transfer.size_bytes = sum(part.size_bytes for slices in parts.values() for part in slices)
-        transfer.slices_left = sum(map(len, parts.values()))
+            for cut_pieces in cut(pieces, peer.slice_bytes):
+                part = Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces))
+                parts.setdefault(peer, []).append(part)
+                transfer.size_bytes += part.size_bytes
+                transfer.slices_left += 1
         if gate is not None:
             transfer.stays_in(gate)
         try:
@@ -312,11 +314,6 @@ class TransferEngine:
         if not parts:
             transfer.complete()
         return transfer
-
-    def _slice_bytes(self, peer: Peer) -> int:
-        """As the transport says that the peer's slices go by first."""
-        transport = min(peer.routes.items(), key=lambda item: item[1].facts.preference)[0].transport if peer.routes else ""
-        return self.settings.slice_bytes_of(transport)
 
     # --- notifications, figures, the end ---
 
@@ -394,13 +391,20 @@ class TransferEngine:
         self.close()
 
 
-def _hold(regions: list[Region]) -> list[Region]:
+def _used_in(groups: Sequence[Group]) -> Collection[Region]:
+    """Each region of this process that a batch uses, once."""
+    if len(groups) == 1:
+        return regions_here(groups[0][2])
+    return {id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()
+
+
+def _hold(regions: Collection[Region]) -> Collection[Region]:
     """Hold all or none. Raises Closed."""
     for number, region in enumerate(regions):
         try:
             region.hold()
         except Closed:
-            for held in regions[:number]:
+            for held in islice(regions, number):
                 held.release()
             raise
     return regions

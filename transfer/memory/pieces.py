@@ -2,7 +2,7 @@
 columns or the short list of a small request, which is quicker as a list."""
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar, overload
 
@@ -18,11 +18,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PieceTable(Sequence[Piece]):
+class PieceTable:
     """Pieces as five equally long columns of int64: piece i is `length[i]` bytes at `here_offset[i]` of `here[here_index[i]]` and at
-    `there_offset[i]` of `there[there_index[i]]`. As a sequence it makes a Piece of each: good for few, or where speed does not matter.
+    `there_offset[i]` of `there[there_index[i]]`. By index and in a loop it makes a Piece of each: good for few, or where speed does
+    not matter.
 
-    Every region of both tuples is used. The indexes are right; the rest is checked by `check_pieces`.
+    Every region of both tuples is used. The indexes are right; the rest is checked by `check_pieces`. It is no `Sequence`, for to ask
+    whether a list is one of an abstract class takes ten times as long, and a small request asks a dozen times.
     """
 
     here: tuple[Region, ...]
@@ -117,6 +119,8 @@ def regions_here(pieces: Pieces) -> Collection[Region]:
     """Each region of this side that is used, once."""
     if isinstance(pieces, PieceTable):
         return pieces.here
+    if len(pieces) == 1:
+        return (pieces[0].local,)
     return {id(piece.local): piece.local for piece in pieces}.values()
 
 
@@ -124,13 +128,18 @@ def regions_there(pieces: Pieces) -> Collection[RemoteRegion]:
     """Each region of the peer that is used, once."""
     if isinstance(pieces, PieceTable):
         return pieces.there
+    if len(pieces) == 1:
+        return (pieces[0].remote,)
     return {id(piece.remote): piece.remote for piece in pieces}.values()  # by identity: a RemoteRegion cannot be hashed
 
 
 def by_rail(pieces: Pieces, transport: str, rail: str) -> Pieces:
     """The pieces, their regions as an agent is to see them that reaches them by this rail of the peer's."""
     there = regions_there(pieces)
-    if all(transport in region.descriptors for region in there):
+    for region in there:
+        if transport not in region.descriptors:
+            break
+    else:
         return pieces
     if isinstance(pieces, PieceTable):
         return replace(pieces, there=tuple(region.by_rail(transport, rail) for region in there))
@@ -145,11 +154,11 @@ def views_here(pieces: Pieces) -> list[memoryview]:
     return [piece.local.memory[piece.local_offset : piece.local_offset + piece.size_bytes] for piece in pieces]
 
 
-def views_there(pieces: Pieces, memory_of: Callable[[RemoteRegion], memoryview]) -> list[memoryview]:
-    """The peer's memory, piece by piece, for who has it mapped."""
+def views_there(pieces: Pieces, mapped: Mapping[int, memoryview]) -> list[memoryview]:
+    """The peer's memory, piece by piece, for who has its regions `mapped`, by the identity of their descriptions."""
     if isinstance(pieces, PieceTable):
-        return _views([memory_of(region) for region in pieces.there], pieces.there_index, pieces.there_offset, pieces.length)
-    return [memory_of(piece.remote)[piece.remote_offset : piece.remote_offset + piece.size_bytes] for piece in pieces]
+        return _views([mapped[id(region)] for region in pieces.there], pieces.there_index, pieces.there_offset, pieces.length)
+    return [mapped[id(piece.remote)][piece.remote_offset : piece.remote_offset + piece.size_bytes] for piece in pieces]
 
 
 def _views(memories: Sequence[memoryview], index: Int64s, offset: Int64s, length: Int64s) -> list[memoryview]:
@@ -182,8 +191,10 @@ def check_pieces(pieces: Pieces, *, is_read: bool) -> None:
             _check_place(piece)
     elif (at := pieces.first_outside()) is not None:
         _check_place(pieces[at])
-    if is_read and any(region.memory.readonly for region in regions_here(pieces)):
-        raise InvalidArgument("a read needs writable memory on this side; this region is read-only")
+    if is_read:
+        for region in regions_here(pieces):
+            if region.memory.readonly:
+                raise InvalidArgument("a read needs writable memory on this side; this region is read-only")
 
 
 def _check_place(piece: Piece) -> None:

@@ -71,7 +71,7 @@ class Region:
         with self._lock:
             assert self._users > 0, "released more often than held"
             self._users -= 1
-            if not self._users:
+            if self._is_closed and not self._users:  # nobody else waits, and to tell nobody takes 2 us
                 self._idle.notify_all()
 
     def on_close(self, callback: "Callable[[Region], None]") -> None:

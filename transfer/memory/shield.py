@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from itertools import compress
 from types import FrameType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -30,42 +31,44 @@ _handler_of: Final = _signal.getsignal
 class Shield:
     """A context manager. For the main thread, where shields may be nested: each has what was raised since it went up, the inner first.
 
-    At its end it raises the first exception that it kept, in place of one that was raised inside; later ones are dropped. It costs some
-    10 us in the main thread and next to nothing in others. Handlers that C code has put in place of Python's are put out of place.
+    At its end it raises the first exception that it kept, in place of one that was raised inside; later ones are dropped. The outermost
+    costs some 5 us in the main thread, an inner one 1 us, and any next to nothing in other threads. Handlers that C code has put in place
+    of Python's are put out of place.
     """
 
     _innermost: "Shield | None" = None
 
-    def __init__(self) -> None:
-        self.raised: BaseException | None = None
-        """What a handler has raised and is kept until the end."""
-        self._outer: Shield | None = None
-        self._is_up = False
-        self._cancel: Callable[[], object] | None = None
-        self.thread_id = threading.get_ident()
+    # Of an object once they change: most shields see no signal, or are another thread's.
+    raised: BaseException | None = None
+    """What a handler has raised and is kept until the end."""
+    thread_id = 0
+    """Of the thread that it is up in; 0 while it is not."""
+    _outer: "Shield | None" = None
+    _cancel: Callable[[], object] | None = None
 
     def __enter__(self) -> "Shield":
-        if self.thread_id != threading.main_thread().ident:
+        thread_id = threading.get_ident()
+        if thread_id != threading.main_thread().ident:
             return self
         self._outer = Shield._innermost
         if self._outer is None:
             try:
-                for number, handler in zip(_SIGNALS, map(_handler_of, _SIGNALS), strict=True):
-                    if callable(handler):
+                for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):  # in C: a loop takes twice as long
+                    if callable(handler := _handler_of(number)):  # still: another handler may just have run
                         _keep_of(number, handler)
             except BaseException:
                 _give_back_all()
                 raise
-        self._is_up = True
+        self.thread_id = thread_id
         Shield._innermost = self  # last: what a handler of ours raises while no shield is up goes through
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not self._is_up:
+        if not self.thread_id:
             return
         try:
             Shield._innermost = self._outer
-            self._is_up = False
+            self.thread_id = 0
             if self._outer is None:
                 _give_back_all()
         finally:

@@ -119,9 +119,19 @@ class Carrier:
             part.path, part.begun_ns = path, now_ns
             peer.used_ns = now_ns
             pieces = by_rail(part.pieces, path.transport, path.remote_rail)
-            request = Request(part.direction, remote, pieces, part.transfer.deadline, self._finished, context=part, fences=part.fences)
-            request.waits_for = part.transfer
-            part.transfer.in_flight[request] = None
+            transfer = part.transfer
+            request = Request(
+                part.direction,
+                remote,
+                pieces,
+                transfer.deadline,
+                self._finished,
+                context=part,
+                waits_for=transfer,
+                fences=part.fences,
+                size_bytes=part.size_bytes,
+            )
+            transfer.in_flight[request] = None
             return agent, request
         return None
 

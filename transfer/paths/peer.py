@@ -46,7 +46,9 @@ class Peer:
         self.info = info
         self.routes: dict[Path, Route] = {}
         self.chooser = PathChooser(settings, random)
-        self._max_attempts = settings.max_attempts
+        self.slice_bytes = settings.slice_bytes_of("")
+        """As the transport says that slices go by first."""
+        self._settings = settings
         self._near_rails = near_rails
         self._far: dict[tuple[str, str], dict[Path, int]] = {}
         self._queue: list[tuple[int, int, Slice]] = []
@@ -66,6 +68,9 @@ class Peer:
         self.info = info
         self.routes = dict(routes)
         self._far.clear()
+        if routes:
+            first = min(routes, key=lambda path: routes[path].facts.preference)
+            self.slice_bytes = self._settings.slice_bytes_of(first.transport)
         self.chooser.set_paths({path: route.facts for path, route in routes.items()})
         return gone
 
@@ -94,17 +99,15 @@ class Peer:
         failed it less often go first.
         """
         regions = regions_there(part.pieces)
-        reaching = [
-            path for path in self.routes if all(region.descriptor(path.transport, path.remote_rail) is not None for region in regions)
-        ]
+        reaching = [path for path in self.routes if _is_reached(regions, path)]
         if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
             attempts = Counter(path.transport for path in part.tried)
-            reaching = [path for path in reaching if attempts[path.transport] < self._max_attempts]
+            reaching = [path for path in reaching if attempts[path.transport] < self._settings.max_attempts]
         fewest = min(map(part.tried.count, reaching), default=TRIES_A_PATH)
         if fewest >= TRIES_A_PATH:
             return None
         usable = [path for path in reaching if part.tried.count(path) == fewest]
-        excluded = [path for path in self.routes if path not in usable]
+        excluded = [path for path in self.routes if path not in usable] if len(usable) < len(self.routes) else ()
         states = self.chooser.states
         first = part.pieces[0]
         far_ends = self._far_ends(first.local.location, first.remote.location)
@@ -130,6 +133,13 @@ class Peer:
         waiting = [part for _, _, part in self._queue]
         self._queue.clear()
         return waiting
+
+
+def _is_reached(regions: Iterable[RemoteRegion], path: Path) -> bool:
+    for region in regions:
+        if path.transport not in region.descriptors and region.descriptor(path.transport, path.remote_rail) is None:
+            return False
+    return True
 
 
 def unload(routes: Iterable[Route]) -> None:

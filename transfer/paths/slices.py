@@ -19,7 +19,11 @@ def cut(pieces: Pieces, slice_bytes: int) -> Sequence[Pieces]:
     The pieces are of one peer and one direction; empty ones are left out. O(pieces + slices).
     """
     assert slice_bytes > 0
-    return cut_table(pieces, slice_bytes) if isinstance(pieces, PieceTable) else cut_list(pieces, slice_bytes)
+    if isinstance(pieces, PieceTable):
+        return cut_table(pieces, slice_bytes)
+    if len(pieces) == 1 and 0 < pieces[0].size_bytes <= slice_bytes:
+        return [pieces]
+    return cut_list(pieces, slice_bytes)
 
 
 def cut_table(pieces: PieceTable, slice_bytes: int) -> list[PieceTable]:

@@ -5,7 +5,7 @@ The engine (engine.py) owns the state of both and guards it with its lock; this 
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -47,7 +47,7 @@ class Transfer:
         self,
         deadline: Deadline,
         priority: Priority,
-        held: Sequence[Region],
+        held: Collection[Region],
         abort: "Callable[[Transfer, KVStoreError], None]",
         help: "Callable[[Transfer], None]",
         on_done: "Callable[[Transfer], None] | None",
@@ -110,16 +110,21 @@ class Transfer:
         Whatever else is raised, by a signal handler say, cancels the transfer and goes on once it is over.
         """
         with Shield() as shield:
-            shield.cancels(self.cancel)
-            try:
-                if not self.is_over:
-                    self._help(self)
-                if not self._ends_within(self.deadline):
-                    self.expire()
-            except BaseException:
-                self.cancel()
-                raise
-            finally:
+            self.wait_behind(shield)
+
+    def wait_behind(self, shield: Shield) -> None:
+        """`wait`, for who has a shield up, whose work ends with this: a second one would only take time."""
+        shield.cancels(self.cancel)
+        try:
+            if not self.is_over:
+                self._help(self)
+            if not self.is_over and not self._ends_within(self.deadline):
+                self.expire()
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            if not self.is_over:
                 self._wait_for_its_end()
         if self.error is not None:
             raise self.error
@@ -132,7 +137,7 @@ class Transfer:
 
     def _ends_within(self, deadline: Deadline) -> bool:
         try:
-            return self.is_over or self._event().wait(deadline.left_s())
+            return self._event().wait(deadline.left_s())
         except DeadlineExceeded:
             return self.is_over
 

@@ -1,12 +1,12 @@
 """The scene of the conformance suite of agents: two agents, requests that are counted, memory that is marked."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Remote, Request, TransferAgent
+from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.testing.peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
@@ -46,9 +46,7 @@ class CountedRequest(Request):
         super().finish(error)
 
 
-def ask(
-    agent: TransferAgent, direction: Direction, remote: Remote, pieces: Sequence[Piece], *, timeout_s: float = PATIENCE_S
-) -> CountedRequest:
+def ask(agent: TransferAgent, direction: Direction, remote: Remote, pieces: Pieces, *, timeout_s: float = PATIENCE_S) -> CountedRequest:
     """Submit as the engine does: the regions are held until the request is over."""
 
     def release(request: Request) -> None:

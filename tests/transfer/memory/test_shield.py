@@ -150,6 +150,22 @@ def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler:
         raise AssertionError("it did not go up")
 
 
+def test_a_handler_that_is_taken_away_as_a_shield_goes_up_stays_away(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = module._handler_of
+
+    def ignored_from_now_on(number: int) -> object:
+        found = look(number)
+        if number == signal.SIGUSR1:
+            signal.signal(number, signal.SIG_IGN)
+        return found
+
+    monkeypatch.setattr(module, "_handler_of", ignored_from_now_on)
+    with Shield():
+        strike()
+    assert not handler.calls
+    assert signal.signal(signal.SIGUSR1, handler) is signal.SIG_IGN
+
+
 def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_next_one_gives_the_handlers_back(
     handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.pieces import regions_there
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.connection import Connection
@@ -294,7 +295,7 @@ class TestMovesAfterFinish(Unsound, TestSoundAgent):
 
 class MovesNothing(SharedMemoryAgent):
     def _copy(self, peer: Any, request: Request) -> None:
-        self._reach(peer, request)
+        self._reach(peer, request, regions_there(request.pieces))
 
 
 class TestMovesNothing(Unsound, TestSoundAgent):
