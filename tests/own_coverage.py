@@ -24,6 +24,7 @@ PARTS = {
     "master/directory": (
         "directory queries pins removing rows membership placement records publishing removals reservations tenants holders rates"
     ),
+    "client/jobs": "breaker lane stats",
     "handover": "arguments description handles latch",
     "handover/sending": "request",
     "handover/receiving": "request ways",

@@ -7,15 +7,12 @@ from typing import Any, Final
 
 from kvstore.client.jobs.job import Job, Kind, Result
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import Corrupt, DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, typed
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable, typed
 
 log = logging.getLogger("kvstore.client")
 
 UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
 """What a call raises whose store cannot be reached, or does not answer in time."""
-OF_ONE_KEY: Final = (Corrupt, InvalidArgument)
-"""What a batch raises for one of its keys, its value or its buffer: the others are asked for one by one."""
-
 Ask = Callable[[float], object]
 """Asks the store something, within so many seconds."""
 
@@ -42,14 +39,11 @@ class Calls:
         outcome = Outcome.UNKNOWN
         for start, stop in self._parts(job):
             now_ns = self._clock_ns()
-            is_pressed = 2 * (job.deadline_ns - now_ns) < job.deadline_s * 1e9
             error = job.reason_to_stop(now_ns)
             if error is None:
-                error = self._part(job, start, stop)
-                if isinstance(error, UNREACHABLE):
-                    outcome = Outcome.UNKNOWN if is_pressed and isinstance(error, DeadlineExceeded) else Outcome.UNREACHABLE
-                else:
-                    outcome = Outcome.ANSWERED
+                answer = self.ask(lambda: self._call(job, start, stop))  # noqa: B023  (called here and now)
+                error = job.answer(start, answer, UNREACHABLE) if not isinstance(answer, KVStoreError) else answer
+                outcome = _outcome(job, error, now_ns)
             if error is not None:
                 job.fail(job.answered, job.admitted, error)
                 break
@@ -65,26 +59,6 @@ class Calls:
             log.exception("a job of a client failed")
             return typed(error)
 
-    def _part(self, job: Job, start: int, stop: int) -> KVStoreError | None:
-        """Results of keys [start, stop), or why those that are not answered yet, and any after them, have none."""
-        answer = self.ask(lambda: self._call(job, start, stop))
-        if isinstance(answer, OF_ONE_KEY):
-            if stop - start > 1 and job.kind in (Kind.LOAD, Kind.STORE):
-                return self._one_by_one(job, start, stop)
-            answer = [answer] * (stop - start)
-        if isinstance(answer, KVStoreError):
-            return answer
-        job.answer(start, answer)
-        return None
-
-    def _one_by_one(self, job: Job, start: int, stop: int) -> KVStoreError | None:
-        """As `_part`."""
-        for index in range(start, stop):
-            failure = job.reason_to_stop(self._clock_ns()) or self._part(job, index, index + 1)
-            if failure is not None:
-                return failure
-        return None
-
     def _call(self, job: Job, start: int, stop: int) -> Sequence[Result]:
         left_s = (job.deadline_ns - self._clock_ns()) / 1e9
         keys = job.keys[start:stop]
@@ -93,11 +67,11 @@ class Calls:
                 return self._client.exists_batch(keys, deadline_s=left_s)
             case Kind.PREFIX:
                 matched = self._client.match_prefix(keys, deadline_s=left_s)
-                return [index < matched for index in range(len(keys))]
+                return [True] * matched + [False] * (len(keys) - matched)
             case Kind.LOAD:
-                return self._client.get_batch_into(keys, job.values[start:stop], deadline_s=left_s)
+                return self._client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
             case Kind.STORE:
-                return self._client.put_batch(
+                return self._client.put_batch_from(
                     keys,
                     job.values[start:stop],
                     namespace=job.namespace,
@@ -134,6 +108,14 @@ class Calls:
                 pass
 
         return look
+
+
+def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> Outcome:
+    """Of a call. One that had less than half the job's time for itself is no proof of a store that does not answer."""
+    if not isinstance(error, UNREACHABLE):
+        return Outcome.ANSWERED
+    is_pressed = 2 * (job.deadline_ns - began_ns) < job.deadline_s * 1e9
+    return Outcome.UNKNOWN if is_pressed and isinstance(error, DeadlineExceeded) else Outcome.UNREACHABLE
 
 
 def sizes_of(values: Any) -> list[int]:

@@ -104,10 +104,12 @@ class Job:
         self.admitted = min(self.admitted, first)
         self.fail(first, len(self.keys), error)
 
-    def answer(self, start: int, results: Sequence[Result]) -> None:
-        """Of the keys from `start` on, the first that had none."""
+    def answer(self, start: int, results: Sequence[Result], ending: tuple[type[KVStoreError], ...]) -> KVStoreError | None:
+        """Of the keys from `start` on, the first that had none. The first error among them, of those that are `ending`: there is no use in
+        going on."""
         self.answered = start + len(results)
         self.results[start : self.answered] = results
+        return next((result for result in results if isinstance(result, ending)), None)
 
     def fail(self, start: int, stop: int, error: KVStoreError) -> None:
         self.results[start:stop] = [error] * (stop - start)

@@ -81,7 +81,7 @@ class Jobs:
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Read values into buffers, as `Client.get_batch_into`. The content of a buffer is undefined unless its key succeeded."""
+        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded."""
         job = self._job(Kind.LOAD, request, keys, deadline_s, self.settings.load_deadline_s, on_done)
         job.values, job.sizes = buffers, sizes_of(buffers)
         return self._submit(job)
@@ -98,7 +98,7 @@ class Jobs:
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Store values, as `Client.put_batch`: write-behind. They are not copied, and must not change until the job is over."""
+        """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
         job = self._job(Kind.STORE, request, keys, deadline_s, self.settings.store_deadline_s, on_done)
         job.namespace, job.parents, job.ack = namespace, parents, ack
         job.values, job.sizes = values, sizes_of(values)

@@ -56,16 +56,22 @@ class Tally:
         self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in Kind}
 
     def ended(self, job: Job, *, is_skipped: bool = False) -> None:
-        """A job is over; `is_skipped`: it was answered without asking."""
+        """A job is over; `is_skipped`: it was answered without asking, with an error for each key."""
         counts = self._counts[job.kind]
         counts["jobs"] += 1
         counts["keys"] += len(job.keys)
+        if is_skipped:
+            counts["skipped"] += len(job.keys)
+            return
+        found, missed = job.results.count(True), job.results.count(False)
+        if job.kind in (Kind.LOOKUP, Kind.PREFIX) and found + missed == len(job.keys):  # as a rule, and much faster
+            counts["succeeded"] += found
+            counts["missed"] += missed
+            return
         for index, (has_succeeded, result) in enumerate(zip(job.succeeded, job.results, strict=True)):
             if has_succeeded:
                 counts["succeeded"] += 1
                 counts["moved_bytes"] += _moved_bytes(job, index)
-            elif is_skipped:
-                counts["skipped"] += 1
             elif index >= job.admitted:
                 counts["refused"] += 1
             else:

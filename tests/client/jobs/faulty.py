@@ -7,6 +7,7 @@ from typing import Any
 
 from kvstore.client.sync import Client
 from kvstore.client.views import View
+from kvstore.protocol.errors import KVStoreError
 
 Fault = Callable[[float], object]
 """Called with the call's deadline, before it is passed on; what it raises is what the call raises."""
@@ -42,6 +43,8 @@ class FaultyClient(Client):
         super().__init__(address)
         self.faults: deque[Fault] = deque()
         """For the next calls, one each; calls after them are sound."""
+        self.results: list[int | KVStoreError | None] | None = None
+        """In place of what the next `get_each_into` finds."""
         self.calls: list[tuple[str, list[bytes]]] = []
 
     def _before(self, name: str, keys: Sequence[bytes], deadline_s: float | None) -> None:
@@ -58,13 +61,20 @@ class FaultyClient(Client):
         self._before("match", keys, deadline_s)
         return super().match_prefix(keys, deadline_s=deadline_s)
 
-    def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+    def get_each_into(
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+    ) -> list[int | KVStoreError | None]:
         self._before("get", keys, deadline_s)
-        return super().get_batch_into(keys, buffers, deadline_s=deadline_s)
+        if self.results is not None:
+            results, self.results = self.results, None
+            return results
+        return super().get_each_into(keys, buffers, deadline_s=deadline_s)
 
-    def put_batch(self, keys: Sequence[bytes], values: Any, *, deadline_s: float | None = None, **more: Any) -> list[bool]:
+    def put_batch_from(
+        self, keys: Sequence[bytes], values: Sequence[Any], *, deadline_s: float | None = None, **more: Any
+    ) -> list[bool | KVStoreError]:
         self._before("put", keys, deadline_s)
-        return super().put_batch(keys, values, deadline_s=deadline_s, **more)
+        return super().put_batch_from(keys, values, deadline_s=deadline_s, **more)
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         self._before("view", [key], deadline_s)

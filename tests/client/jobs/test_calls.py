@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.jobs.calls import Calls, Outcome, sizes_of
 from kvstore.client.jobs.job import Job, Kind
-from kvstore.protocol.errors import Cancelled, ChecksumMismatch, DeadlineExceeded, Full, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidArgument, KVStoreError, Unavailable, Unreachable
 from tests.client.jobs.clock import Clock
 from tests.client.jobs.faulty import FaultyClient, raises
 
@@ -80,17 +80,18 @@ def test_rows_of_an_array_are_values(client: FaultyClient, calls: Calls, clock: 
     assert [len(keys) for _, keys in client.calls] == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("error", [ChecksumMismatch("damaged"), InvalidArgument("too small")])
-def test_what_is_wrong_with_one_key_is_its_result_alone(client: FaultyClient, calls: Calls, clock: Clock, error: KVStoreError) -> None:
-    keys, values = stored(client, 4)
-    client.faults += [raises(error), lambda deadline_s: None, raises(error)]
-    buffers = [bytearray(40) for _ in keys]
-    load = job(clock, Kind.LOAD, keys, buffers)
+def test_what_is_wrong_with_one_key_is_its_result_alone(client: FaultyClient, calls: Calls, clock: Clock) -> None:
+    keys, values = stored(client, 5)
+    buffers = [bytearray(40), bytearray(39), bytearray(40), bytearray(40), bytearray(40)]
+    load = job(clock, Kind.LOAD, [*keys[:3], b"", keys[4]], buffers)
     assert calls.carry_out(load) is Outcome.ANSWERED
-    assert load.results == [40, error, 40, 40]
-    assert load.succeeded == [True, False, True, True]
-    assert [buffers[i] for i in (0, 2, 3)] == [values[i] for i in (0, 2, 3)]
-    assert [keys for _, keys in client.calls] == [keys[:2], keys[:1], keys[1:2], keys[2:]]
+    assert load.succeeded == [True, False, True, False, True]
+    assert isinstance(load.results[1], InvalidArgument)
+    assert isinstance(load.results[3], InvalidArgument)
+    assert [buffers[i] for i in (0, 2, 4)] == [values[i] for i in (0, 2, 4)]
+    store = job(clock, Kind.STORE, fresh_keys(2), [b"", b"sound"])
+    assert calls.carry_out(store) is Outcome.ANSWERED
+    assert store.succeeded == [False, True]
 
 
 def test_a_key_that_is_none_fails_its_lookup(client: FaultyClient, calls: Calls, clock: Clock) -> None:
@@ -109,13 +110,15 @@ def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyCl
     assert len(client.calls) == 2
 
 
-def test_it_may_be_lost_while_keys_are_asked_for_one_by_one(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, _ = stored(client, 2)
-    away = Unavailable("away")
-    client.faults += [raises(ChecksumMismatch("damaged")), lambda deadline_s: None, raises(away)]
+def test_one_key_out_of_reach_ends_the_job_and_keeps_what_the_others_have(client: FaultyClient, calls: Calls, clock: Clock) -> None:
+    keys, _ = stored(client, 5)
+    away = Unreachable("its node is away")
+    client.results = [40, away]
     load = job(clock, Kind.LOAD, keys, [bytearray(40) for _ in keys])
     assert calls.carry_out(load) is Outcome.UNREACHABLE
-    assert load.results == [40, away]
+    assert load.results == [40, away, away, away, away]
+    calls.probe(load)(30)
+    assert client.calls[1:] == [("view", keys[1:2])]
 
 
 def test_a_full_store_is_an_answer(client: FaultyClient, calls: Calls, clock: Clock) -> None:
