@@ -1,0 +1,103 @@
+"""Which engines may read one another's blocks: everything that changes the bytes of a block and is not in vLLM's own block hash.
+
+A block's key is the id of a kvcache Namespace and vLLM's hash of the block, which covers its tokens and all before it, the LoRA's name,
+multimodal inputs and the request's salt. The namespace covers the rest: the model and its weights, element types, the split over ranks, and
+how the attention backend lays out a block in memory. Each rank of an engine has one of its own, unless ranks hold equal bytes; it is made
+where that memory is known, in the rank, and told to the scheduler.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import ConfigError
+
+UNSTABLE_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
+"""vLLM seeds these anew in each process, unless PYTHONHASHSEED is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What one rank of an engine is, in plain values; `facts.py` reads them from vLLM. Texts may be empty where there is nothing to say."""
+
+    model: str
+    revision: str
+    config: str
+    """The model's configuration: rope scaling, overrides and all."""
+    weights: str
+    """How the weights came to be, where they are not those of the model."""
+    dtype: str
+    cache_dtype: str
+    """`auto` is the model's."""
+    quantization: str
+    block_tokens: int
+    hash_algorithm: str
+    device: str
+    layers: tuple[str, ...]
+    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order."""
+    tp_rank: int
+    tp_size: int
+    kv_replicas: int
+    """Consecutive tensor-parallel ranks with equal bytes: of MLA, and of models with fewer heads than ranks."""
+
+    @property
+    def is_writer(self) -> bool:
+        """Of ranks with equal bytes one stores them."""
+        return self.tp_rank % self.kv_replicas == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The blocks of one rank, or of several that hold equal bytes."""
+
+    namespace: Namespace
+
+    def key(self, block_hash: bytes) -> bytes:
+        """Of the block that vLLM calls `block_hash`."""
+        return self.namespace.id + block_hash
+
+    def keys(self, hashes: Iterable[bytes]) -> list[bytes]:
+        seed = self.namespace.id
+        return [seed + block_hash for block_hash in hashes]
+
+
+def shard(facts: RankFacts, *, salt: str = "") -> Shard:
+    """That of a rank. Equal for engines that may share blocks."""
+    head_shards = facts.tp_size // facts.kv_replicas
+    extra = {
+        "engine": "vllm",
+        "config": facts.config and _digest(facts.config),
+        "weights": facts.weights,
+        "cache": facts.cache_dtype,
+        "quantization": facts.quantization,
+        "hash": facts.hash_algorithm,
+        "device": facts.device,
+        "layers": _digest("\n".join(facts.layers)),
+    }
+    return Shard(
+        Namespace(
+            model=facts.model,
+            revision=facts.revision,
+            dtype=facts.dtype,
+            block_tokens=facts.block_tokens,
+            heads=(facts.tp_rank // facts.kv_replicas, head_shards) if head_shards > 1 else None,
+            extra={name: value for name, value in extra.items() if value},
+            salt=salt,
+            hash="sha256",
+        )
+    )
+
+
+def check_hash(algorithm: str, *, is_seeded: bool) -> None:
+    """`is_seeded`: PYTHONHASHSEED is set. Raises ConfigError if what vLLM calls a block is not what any other process calls it."""
+    if algorithm in UNSTABLE_HASHES and not is_seeded:
+        raise ConfigError(
+            f"vLLM's {algorithm} hashes are other ones in each process, so that no other would find a block again: start it with "
+            "--prefix-caching-hash-algo sha256, or with the same PYTHONHASHSEED everywhere"
+        )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

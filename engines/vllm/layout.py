@@ -1,0 +1,105 @@
+"""The pools of an engine's layers as values: all layers of a block, one after another, each in the order in which its bytes lie in memory.
+
+Torch tensors on the CPU or a GPU; nothing here knows an engine or the store.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from kvstore.protocol.errors import ConfigError
+
+
+class LayerPools:
+    """The KV cache of an engine: a tensor `[blocks, ...]` a layer, in any memory order. Threads may use it at once, on different blocks."""
+
+    def __init__(self, layers: Sequence[torch.Tensor], block_count: int, *, copies_on_device: bool | None = None) -> None:
+        """Each of `layers` has `block_count` blocks along its first axis, or a multiple of that: smaller ones, which belong together.
+
+        `copies_on_device` (default: on GPUs) puts blocks together on their device before they leave it; else they are copied one by one,
+        which on a CPU takes a third of the time. Raises ConfigError: no layers, or one that is not made of such blocks.
+        """
+        if not layers:
+            raise ConfigError("the engine has no KV cache: there is nothing to store")
+        self._runs = _runs([_in_memory_order(layer, block_count).view(torch.uint8) for layer in layers])
+        sizes = [run[:, 0].numel() for run in self._runs]
+        self._starts: list[int] = list(itertools.accumulate(sizes, initial=0))
+        self._copies_on_device = layers[0].device.type != "cpu" if copies_on_device is None else copies_on_device
+
+    @staticmethod
+    def form(layer: torch.Tensor, block_count: int) -> str:
+        """What two layers must have in common for their blocks to be interchangeable: element type and axes of a block, outermost first,
+        without those of one place, which have none among the others.
+
+        Raises ConfigError as the constructor."""
+        block = _in_memory_order(layer, block_count)[0]
+        return f"{layer.dtype} {[size for size in block.shape if size > 1]}"
+
+    @property
+    def value_bytes(self) -> int:
+        """Of one block."""
+        return self._starts[-1]
+
+    def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
+        """Copy `blocks` into the rows of `values`, uint8 `[len(blocks), value_bytes]` on the CPU."""
+        for run, part in self._parts(values):
+            if self._copies_on_device:
+                part.copy_(run.index_select(1, self._index(blocks, run)).transpose(0, 1).flatten(1))
+            else:
+                for row, block in zip(part, blocks, strict=True):
+                    place = run[:, block]
+                    row.view(place.shape).copy_(place)
+
+    def scatter(self, values: torch.Tensor, blocks: Sequence[int]) -> None:
+        """Copy the rows of `values`, as in `gather`, into `blocks`, which differ. They are there when it returns."""
+        for run, part in self._parts(values):
+            if self._copies_on_device:
+                rows = part.to(run.device).view(len(blocks), *run[:, 0].shape)
+                run.index_copy_(1, self._index(blocks, run), rows.transpose(0, 1))
+            else:
+                for row, block in zip(part, blocks, strict=True):
+                    place = run[:, block]
+                    place.copy_(row.view(place.shape))
+        if self._runs[0].device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def _parts(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each run with its columns of `values`."""
+        columns = itertools.pairwise(self._starts)
+        return [(run, values[:, start:end]) for run, (start, end) in zip(self._runs, columns, strict=True)]
+
+    @staticmethod
+    def _index(blocks: Sequence[int], run: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.long, device=run.device)
+
+
+def _in_memory_order(layer: torch.Tensor, block_count: int) -> torch.Tensor:
+    """`[block_count, ...]`, the axes of a block by falling stride: a dense block is a run of bytes then."""
+    if layer.shape[0] % block_count:
+        raise ConfigError(f"a layer of shape {tuple(layer.shape)} is not made of {block_count} blocks")
+    blocks = layer.unflatten(0, (block_count, -1))
+    order = sorted(range(1, blocks.dim()), key=lambda axis: (-blocks.stride(axis), axis))
+    ordered = blocks.permute(0, *order)
+    if ordered.stride(-1) != 1:
+        raise ConfigError(f"no elements lie side by side in a layer with strides {layer.stride()}: its bytes cannot be copied")
+    return ordered
+
+
+def _runs(layers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """`[layers, blocks, ...]` of those that follow one another at equal distances in one piece of memory: one copy moves all of a run."""
+    runs: list[torch.Tensor] = []
+    while layers:
+        first, count, distance = layers[0], 1, 0
+        if len(layers) > 1 and (distance := layers[1].storage_offset() - first.storage_offset()) > 0:
+            while count < len(layers) and _follows(layers[count], first, count * distance):
+                count += 1
+        runs.append(first.as_strided((count, *first.shape), (distance if count > 1 else 0, *first.stride())))
+        layers = layers[count:]
+    return runs
+
+
+def _follows(layer: torch.Tensor, first: torch.Tensor, distance: int) -> bool:
+    same_memory: bool = layer.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    same_form: bool = layer.shape == first.shape and layer.stride() == first.stride()
+    return same_memory and same_form and layer.storage_offset() - first.storage_offset() == distance

@@ -1,0 +1,63 @@
+"""Settings of the connector: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`; else `KVSTORE_VLLM_*`, or [vllm] in the file."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvstore.client.jobs.config import JobSettings
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import Size, load_settings, setting
+
+SECTION: Final = "vllm"
+LOAD_THREADS: Final = 4
+"""Requests whose blocks are loaded at once: one that waits for a node that hangs does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """Where the store is, what blocks are called there, and how long the engine waits for it at the most."""
+
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    tenant: str = setting("", "The tenant whose blocks are seen.")
+    token: str = setting("", "The tenant's token.")
+    model: str = setting(
+        "",
+        "Engines share blocks of models with equal names; empty: the name or path that vLLM was given. Set it where one has several.",
+    )
+    revision: str = setting("", "Of the model's weights, in the name of its blocks; empty: the revision or commit that vLLM knows, if any.")
+    salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
+    load_async: bool = setting(
+        True, "Load blocks between the steps of the engine, beside other requests. Off: the step that needs them waits for them."
+    )
+    lookup_deadline_s: float = setting(
+        0.1, "Time to ask which blocks the store has; after that a request is a miss.", minimum=0.001, maximum=60
+    )
+    load_deadline_s: float = setting(
+        5.0, "Time for the blocks of one request to come; after that those which have not are computed.", minimum=0.001, maximum=3600
+    )
+    save_deadline_s: float = setting(
+        30.0, "Time for the blocks that one request has filled to be stored; after that they are dropped.", minimum=0.001, maximum=3600
+    )
+    write_behind_bytes: Size = setting(
+        Size(512 << 20), "Copies of blocks that may wait to be stored; blocks that do not fit are not stored.", minimum=1 << 20
+    )
+
+
+def from_extra_config(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
+    """What `kv_connector_extra_config` says. Raises ConfigError: an unknown setting, or a value outside its range."""
+    known = [field.name for field in dataclasses.fields(VllmSettings)]
+    if unknown := sorted(set(extra) - set(known)):
+        raise ConfigError(f"kv_connector_extra_config: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return load_settings(VllmSettings, SECTION, flags=extra, environ=environ)
+
+
+def job_settings(settings: VllmSettings) -> JobSettings:
+    """Of a rank's jobs."""
+    return JobSettings(
+        read_workers=LOAD_THREADS,
+        queue_bytes=settings.write_behind_bytes,
+        lookup_deadline_s=settings.lookup_deadline_s,
+        load_deadline_s=settings.load_deadline_s,
+        store_deadline_s=settings.save_deadline_s,
+    )

@@ -1,0 +1,82 @@
+"""vLLM in a process that a test speaks with: a line of JSON in, a line of JSON out. Runs in the engine's own environment.
+
+`python -m tests.engines.live.vllm.driver OPTIONS`: JSON with arguments of `vllm.LLM`, "kv_transfer_config" as an object.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+
+
+class Engine:
+    """One engine in this process, with answers to the test's lines."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        if transfer := options.pop("kv_transfer_config", None):
+            options["kv_transfer_config"] = KVTransferConfig(**transfer)
+        self._llm = LLM(enforce_eager=True, seed=0, disable_log_stats=False, **options)
+
+    def generate(self, prompts: list[list[int]], tokens: int, salts: list[str] | None = None) -> list[dict[str, Any]]:
+        """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached."""
+        asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+        for prompt, salt in zip(asked, salts or [], strict=False):
+            prompt["cache_salt"] = salt
+        parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
+        outputs = self._llm.generate(asked, parameters, use_tqdm=False)
+        self._settle()
+        return [
+            {
+                "tokens": list(output.outputs[0].token_ids),
+                "logprobs": [
+                    places[token].logprob
+                    for token, places in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or [], strict=True)
+                ],
+                "cached": output.num_cached_tokens,
+                "first_token_s": output.metrics.first_token_latency if output.metrics is not None else None,
+            }
+            for output in outputs
+        ]
+
+    def reset(self) -> bool:
+        """Forget the engine's own prefix cache."""
+        done: bool = self._llm.reset_prefix_cache()
+        return done
+
+    def flush(self) -> None:
+        """Come back when what the engine has saved is in the store, for all to read."""
+        get_kv_transfer_group().flush()
+
+    def lose(self, places: list[int]) -> None:
+        """These blocks of the next load vanish before it."""
+        from tests.engines.live.vllm import faults
+
+        faults.VANISHING[:] = places
+
+    def metrics(self) -> dict[str, float]:
+        return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}
+
+    def _settle(self) -> None:
+        """In this process nobody else runs the engine until it has let go of the blocks of what is over."""
+        core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+        while core is not None and core.scheduler.has_requests():
+            self._llm.llm_engine.step()
+
+
+def main() -> None:
+    # vLLM and its libraries write to standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engine = Engine(json.loads(sys.argv[1]))
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        print(json.dumps(getattr(engine, name)(**arguments)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

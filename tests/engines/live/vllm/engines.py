@@ -1,0 +1,103 @@
+"""vLLM engines for tests: each a process in vLLM's own environment, which answers many questions, for it takes long to start."""
+
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+
+from tests.engines.live.environments import ROOT, python_of
+from tests.line_child import LineChild
+
+BLOCK_TOKENS: Final = 32
+"""The smallest that vLLM has on a CPU."""
+SAME_LOGPROB: Final = 1e-4
+"""Of one token by two ways in float32: kernels add in another order where a batch is of another shape."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine made of one prompt."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int
+    """Tokens of the prompt that it did not compute."""
+    first_token_s: float
+
+    def check_same(self, other: "Answer") -> None:
+        """Raises AssertionError unless both made the same of the prompt."""
+        assert self.tokens == other.tokens
+        assert self.logprobs == pytest.approx(other.logprobs, abs=SAME_LOGPROB)
+
+
+class Engine:
+    """A context manager: an engine that is ready inside."""
+
+    def __init__(self, model: Path, *, store: dict[str, Any] | None = None, connector: str = "", **options: Any) -> None:
+        """`store`: the connector's settings, none for an engine without a store; `connector`: MODULE:CLASS of another than kvstore's.
+
+        `options` are arguments of `vllm.LLM`."""
+        options = {
+            "model": str(model),
+            "dtype": "float32",
+            "max_model_len": 1024,
+            "max_num_seqs": 8,
+            "block_size": BLOCK_TOKENS,
+            "num_gpu_blocks_override": 64,
+        } | options
+        if store is not None:
+            module, _, name = (connector or "kvstore.engines.vllm.connector:KVStoreConnector").partition(":")
+            options["kv_transfer_config"] = {
+                "kv_connector": name,
+                "kv_connector_module_path": module,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": store,
+            }
+        # PYTHONDONTWRITEBYTECODE would have each engine compile all of torch and vLLM again, for a minute.
+        others = ("KVSTORE_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)} | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        module = "tests.engines.live.vllm.driver"
+        self._child = LineChild(module, json.dumps(options), python=python_of("vllm"), environment=environment)
+
+    def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> list[Answer]:
+        """Of prompts that are there at once."""
+        return [Answer(**answer) for answer in self.tell("generate", prompts=prompts, tokens=tokens, salts=salts)]
+
+    def forget(self) -> None:
+        """Its own prefix cache, so that it must ask the store."""
+        assert self.tell("reset")
+
+    def tell(self, command: str, **arguments: Any) -> Any:
+        return self._child.tell(json.dumps([command, arguments]))
+
+    def begin(self, command: str, **arguments: Any) -> None:
+        """As `tell`, without waiting for the answer, which `answer` gives."""
+        self._child.send(json.dumps([command, arguments]))
+
+    def answer(self) -> Any:
+        return self._child.answer()
+
+    def __enter__(self) -> Self:
+        assert self._child.answer() == "ready"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._child.__exit__(kind, error, trace)
+
+
+def prompt(seed: int, blocks: int = 5) -> list[int]:
+    """Tokens of so many blocks and a few more: other ones for each seed."""
+    numbers = random.Random(seed)
+    return [numbers.randrange(3, 1000) for _ in range(blocks * BLOCK_TOKENS + 7)]

@@ -1,0 +1,71 @@
+"""What a plan sees of an engine: requests whose tokens a test computes, and their blocks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.engines.vllm.plan import Plan, StepPlan
+
+BLOCK_TOKENS = 4
+
+
+@dataclass
+class FakeRequest:
+    """As vLLM's `Request`: a prompt of `num_tokens` named by its hashes."""
+
+    request_id: str
+    num_tokens: int
+    num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    text: str = ""
+    hash_tokens: int = BLOCK_TOKENS
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        return [block_hash(index, self.text) for index in range(self.num_tokens // self.hash_tokens)]
+
+
+def block_hash(index: int, text: str = "") -> bytes:
+    return f"{text}{index}".encode()
+
+
+def hashes(indices: Iterable[int], text: str = "") -> list[bytes]:
+    return [block_hash(index, text) for index in indices]
+
+
+@dataclass
+class FakeScheduler:
+    """Runs requests through a plan, a step at a time, as vLLM's scheduler does."""
+
+    plan: Plan
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    next_block: int = 100
+
+    def admit(self, request: FakeRequest, *, local: int = 0, stored: int = 0) -> list[bytes]:
+        """It has `local` blocks itself, the store `stored` more; what was asked for."""
+        computed = local * BLOCK_TOKENS
+        wanted = self.plan.wanted(request, computed)
+        tokens = self.plan.found(request, computed, min(stored, len(wanted)))
+        count = -(-request.num_tokens // BLOCK_TOKENS)
+        self.tables[request.request_id] = list(range(self.next_block, self.next_block + count))
+        self.next_block += count
+        self.plan.allocated(request, self.tables[request.request_id], tokens)
+        request.num_computed_tokens = computed + tokens
+        return wanted
+
+    def step(self, *scheduled: FakeRequest, tokens: int = 0) -> StepPlan:
+        """Plans a step in which each request computes `tokens`; their outcome is not seen until `land`."""
+        plan = self.plan.step(self.tables.get, [request.request_id for request in scheduled], is_idle=not scheduled)
+        for request in scheduled:
+            request.num_computed_tokens += tokens
+            request.num_in_flight_tokens += tokens
+        self.plan.check_integrity()
+        return plan
+
+    def land(self, *requests: FakeRequest) -> None:
+        for request in requests:
+            request.num_in_flight_tokens = 0
+
+    def finish(self, request: FakeRequest) -> bool:
+        keeps = self.plan.finished(request, self.tables[request.request_id])
+        self.plan.check_integrity()
+        return keeps
