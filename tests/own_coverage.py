@@ -25,6 +25,7 @@ PARTS = {
         "directory queries pins removing rows membership placement records publishing removals reservations tenants holders rates"
     ),
     "client/jobs": "breaker lane stats",
+    "engines/vllm": "counters identity plan settings staging trouble",
     "handover": "arguments description handles latch",
     "handover/sending": "request",
     "handover/receiving": "request ways",

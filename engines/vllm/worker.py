@@ -139,7 +139,7 @@ class Worker:
                 job = self._jobs.load(keys, rows, deadline_s=until_s - time.monotonic(), on_done=_ignore)
                 job.wait()
                 self._load_trouble.saw(job.error)
-                there = job.leading
+                there = self._leading(job)
                 self._pools.scatter(rows[:there], transfer.blocks[part][:there])
                 loaded += there
                 if there < len(keys):
@@ -147,6 +147,11 @@ class Worker:
         finally:
             self._load_staging.give_back(chunk)
         return loaded
+
+    def _leading(self, job: Job) -> int:
+        """How many of its keys, from the first on, gave a whole block."""
+        whole = [result == self._pools.value_bytes for result in job.results]
+        return whole.index(False) if False in whole else len(whole)
 
     # --- saves ---
 

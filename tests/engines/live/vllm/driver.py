@@ -12,6 +12,8 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 
+from tests.engines.live.vllm import faults
+
 
 class Engine:
     """One engine in this process, with answers to the test's lines."""
@@ -53,9 +55,13 @@ class Engine:
 
     def lose(self, places: list[int]) -> None:
         """These blocks of the next load vanish before it."""
-        from tests.engines.live.vllm import faults
-
         faults.VANISHING[:] = places
+
+    def saved(self) -> list[str]:
+        """Keys of what was saved since the last call, in hexadecimal digits."""
+        keys = [key.hex() for key in faults.SAVED]
+        faults.SAVED.clear()
+        return keys
 
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}

@@ -73,7 +73,12 @@ class Engine:
 
     def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> list[Answer]:
         """Of prompts that are there at once."""
-        return [Answer(**answer) for answer in self.tell("generate", prompts=prompts, tokens=tokens, salts=salts)]
+        self.begin("generate", prompts=prompts, tokens=tokens, salts=salts)
+        return self.answers()
+
+    def answers(self) -> list[Answer]:
+        """Of the prompts that it was asked for with `begin`."""
+        return [Answer(**answer) for answer in self._child.answer()]
 
     def forget(self) -> None:
         """Its own prefix cache, so that it must ask the store."""
@@ -83,11 +88,8 @@ class Engine:
         return self._child.tell(json.dumps([command, arguments]))
 
     def begin(self, command: str, **arguments: Any) -> None:
-        """As `tell`, without waiting for the answer, which `answer` gives."""
+        """As `tell`, without waiting for the answer."""
         self._child.send(json.dumps([command, arguments]))
-
-    def answer(self) -> Any:
-        return self._child.answer()
 
     def __enter__(self) -> Self:
         assert self._child.answer() == "ready"

@@ -1,10 +1,15 @@
 """Real vLLM engines with a real store: prefixes are found by other processes, and what comes of a prompt is what comes without a store."""
 
+import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore.client import Client
+from kvstore.protocol.errors import DeadlineExceeded, Full
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.tiny_model import make
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Answer, Engine, prompt
@@ -25,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("store")
     with cluster(folder) as started:
-        started.start_node("--dram", "64MiB", "--nvme", f"{folder / 'nvme'}:256MiB")
+        start_node(started)
         yield started
 
 
@@ -38,8 +43,8 @@ def plain(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def waiting(model: Path, store: Cluster) -> Iterator[Engine]:
-    """Its steps wait for what they load."""
-    with Engine(model, store={"master": store.address, "load_async": False}, connector=LOSING) as engine:
+    """Its steps wait for what they load. It gives up soon what a full store does not take."""
+    with Engine(model, store={"master": store.address, "load_async": False, "save_deadline_s": 10}, connector=LOSING) as engine:
         yield engine
 
 
@@ -67,3 +72,175 @@ def test_a_prompt_that_one_engine_computed_is_another_s(plain: Engine, waiting: 
         (warm,) = engine.generate(asked)
         warm.check_same(right)
         assert warm.cached == CACHED
+
+
+def test_blocks_of_a_salted_request_are_for_those_with_its_salt(plain: Engine, waiting: Engine, loading: Engine) -> None:
+    asked = prompt(2)
+    (right,) = expected(plain, asked)
+    waiting.generate(asked, salts=["one"])
+    waiting.tell("flush")
+    for salt, cached in (("another", 0), ("one", CACHED)):
+        (answer,) = loading.generate(asked, salts=[salt])
+        answer.check_same(right)
+        assert answer.cached == cached
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_block_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(
+    plain: Engine, waiting: Engine, loading: Engine, *, is_async: bool, place: int
+) -> None:
+    loser, other = (loading, waiting) if is_async else (waiting, loading)
+    asked = prompt(10 + 2 * place + is_async)
+    (right,) = expected(plain, asked)
+    other.generate(asked)
+    other.tell("flush")
+    other.forget()
+    loser.tell("lose", places=[place])
+    (answer,) = loser.generate(asked)
+    answer.check_same(right)
+    loser.tell("flush")
+    (again,) = other.generate(asked)
+    again.check_same(right)
+    assert again.cached == CACHED
+
+
+def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(plain: Engine, waiting: Engine, loading: Engine) -> None:
+    """Eight requests that grow to 72 blocks in a pool of 64."""
+    asked = [prompt(seed) for seed in range(20, 28)]
+    right = expected(plain, *asked, tokens=110)
+    for engine in (waiting, loading):
+        before = engine.tell("metrics")["vllm:num_preemptions"]
+        engine.forget()
+        for answer, wanted in zip(engine.generate(*asked, tokens=110), right, strict=True):
+            answer.check_same(wanted)
+        engine.tell("flush")
+        assert engine.tell("metrics")["vllm:num_preemptions"] > before
+
+
+def test_two_engines_may_compute_the_same_prompts_at_once(plain: Engine, waiting: Engine, loading: Engine) -> None:
+    asked = [prompt(seed) for seed in range(30, 34)]
+    right = expected(plain, *asked)
+    for engine in (waiting, loading):
+        engine.begin("generate", prompts=asked, tokens=8)
+    for engine in (waiting, loading):
+        for answer, wanted in zip(engine.answers(), right, strict=True):
+            answer.check_same(wanted)
+        engine.tell("flush")
+    for engine in (waiting, loading):
+        engine.forget()
+        for answer, wanted in zip(engine.generate(*asked), right, strict=True):
+            answer.check_same(wanted)
+            assert answer.cached == CACHED
+
+
+def test_an_engine_of_another_element_type_shares_nothing(model: Path, store: Cluster, waiting: Engine) -> None:
+    asked = prompt(40)
+    waiting.generate(asked)
+    waiting.tell("flush")
+    with Engine(model, store={"master": store.address}, dtype="bfloat16") as other:
+        assert other.generate(asked)[0].cached == 0
+        other.tell("flush")
+        other.forget()
+        assert other.generate(asked)[0].cached == CACHED
+
+
+def test_a_full_store_costs_only_what_it_does_not_take(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
+    asked = prompt(50)
+    (right,) = expected(plain, asked)
+    with Client(store.address) as client:
+        pinned = fill(client)
+        (answer,) = waiting.generate(asked)
+        answer.check_same(right)
+        waiting.tell("flush")
+        assert loading.generate(asked)[0].cached < CACHED
+        client.unpin(pinned)
+        client.remove(pinned, force=True)
+    waiting.forget()
+    loading.forget()
+    waiting.generate(asked)
+    waiting.tell("flush")
+    (answer,) = loading.generate(asked)
+    answer.check_same(right)
+    assert answer.cached == CACHED
+
+
+def test_a_master_that_is_killed_costs_only_what_it_knows(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
+    asked, known, later = prompt(60), prompt(61), prompt(62)
+    right_known, right_later = expected(plain, known, later)
+    (right,) = expected(plain, asked, tokens=200)
+    waiting.generate(known)
+    waiting.tell("flush")
+    loading.begin("generate", prompts=[asked], tokens=200)
+    store.master.stop(signal.SIGKILL)
+    (answer,) = loading.answers()
+    answer.check_same(right)
+    for engine in (waiting, loading):
+        engine.forget()
+        (answer,) = engine.generate(known)
+        answer.check_same(right_known)
+    store.start_master()
+
+    def is_shared() -> bool:
+        """Each time it is computed anew, and saved once the engine has found the master again."""
+        for engine in (waiting, loading):
+            engine.forget()
+        answers = [*waiting.generate(later), *loading.generate(later)]
+        for answer in answers:
+            answer.check_same(right_later)
+        return answers[1].cached == CACHED
+
+    eventually(is_shared, "both engines have found the master again")
+
+
+def test_a_node_that_is_killed_comes_back_with_what_was_on_nvme(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
+    asked, meanwhile = prompt(70), prompt(71)
+    right, right_meanwhile = expected(plain, asked, meanwhile)
+    waiting.tell("saved")
+    waiting.generate(asked)
+    waiting.tell("flush")
+    with Client(store.address) as client:
+        push_down(client, [bytes.fromhex(key) for key in waiting.tell("saved")])
+    store.nodes[-1].stop(signal.SIGKILL)
+    (answer,) = loading.generate(meanwhile)
+    answer.check_same(right_meanwhile)
+    start_node(store)
+
+    def is_found() -> bool:
+        loading.forget()
+        (answer,) = loading.generate(asked)
+        answer.check_same(right)
+        return answer.cached == CACHED
+
+    eventually(is_found, "the blocks that were on NVMe are loaded")
+
+
+def start_node(store: Cluster) -> None:
+    """The store's node, after the first time with the name and the NVMe that it had."""
+    store.start_node("--name", "n", "--dram", "32MiB", "--nvme", f"{store.folder / 'nvme'}:64MiB")
+
+
+def fill(client: Client) -> list[bytes]:
+    """Put blocks until there is no room for a block more, and pin them: their keys."""
+    pinned: list[bytes] = []
+    for size_bytes in (1 << 20, 1 << 17, 1 << 13):
+        try:
+            while True:
+                key = f"pinned-{len(pinned)}".encode()
+                client.put(key, bytes(size_bytes), ack="cluster", deadline_s=2.0)
+                client.pin([key])
+                pinned.append(key)
+        except (Full, DeadlineExceeded):
+            pass
+    return pinned
+
+
+def push_down(client: Client, keys: list[bytes]) -> None:
+    """Put other blocks until all of `keys` are on NVMe."""
+    numbers = itertools.count()
+
+    def is_down() -> bool:
+        client.put_batch([f"other-{next(numbers)}".encode() for _ in range(64)], [bytes(1 << 17)] * 64)
+        return all(places and "nvme" in places[0].tiers for places in client.locate(keys))
+
+    eventually(is_down, "the blocks went down to NVMe")

@@ -1,0 +1,16 @@
+"""Numbers add up over ranks and steps, and begin anew when they are taken."""
+
+from kvstore.engines.vllm.counters import Counters
+
+
+def test_they_add_up_and_begin_anew() -> None:
+    counters = Counters(lookups=1, load_s=0.5)
+    counters.add(Counters(lookups=2, saved_blocks=3))
+    assert counters.take() == Counters(lookups=3, load_s=0.5, saved_blocks=3)
+    assert counters == Counters()
+
+
+def test_as_values_they_go_to_another_process_and_come_back() -> None:
+    counters = Counters(hit_blocks=4, save_s=1.5)
+    assert Counters.of(counters.values()) == counters
+    assert not any(Counters().values().values())

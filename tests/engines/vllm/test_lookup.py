@@ -1,0 +1,59 @@
+"""The scheduler's question, for all ranks, with a real store."""
+
+import itertools
+
+import pytest
+
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.lookup import Lookup
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import Unavailable
+from tests.client.jobs.faulty import FaultyClient, raises
+
+HASHES = [bytes([index]) * 32 for index in range(4)]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def shards() -> list[Shard]:
+    model = f"asked-{next(NUMBERS)}"
+    return [Shard(Namespace(model=model, dtype="float32", block_tokens=4, heads=(rank, 2))) for rank in range(2)]
+
+
+def put(client: FaultyClient, shard: Shard, *indices: int) -> None:
+    client.put_batch([shard.key(HASHES[index]) for index in indices], [b"value"] * len(indices))
+    client.flush()
+
+
+def test_a_block_is_there_once_each_rank_s_part_is(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0, 1, 2)
+    put(client, shards[1], 0, 1, 3)
+    with Jobs(client) as jobs:
+        assert Lookup(jobs, shards, deadline_s=60).count(HASHES) == 2
+        assert Lookup(jobs, shards[:1], deadline_s=60).count(HASHES) == 3
+        assert Lookup(jobs, shards, deadline_s=60).count(HASHES[2:]) == 0
+
+
+def test_what_it_found_is_counted(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0)
+    with Jobs(client) as jobs:
+        lookup = Lookup(jobs, shards[:1], deadline_s=60)
+        lookup.count(HASHES)
+        lookup.count([])
+        counters = lookup.counters.take()
+        assert (counters.lookups, counters.hit_blocks, counters.missed_blocks) == (1, 1, 3)
+        assert counters.lookup_s > 0
+
+
+def test_a_store_that_cannot_be_reached_has_nothing(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0)
+    with Jobs(client) as jobs:
+        client.faults.append(raises(Unavailable("away")))
+        assert Lookup(jobs, shards[:1], deadline_s=60).count(HASHES) == 0
+
+
+def test_without_time_left_the_store_is_not_asked(client: FaultyClient, shards: list[Shard]) -> None:
+    with Jobs(client) as jobs:
+        assert Lookup(jobs, shards[:1], deadline_s=0).count(HASHES) == 0
+    assert not client.calls

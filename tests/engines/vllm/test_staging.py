@@ -1,0 +1,26 @@
+"""Chunks of memory are made when they are needed, kept, and never more than allowed."""
+
+import pytest
+
+from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
+
+
+@pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])
+def test_a_chunk_is_of_whole_values(value_bytes: int, values: int) -> None:
+    staging = Staging(value_bytes, 0)
+    chunk = staging.take()
+    assert chunk is not None
+    assert chunk.shape == (values, value_bytes)
+    assert staging.chunk_values == values
+
+
+def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
+    staging = Staging(1 << 20, 2 * CHUNK_BYTES)
+    first, second = staging.take(), staging.take()
+    assert first is not None
+    assert second is not None
+    assert staging.take() is None
+    staging.give_back(first)
+    again = staging.take()
+    assert again is not None
+    assert again.data_ptr() == first.data_ptr() != second.data_ptr()

@@ -1,0 +1,224 @@
+"""A rank's loads and saves, with a real store and pools of its own, without an engine."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.layout import LayerPools
+from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.worker import Worker
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import Full, Unavailable
+from kvstore.protocol.settings import Size
+from kvstore.transfer.testing.waiting import eventually
+from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+
+BLOCKS = 12
+WAITING = VllmSettings(load_async=False)
+NUMBERS = itertools.count()
+
+
+class ParentClient(FaultyClient):
+    """Tells which parents blocks were put with."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.parents: list[Any] = []
+
+    def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
+        self.parents.append(more["parents"])
+        return super().put_batch_from(keys, values, **more)
+
+
+class Rank:
+    """A worker over pools of 3 layers, whose block b is full of `first` + b."""
+
+    def __init__(self, address: str, shard: Shard, settings: VllmSettings = WAITING, *, first: int = 0, elements: int = 512) -> None:
+        self.layers = [
+            torch.arange(first, first + BLOCKS, dtype=torch.float32).repeat_interleave(elements).view(BLOCKS, -1) for _ in range(3)
+        ]
+        self.client = ParentClient(address)
+        self.shard = shard
+        self.worker = Worker(self.client, shard, LayerPools(self.layers, BLOCKS), settings, is_writer=True)
+
+    def contents(self, *blocks: int) -> list[float]:
+        """What fills each of the blocks, in all layers."""
+        for block in blocks:
+            assert all(torch.equal(layer[block], self.layers[0][block, 0].expand_as(layer[block])) for layer in self.layers)
+        return [float(self.layers[0][block, 0]) for block in blocks]
+
+    def save(self, *transfers: Transfer, finishing: list[str] | None = None) -> None:
+        self.worker.save(StepPlan(saves=list(transfers), finishing=finishing or []))
+
+
+@pytest.fixture
+def shard() -> Shard:
+    return Shard(Namespace(model=f"model-{next(NUMBERS)}", dtype="float32", block_tokens=4))
+
+
+@pytest.fixture
+def rank(address: str, shard: Shard) -> Iterator[Rank]:
+    rank = Rank(address, shard)
+    yield rank
+    rank.worker.close()
+
+
+def hashes(count: int) -> list[bytes]:
+    return [bytes([index]) * 32 for index in range(count)]
+
+
+@pytest.mark.parametrize("load_async", [False, True])
+def test_what_one_rank_saves_another_loads_into_other_blocks(address: str, shard: Shard, rank: Rank, *, load_async: bool) -> None:
+    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
+    rank.worker.flush()
+    other = Rank(address, shard, VllmSettings(load_async=load_async), first=100)
+    other.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))], is_idle=True))
+    loaded: set[str] = set()
+
+    def is_loaded() -> bool:
+        other.worker.wait_idle()
+        loaded.update(other.worker.take_finished()[1])
+        return loaded == {"b"}
+
+    if load_async:
+        eventually(is_loaded, "the load is over")
+    assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
+    assert not other.worker.take_failed()
+    assert not other.worker.take_finished()[1], "it is told once, and of loads that nobody waited for"
+    counters = other.worker.take_counters()
+    assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
+    assert rank.worker.take_counters().saved_blocks == 3
+    other.worker.close()
+
+
+@pytest.mark.parametrize("load_async", [False, True])
+def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(address: str, shard: Shard, *, load_async: bool) -> None:
+    rank = Rank(address, shard, VllmSettings(load_async=load_async), first=100)
+    rank.save(Transfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
+    rank.worker.flush()
+    rank.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))]))
+    failed: set[int] = set()
+
+    def has_failed() -> bool:
+        failed.update(rank.worker.take_failed())
+        return failed == {8, 5}
+
+    eventually(has_failed, "it is told which blocks did not come")
+    assert rank.contents(7, 8, 5) == [100, 108, 105]
+    assert rank.worker.take_finished()[1] == ({"b"} if load_async else set())
+    rank.worker.close()
+
+
+def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
+    rank.save(Transfer("a", [1, 2], hashes(3)[1:], hashes(1)[0]), Transfer("b", [3], [b"x" * 32]))
+    rank.worker.flush()
+    assert rank.client.parents == [rank.shard.keys(hashes(2)), [None]]
+
+
+def test_a_value_of_another_size_is_no_block(rank: Rank) -> None:
+    rank.client.put(rank.shard.key(hashes(1)[0]), b"short")
+    rank.client.flush()
+    rank.worker.load(StepPlan(loads=[Transfer("b", [7], hashes(1))]))
+    assert rank.worker.take_failed() == {7}
+
+
+def test_a_request_of_many_chunks_is_moved_whole(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.engines.vllm.staging.CHUNK_BYTES", 3 * 3 * 512 * 4)
+    rank = Rank(address, shard)
+    rank.save(Transfer("a", list(range(8)), hashes(8)))
+    rank.worker.flush()
+    rank.worker.load(StepPlan(loads=[Transfer("b", [11, 10, 9, 8], hashes(4))]))
+    assert rank.contents(*range(11, 7, -1)) == [0, 1, 2, 3]
+    assert rank.client.parents == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
+    rank.worker.close()
+
+
+def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(rank: Rank) -> None:
+    barrier = Barrier()
+    rank.client.faults.append(barrier)
+    rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
+    assert rank.worker.take_finished() == ({"a"}, set())
+    assert barrier.is_reached.acquire(timeout=60)
+    for layer in rank.layers:
+        layer[3] = -1
+    barrier.open()
+    rank.worker.flush()
+    rank.worker.load(StepPlan(loads=[Transfer("b", [4], hashes(1))]))
+    assert rank.contents(4) == [3]
+
+
+def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -> None:
+    rank = Rank(address, shard)
+    second = Worker(FaultyClient(address), shard, LayerPools(rank.layers, BLOCKS), WAITING, is_writer=False)
+    second.save(StepPlan(saves=[Transfer("a", [3], hashes(1))], finishing=["a"]))
+    second.flush()
+    assert second.take_finished() == ({"a"}, set())
+    assert not rank.client.exists(shard.key(hashes(1)[0]))
+    second.close()
+    rank.worker.close()
+
+
+def test_what_has_no_room_to_wait_in_is_dropped_and_counted(address: str, shard: Shard) -> None:
+    rank = Rank(address, shard, VllmSettings(write_behind_bytes=Size(1 << 20)))
+    barrier = Barrier()
+    rank.client.faults.append(barrier)
+    rank.save(Transfer("a", [3], hashes(1)))
+    assert barrier.is_reached.acquire(timeout=60)
+    rank.save(Transfer("b", [1, 2], hashes(3)[1:]))
+    assert rank.worker.take_counters().dropped_blocks == 2
+    barrier.open()
+    rank.worker.flush()
+    assert rank.worker.take_counters().saved_blocks == 1
+    rank.worker.close()
+
+
+def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None:
+    rank.client.faults.append(raises(Full("no room")))
+    rank.save(Transfer("a", [3, 4], hashes(2)))
+    rank.worker.flush()
+    counters = rank.worker.take_counters()
+    assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
+
+
+def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
+    rank.client.faults.append(raises(Unavailable("away")))
+    rank.worker.load(StepPlan(loads=[Transfer("b", [7, 8], hashes(2))]))
+    assert rank.worker.take_failed() == {7, 8}
+
+
+def test_a_mistake_in_a_load_fails_its_blocks_and_no_others(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+    rank.save(Transfer("a", [3], hashes(1)))
+    rank.worker.flush()
+    rank.worker.load(StepPlan(loads=[Transfer("b", [BLOCKS + 7], hashes(1)), Transfer("c", [5], hashes(1))]))
+    assert rank.worker.take_failed() == {BLOCKS + 7}
+    assert rank.contents(5) == [3]
+    assert "loading blocks of request b" in caplog.text
+
+
+def test_a_load_that_takes_too_long_has_failed(address: str, shard: Shard) -> None:
+    rank = Rank(address, shard, VllmSettings(load_async=False, load_deadline_s=0.001))
+    rank.client.faults.append(lambda deadline_s: time.sleep(0.01))
+    rank.save(Transfer("a", [3], hashes(1)))
+    rank.worker.load(StepPlan(loads=[Transfer("b", [5], [b"nowhere"])]))
+    assert rank.worker.take_failed() == {5}
+    rank.worker.close()
+
+
+def test_an_engine_without_loads_does_not_wait(rank: Rank) -> None:
+    rank.worker.wait_idle()
+    assert rank.worker.take_finished() == (set(), set())
+
+
+def test_closing_stores_what_was_copied(address: str, shard: Shard) -> None:
+    rank = Rank(address, shard)
+    rank.save(Transfer("a", [3], hashes(1)))
+    rank.worker.close()
+    with contextlib.closing(FaultyClient(address)) as client:
+        eventually(lambda: client.exists(shard.key(hashes(1)[0])), "it is there")
