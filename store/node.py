@@ -156,7 +156,7 @@ class Node:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         settings, dram = self._settings, self._dram
         self._waiting = WaitingRoom(max_of_owner=settings.peer_requests)
-        self._leases = Leases(self._table.release)
+        self._leases = Leases(self._table.copies.release)
         self._mover = TierMover(
             self.reactor,
             self._table,

@@ -232,14 +232,14 @@ class NodeService:
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_master(session, message.epoch)
         self._showing.take_accesses(self._table.read_unasked, message.tenant)  # of what is about to go
-        flags = bytearray()
+        copies, flags = self._table.copies, bytearray()
         was_moving = False
         for key, generation in zip(message.keys, message.generations, strict=True):
             block = self._table.find(message.tenant, key)
             is_ours = block is not None and block.generation <= generation
-            if block is not None and is_ours and (message.force or not (block.readers or block.pinned or self._table.is_looked_at(block))):
+            if block is not None and is_ours and (message.force or not (block.readers or block.pinned or copies.is_looked_at(block))):
                 was_moving |= block.moving
-                self._table.drop(block)
+                copies.drop(block)
                 flags.append(1)
             else:
                 flags.append(0)

@@ -1,8 +1,9 @@
 """The block table: what a node holds and where. Pure bookkeeping over the tiers.
 
-It owns every slot of every tier and all Block objects. It copies nothing and waits for nothing: `room` chooses who leaves for something
-new and plans the copies between tiers (room.py), the mover makes them in a worker thread, and they are recorded here when they are done
-(`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
+It owns every slot of every tier and all Block objects: the visible ones (visible.py) with their copies (copies.py), and those of puts
+that are at work (open_puts.py) or ended otherwise (ended_puts.py). It copies no bytes and waits for nothing: `room` chooses who leaves for
+something new and plans what is to go from tier to tier (room.py), the mover does that in a worker thread, and it is recorded here when it
+is done (`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
 
 A block is visible from `commit` until it is dropped. At most one block a key is visible, and at most one writer a key is at work.
 """
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
+from kvstore.store.blocks.copies import Copies, Emit
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
-from kvstore.store.blocks.undecided import UNDECIDED, Undecided
+from kvstore.store.blocks.undecided import Undecided
+from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import Encoding
@@ -29,9 +32,6 @@ measured in a node with values of 64 bytes that have no parents, 814 with LRU)."
 
 READ_EVENT_BLOCKS = 256
 """What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
-
-Emit = Callable[[int, Block], None]
-"""Called with (EVENT_..., block) for everything the master must hear, in order."""
 
 
 class BlockTable:
@@ -58,13 +58,15 @@ class BlockTable:
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
-        self._blocks: dict[str, dict[bytes, Block]] = {}
+        self._visible = VisibleBlocks()
+        self.find = self._visible.find
+        """The visible block of a tenant's key, or None."""
         self._levels = {
             index: Level(
                 index,
                 tier,
                 make_policy,
-                self._blocks.__getitem__,
+                self._visible.by_key,
                 high_watermark,
                 low_watermark,
                 may_leave=self._may_leave_dram if index == DRAM else is_evictable,
@@ -73,24 +75,19 @@ class BlockTable:
         }
         self._landing = self._levels[DRAM]
         self._emit = emit
-        self.room = Room(self._levels, self.drop, self.drop_copy, encoding_of)
         self.events = events
-        self._showing = showing or ShowsNothing()
         self.undecided = Undecided()
+        self.copies = Copies(
+            self._visible, self._levels, undecided=self.undecided, showing=showing or ShowsNothing(), events=events, emit=emit
+        )
+        self.room = Room(self._levels, self.copies.drop, self.copies.drop_copy, encoding_of)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self._max_blocks = max(1, max_table_bytes // TABLE_BYTES) if max_table_bytes is not None else None
-        self._visible = 0
-        self._clock = 0
         self.misses = 0
         self.corrupt_reads = 0
 
     # --- puts ---
-
-    def find(self, tenant: str, key: bytes) -> Block | None:
-        """The visible block of a key; not an access."""
-        of_tenant = self._blocks.get(tenant)
-        return of_tenant.get(key) if of_tenant is not None else None
 
     def writer(self, tenant: str, key: bytes) -> OpenPut | None:
         """The put at work on a key, if any."""
@@ -122,14 +119,14 @@ class BlockTable:
 
     def keep(self, block: Block) -> None:
         """The slot that `place` gave holds the value: make the block visible, for the master to decide about."""
-        self._show(block, self._landing)
+        self.copies.show(block, self._landing)
         self.undecided.add(block)
 
     def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
         """Up to `count` slots in DRAM for new blocks of that size that nobody has to leave for, for `open` to use at once: what is not
         used has to be given back (`give_back`) before anything else is asked of the table."""
         if self._max_blocks is not None:
-            count = min(count, self._max_blocks - self._visible - len(self._puts))
+            count = min(count, self._max_blocks - len(self._visible) - len(self._puts))
         tier, found = self._landing.tier, list[Slot]()
         try:
             while len(found) < count:
@@ -155,8 +152,7 @@ class BlockTable:
 
     def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
         """None of these keys has a visible block or a put at work."""
-        of_tenant = self._blocks.get(tenant)
-        return (of_tenant is None or of_tenant.keys().isdisjoint(keys)) and not self._puts.has_any(tenant, keys)
+        return not self._visible.has_any(tenant, keys) and not self._puts.has_any(tenant, keys)
 
     def open_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
         """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `spare_slots`."""
@@ -179,7 +175,7 @@ class BlockTable:
         self._puts.close(put)
         block = put.block
         block.checksum = checksum
-        self._show(block, self._landing)
+        self.copies.show(block, self._landing)
         self._emit(EVENT_COMMIT, block)
         return block
 
@@ -198,7 +194,7 @@ class BlockTable:
             close(put)
             put.block.checksum = checksum
             blocks.append(put.block)
-        self._show_all(blocks)
+        self.copies.show_all(blocks)
         self.undecided.add_all(blocks)
 
     def decide(self, block: Block, generation: int) -> None:
@@ -210,7 +206,7 @@ class BlockTable:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
         self._puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
-        self._show(put.block, self._landing)
+        self.copies.show(put.block, self._landing)
 
     def disown(self, block: Block, generation: int) -> None:
         """The master has made a block visible under `generation` whose put is over, and which is not here any more: tell it."""
@@ -253,21 +249,10 @@ class BlockTable:
         assert index is not None
         self._levels[index].counts.hits += 1
         block.hits += 1
-        self._clock += 1
-        block.last_access = self._clock
+        self._visible.access(block)
         for index, slot in enumerate(block.slots):
             if slot is not None:
                 self._levels[index].order.touch(block, slot.group)
-
-    def acquire(self, block: Block) -> None:
-        """A reader starts: the block's slots stay as they are until `release`."""
-        block.readers += 1
-
-    def release(self, block: Block) -> None:
-        """A reader is done. The last one of a block that is gone frees its slots."""
-        block.readers -= 1
-        if block.is_gone:
-            self._free_quarantined(block)
 
     def wants_promotion(self, block: Block) -> bool:
         """Whether a block that is not in DRAM has been read often enough to be copied there."""
@@ -283,126 +268,20 @@ class BlockTable:
         self.room.under_way += block.moving
         return slot
 
-    # --- leaving ---
-
-    def drop(self, block: Block) -> None:
-        """Make the block invisible and free its slots, or quarantine them until its readers and the copy under way are done."""
-        of_tenant = self._blocks[block.tenant]
-        del of_tenant[block.key]
-        self._visible -= 1
-        if not of_tenant:
-            del self._blocks[block.tenant]
-        block.is_gone = True
-        self._showing.hide(block)
-        self._stop_leaving(block)
-        is_used = block.readers or block.moving
-        for index, slot in enumerate(block.slots):
-            if slot is not None:
-                self._levels[index].remove(block)
-                if is_used:
-                    self._levels[index].tier.quarantine(slot)
-                else:
-                    self._let_go(block, index, slot)
-                    block.slots[index] = None
-        if self.events.is_recording:
-            self.events.removed(block)
-        if block.generation == UNDECIDED:
-            self.undecided.remove(block)
-        else:
-            self._emit(EVENT_GONE, block)
-
-    def drop_copy(self, block: Block, index: int) -> None:
-        """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the
-        copy, unless its tier never gives a slot to another block (NVMe)."""
-        slot = block.slots[index]
-        if block.is_gone or slot is None:
-            return
-        if sum(other is not None for other in block.slots) == 1:
-            self.drop(block)
-            return
-        if index == DRAM:
-            self._showing.hide(block)
-        self._levels[index].remove(block)
-        if block.lossy:
-            block.set_loss(index, None)
-        block.slots[index] = None
-        self._let_go(block, index, slot)
-        self._emit(EVENT_MOVED, block)
-
-    def _free_quarantined(self, block: Block) -> None:
-        """Free the slots of a block that is gone, unless someone still uses them."""
-        if block.readers or block.moving:
-            return
-        for index, slot in enumerate(block.slots):
-            if slot is not None:
-                self._release(block, index, slot)
-                block.slots[index] = None
-
-    def _let_go(self, block: Block, index: int, slot: Slot) -> None:
-        """Free the slot of a copy that is hidden and that nobody here uses, once no client looks at it any more."""
-        tier = self._levels[index].tier
-        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
-            tier.quarantine(slot)
-            self._showing.keep(block.tenant, slot)
-        else:
-            tier.free(slot)
-
-    def _release(self, block: Block, index: int, slot: Slot) -> None:
-        """Free a quarantined slot of a copy that is hidden, once no client looks at it any more."""
-        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
-            self._showing.keep(block.tenant, slot)
-        else:
-            self._levels[index].tier.release(slot)
-
-    def is_looked_at(self, block: Block) -> bool:
-        """Whether a client of this host looks at its copy in DRAM without having asked for it."""
-        slot = block.slots[DRAM]
-        return slot is not None and self._showing.is_looked_at(block.tenant, slot)
+    # --- room ---
 
     def _may_leave_dram(self, block: Block) -> bool:
-        return is_evictable(block) and not self.is_looked_at(block)
-
-    def _show(self, block: Block, level: Level) -> None:
-        of_tenant = self._blocks.setdefault(block.tenant, {})
-        of_tenant[block.key] = block
-        self._visible += 1
-        above = of_tenant.get(block.parent)
-        if above is not None:
-            block.parent = above.key  # the same bytes once, not twice
-        level.add(block)
-        if level.index == DRAM:
-            self._showing.show(block)
-        self._clock += 1
-        block.last_access = self._clock
-
-    def _show_all(self, blocks: Sequence[Block]) -> None:
-        """As `_show` of blocks of one tenant that have landed."""
-        if not blocks:
-            return
-        of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
-        clock = self._clock
-        for block in blocks:
-            of_tenant[block.key] = block
-            if block.parent and (above := of_tenant.get(block.parent)) is not None:
-                block.parent = above.key
-            clock += 1
-            block.last_access = clock
-        self._clock = clock
-        self._visible += len(blocks)
-        self._landing.add_all(blocks)
-        self._showing.show_all(blocks)
-
-    # --- room ---
+        return is_evictable(block) and not self.copies.is_looked_at(block)
 
     def _may_know_one_more(self) -> bool:
         """Where as many blocks are known as may be, have the coldest one of the lowest tier leave. False: none of them can."""
-        while self._max_blocks is not None and self._visible + len(self._puts) >= self._max_blocks:
+        while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
             lowest_first = ((level, level.order.coldest(level.may_leave)) for level in reversed(self._levels.values()))
             level, block = next(((level, block) for level, block in lowest_first if block is not None), (self._landing, None))
             if block is None:
                 return False
             level.counts.evictions += 1
-            self.drop(block)
+            self.copies.drop(block)
         return True
 
     # --- moves that have ended ---
@@ -413,34 +292,26 @@ class BlockTable:
         `loss`: the copy does not give what was put.
         """
         was_leaving = block.leaving is not None
-        self._stop_leaving(block)
+        self.copies.stop_leaving(block)
         block.moving = False
         self.room.under_way -= 1
         if block.is_gone or not is_done:
             self._levels[target].tier.free(slot)
             if block.is_gone:
-                self._free_quarantined(block)
+                self.copies.free_unused(block)
             return
-        block.slots[target] = slot
         if loss is not None or block.lossy:
             block.set_loss(target, loss)
         block.hits = 0
-        self._levels[target].add(block)
-        if target == DRAM:
-            self._showing.show(block)
+        self.copies.add(block, target, slot)
         if not was_leaving:
             self._levels[target].counts.promotions += 1
         else:
             self._levels[source].counts.demotions += 1
             if not block.readers and not block.pinned:
-                self.drop_copy(block, source)
+                self.copies.drop_copy(block, source)
                 return
         self._emit(EVENT_MOVED, block)
-
-    def _stop_leaving(self, block: Block) -> None:
-        if block.leaving is not None:
-            self._levels[block.leaving].leaving_bytes -= block.size_bytes
-            block.leaving = None
 
     # --- the whole ---
 
@@ -455,21 +326,20 @@ class BlockTable:
                 level.tier.free(slot)
                 continue
             if old is not None:
-                self.drop(old)
+                self.copies.drop(old)
             self._may_know_one_more()
             # The tier cannot know the tenant of what it found.
             block.slots[NVME] = slot._replace(group=level.tier.group(slot.size_bytes, tenant=block.tenant))
-            self._show(block, level)
-        return self._visible
+            self.copies.show(block, level)
+        return len(self._visible)
 
     def blocks(self) -> Iterator[Block]:
         """Every visible block; the table must not change meanwhile."""
-        for of_tenant in self._blocks.values():
-            yield from of_tenant.values()
+        return iter(self._visible)
 
     def blocks_of(self, tenant: str) -> list[Block]:
         """Every visible block of a tenant."""
-        return list(self._blocks.get(tenant, {}).values())
+        return self._visible.of_tenant(tenant)
 
     def levels(self) -> Iterator[tuple[int, Tier, TierCounts, int]]:
         """(index, tier, counts, blocks) of each tier that is there."""
@@ -482,7 +352,7 @@ class BlockTable:
     @property
     def table_bytes(self) -> int:
         """Memory beside the tiers for what is known of blocks, estimated."""
-        return (self._visible + len(self._puts)) * TABLE_BYTES
+        return (len(self._visible) + len(self._puts)) * TABLE_BYTES
 
     @property
     def open_puts(self) -> int:
@@ -496,13 +366,9 @@ class BlockTable:
 
     def check_integrity(self) -> None:
         """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
-        for index, level in self._levels.items():
-            level.check_integrity(block for block in self.blocks() if block.slots[index] is not None)
-        assert self._visible == sum(1 for _ in self.blocks())
-        for block in self.blocks():
-            block.check_integrity()
+        self._visible.check_integrity()
+        self.copies.check_integrity()
         self._puts.check_integrity()
         self._ended.check_integrity()
         self.undecided.check_integrity()
         assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
-        assert set(self.undecided.blocks()) == {block for block in self.blocks() if block.generation == UNDECIDED}

@@ -131,7 +131,7 @@ class TierMover:
         self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=is_done, loss=job.loss)
         if job.damage is not None:
             log.warning("a block in %s is given up: %s", self._tiers[move.source].name, job.damage)
-            self._table.drop_copy(move.block, move.source)
+            self._table.copies.drop_copy(move.block, move.source)
 
     def _rest(self, tier: int) -> None:
         """The tier refused: go on without it for a while."""

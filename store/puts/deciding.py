@@ -166,7 +166,7 @@ class Deciding:
             elif generation:
                 self._table.decide(block, generation)
             else:
-                self._table.drop(block)  # the cluster has another version
+                self._table.copies.drop(block)  # the cluster has another version
         if busy:
             self._put_off(busy)
         else:

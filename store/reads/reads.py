@@ -84,17 +84,17 @@ class ReadService:
             return False
         value = self._dram.view(slot)
         blocks = Blocks(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
-        table.acquire(block)  # for the answer
-        table.acquire(block)  # and for this call: it is not over once the answer is sent
+        table.copies.acquire(block)  # for the answer
+        table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
         try:
             if table.events.is_recording and caller.role == ROLE_CLIENT:
                 table.events.read(caller.tenant, [block])
-            session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.release(block))
+            session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
             self.out_bytes += size_bytes
             table.hit(block)
             table.room.warm(block)
         finally:
-            table.release(block)
+            table.copies.release(block)
         return True
 
     def attempt(self, session: Session, header: Header, caller: Caller, message: Read) -> bool:
@@ -134,7 +134,7 @@ class ReadService:
             if slot is None:
                 self._fetch(request, index, block)
                 continue
-            table.acquire(block)
+            table.copies.acquire(block)
             if is_pointed_at:
                 request.point_at(index, block, self._dram.locate(slot))
             else:
@@ -163,11 +163,11 @@ class ReadService:
         source = block.slots[tier]
         assert source is not None
         request.charge += charge_of(block.size_bytes)
-        self._table.acquire(block)
+        self._table.copies.acquire(block)
         try:
             slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
         except BaseException:
-            self._table.release(block)
+            self._table.copies.release(block)
             raise
         if slot is not None:  # its memory is DRAM's
             request.charge -= charge_of(block.size_bytes)
@@ -195,11 +195,11 @@ class ReadService:
         if isinstance(result, Corrupt):
             log.warning("a block in %s is given up: %s", TIERS[read.tier], result)
             self._table.corrupt_reads += 1
-            self._table.drop_copy(block, read.tier)
+            self._table.copies.drop_copy(block, read.tier)
         # Overtaken by a removal, a promotion left the bytes in a slot that is free again: a miss, like a failed read.
         if result is not None or (slot is not None and block.is_gone):
             self._table.misses += 1
-            self._table.release(block)
+            self._table.copies.release(block)
         elif slot is None:
             request.send(index, block, read.tier, read.room())
             request.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
@@ -230,12 +230,12 @@ class ReadService:
         """Give back what is held for it: once its values are the kernel's, or because it ends otherwise."""
         held, request.mapped, request.sent = request.mapped + request.sent, [], []
         for block in held:
-            self._table.release(block)
+            self._table.copies.release(block)
         while request.slow:
             _, read, slot = request.slow.popleft()
             if slot is not None:
                 self._table.finish_move(read.block, read.tier, DRAM, slot, is_done=False)
-            self._table.release(read.block)
+            self._table.copies.release(read.block)
         if request.charge:
             self._turns.give_back(request.session, request.charge)
             request.charge = 0

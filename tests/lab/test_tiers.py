@@ -143,7 +143,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
             block = store.read("red", key, 0)
             blocks.append(block)
             if block is not None:
-                table.acquire(block)
+                table.copies.acquire(block)
                 if block.slots[DRAM] is None and table.wants_promotion(block):
                     slow.append((block, table.begin_promotion(block)))
         lead = next((index for index, block in enumerate(blocks) if block is None), len(blocks))
@@ -153,7 +153,7 @@ def node_counts(store: Store, found: list[TraceRequest]) -> TieredCounts:
             if slot is not None:
                 store.finish(TierMove(block, NVME, DRAM, slot))
         for block in filter(None, blocks):
-            table.release(block)
+            table.copies.release(block)
         relieve(store)
         puts = []
         for key, block in zip(keys, blocks, strict=True):

@@ -93,7 +93,7 @@ class Served:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         table, dram = self.store.table, self.store.dram
         self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
-        self.leases = Leases(table.release)
+        self.leases = Leases(table.copies.release)
         self.mover = TierMover(
             self.reactor,
             table,

@@ -70,7 +70,7 @@ def write(store: Store, shared: Words) -> None:
         key = chosen.randrange(KEYS)
         block = store.table.find("red", b"key-%d" % key)
         if block is not None:
-            store.table.drop(block)
+            store.table.copies.drop(block)
         put(store, key)
         store.showing.sweep()
         store.events.clear()

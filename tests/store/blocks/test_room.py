@@ -72,8 +72,8 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
         store.read(block.tenant, b"a", 0)
         assert store.bytes_of(block, NVME) == value_of(block)
     store.put("b", tenant="blue")
-    store.table.drop(blocks[0])
-    store.table.drop(blocks[1])
+    store.table.copies.drop(blocks[0])
+    store.table.copies.drop(blocks[1])
     store.table.check_integrity()
     assert store.names() == "b"
 
@@ -129,10 +129,10 @@ def test_relief_drops_copies_that_a_lower_tier_has(make_store: MakeStore) -> Non
     store.put("c")
     store.table.room.relieve()
     (move,) = store.table.room.take_moves()
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     store.finish(move)
     assert block.tier_mask() == 6, "being read, it stays"
-    store.table.release(block)
+    store.table.copies.release(block)
     store.table.room.relieve()
     assert store.table.room.take_moves() == []
     assert block.tier_mask() == 4
@@ -178,9 +178,9 @@ def test_nvme_lets_go_of_copies_that_dram_has_too_before_anything_is_lost(make_s
     store.put("c")
     assert store.open("d") is None
     (move,) = store.table.room.take_moves()
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     store.finish(move)
-    store.table.release(block)
+    store.table.copies.release(block)
     store.read("red", b"a", 0)
     kinds(store)
     assert store.open("d") is None
@@ -223,11 +223,11 @@ def test_a_block_removed_while_it_moves_is_gone_from_both_tiers_when_the_copy_en
     block = store.put("a")
     assert store.open("b") is None
     (move,) = store.table.room.take_moves()
-    store.table.acquire(block)
-    store.table.drop(block)
+    store.table.copies.acquire(block)
+    store.table.copies.drop(block)
     assert store.dram.quarantined_bytes == 100
     store.table.check_integrity()
-    store.table.release(block)
+    store.table.copies.release(block)
     assert store.dram.quarantined_bytes == 100, "the copy still reads it"
     store.finish(move, is_done=True)
     assert store.dram.free_bytes == 100
@@ -240,11 +240,11 @@ def test_a_block_removed_while_it_moves_outlives_the_copy_under_a_reader(make_st
     block = store.put("a")
     assert store.open("b") is None
     (move,) = store.table.room.take_moves()
-    store.table.acquire(block)
-    store.table.drop(block)
+    store.table.copies.acquire(block)
+    store.table.copies.drop(block)
     store.finish(move)
     assert store.dram.quarantined_bytes == 100
-    store.table.release(block)
+    store.table.copies.release(block)
     assert store.dram.free_bytes == 100
 
 
@@ -272,11 +272,11 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     assert store.table.begin_promotion(block) is None, "DRAM is full of blocks that are nowhere else"
     other = store.table.find("red", b"b")
     assert other is not None
-    store.table.drop(other)
+    store.table.copies.drop(other)
     slot = store.table.begin_promotion(block)
     assert slot is not None
     assert not store.table.wants_promotion(block), "one at a time"
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     store.dram.view(slot)[:] = value_of(block)
     kinds(store)
     store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
@@ -284,7 +284,7 @@ def test_the_second_hit_below_dram_earns_a_slot_there_if_nobody_has_to_wait_for_
     assert block.hits == 0
     dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
     assert dram.promotions == 1
-    store.table.release(block)
+    store.table.copies.release(block)
 
 
 def test_a_promotion_takes_the_place_of_a_copy_that_is_further_down_too(make_store: MakeStore) -> None:
@@ -316,10 +316,10 @@ def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store:
     store.settle()
     slot = store.table.begin_promotion(block)
     assert slot is not None
-    store.table.acquire(block)
-    store.table.drop(block)
+    store.table.copies.acquire(block)
+    store.table.copies.drop(block)
     store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
-    store.table.release(block)
+    store.table.copies.release(block)
     assert store.dram.free_bytes == 100
     assert store.tiers[NVME].used_bytes == 0
 
@@ -339,14 +339,14 @@ def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: 
     store.put("b")
     assert store.open("c") is None
     (move,) = store.table.room.take_moves()
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     store.finish(move)
-    store.table.release(block)
+    store.table.copies.release(block)
     kinds(store)
-    store.table.drop_copy(block, NVME)
-    store.table.drop_copy(block, NVME)
+    store.table.copies.drop_copy(block, NVME)
+    store.table.copies.drop_copy(block, NVME)
     assert kinds(store) == [(EVENT_MOVED, "a", 2)]
-    store.table.drop_copy(block, DRAM)
-    store.table.drop_copy(block, DRAM)
+    store.table.copies.drop_copy(block, DRAM)
+    store.table.copies.drop_copy(block, DRAM)
     assert kinds(store) == [(EVENT_GONE, "a", 0)]
     assert store.names() == "b"

@@ -63,11 +63,11 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
     store.read("red", b"a", 0)
     store.read("red", b"a", 0)
     assert store.table.wants_promotion(block)
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     slot = store.table.begin_promotion(block)
     assert slot is not None
     store.table.finish_move(block, HBM, DRAM, slot, is_done=True)
-    store.table.release(block)
+    store.table.copies.release(block)
     assert block.tier_mask() == 3
     store.table.check_integrity()
     dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
@@ -77,7 +77,7 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
 def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=200, nvme_bytes=1000, high=0.4, low=0.0)
     first = warmed(store, "a")
-    store.table.drop_copy(first, DRAM)
+    store.table.copies.drop_copy(first, DRAM)
     blocks = [store.put(name) for name in "bc"]
     for block in blocks:
         block.pinned = True
@@ -95,7 +95,7 @@ def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_
 def test_room_in_hbm_may_need_a_copy_down_first(make_store: MakeStore) -> None:
     store = make_store(300, hbm_bytes=100)
     first = warmed(store, "a")
-    store.table.drop_copy(first, DRAM)
+    store.table.copies.drop_copy(first, DRAM)
     level = store.table._levels[HBM]
     assert store.table.room.make(level, 100, "red") is None
     store.settle()

@@ -199,42 +199,13 @@ def test_a_hit_is_an_access_and_a_search_is_none(make_store: MakeStore) -> None:
     assert [(index, counts.hits, counts.evictions, blocks) for index, _, counts, blocks in store.table.levels()] == [(DRAM, 2, 1, 2)]
 
 
-def test_a_block_being_read_does_not_leave_and_its_slot_outlives_its_removal(make_store: MakeStore) -> None:
-    store = make_store(200)
-    read, _other = store.put("a"), store.put("b")
-    store.table.acquire(read)
-    store.put("c")
-    assert store.names() == "ac"
-    store.table.drop(read)
-    assert store.names() == "c"
-    assert store.dram.quarantined_bytes == 100
-    store.put("d")
-    assert store.names() == "d", "the slot under the reader is not to be had"
-    store.table.release(read)
-    assert store.dram.quarantined_bytes == 0
-    store.put("e")
-    assert store.names() == "de"
-
-
-def test_the_last_of_several_readers_frees_a_removed_block(make_store: MakeStore) -> None:
-    store = make_store(100)
-    block = store.put("a")
-    store.table.acquire(block)
-    store.table.acquire(block)
-    store.table.drop(block)
-    store.table.release(block)
-    assert store.dram.quarantined_bytes == 100
-    store.table.release(block)
-    assert store.dram.free_bytes == 100
-
-
 def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_go(make_store: MakeStore) -> None:
     store = make_store(200)
     pinned, read = store.put("a"), store.put("b")
     pinned.pinned = True
-    store.table.acquire(read)
+    store.table.copies.acquire(read)
     assert store.open("c") is None
-    store.table.release(read)
+    store.table.copies.release(read)
     assert store.open("c") is not None
     assert store.names() == "a"
 
@@ -256,10 +227,10 @@ def test_a_newcomers_group_does_not_empty_slabs_that_would_stay_occupied(make_st
     store = make_store(4 * 400, slab_bytes=400)
     blocks = [store.put(f"{number:02}") for number in range(16)]
     for leased in blocks[::4]:
-        store.table.acquire(leased)
+        store.table.copies.acquire(leased)
     assert store.open("big", 300) is None
     assert len(list(store.table.blocks())) == 16
-    store.table.release(blocks[8])
+    store.table.copies.release(blocks[8])
     assert store.open("big", 300) is not None
     assert [block.key for block in store.table.blocks()] == [b"%02d" % number for number in (*range(8), *range(12, 16))]
 
@@ -344,11 +315,11 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
 def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:
     store = make_store(100_000, max_blocks=2)
     block = store.put("a")
-    store.table.acquire(block)
+    store.table.copies.acquire(block)
     put = store.open("b")
     assert put is not None
     assert store.open("c") is None
-    store.table.release(block)
+    store.table.copies.release(block)
     assert store.open("c") is not None
     assert store.names() == ""
 
@@ -375,14 +346,3 @@ def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: 
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
     assert again.table.recover(readable_blocks(again.tiers[NVME])) == 2
     assert again.names() == "cd"
-
-
-def test_parent_and_child_share_the_bytes_of_the_parents_key(make_store: MakeStore) -> None:
-    store = make_store(1000)
-    above = store.put("above")
-    below = store.block("below")
-    below.parent = bytes(bytearray(b"above"))
-    put = store.table.open(below, "writer", now_ns=0)
-    assert put is not None
-    store.commit(put)
-    assert below.parent is above.key

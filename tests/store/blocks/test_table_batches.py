@@ -65,7 +65,7 @@ def order(table: Table) -> list[bytes]:
     keys = []
     while (coldest := table.table._landing.order.coldest(lambda _: True)) is not None:
         keys.append(coldest.key)
-        table.table.drop(coldest)
+        table.table.copies.drop(coldest)
     return keys
 
 
@@ -100,7 +100,7 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
                 for one in (at_once, each):
                     found = one.table.find("red", b"%d" % step)
                     if found is not None:
-                        one.table.drop(found)
+                        one.table.copies.drop(found)
                 continue
             new = [(b"%d" % key, b"" if parent < 0 else b"%d" % parent) for key, parent in step]
             new = [(key, parent) for key, parent in new if each.table.find("red", key) is None]

@@ -96,7 +96,7 @@ def test_a_block_that_was_encoded_once_never_changes_again(make_store: MakeStore
     store.codec = make_codec(then)
     for _ in range(3):
         promote(store, block)
-        store.table.drop_copy(block, NVME)
+        store.table.copies.drop_copy(block, NVME)
         demote(store, block)
         if then != "int8" and block.tier_mask() == 2:
             assert block.stays_raw
@@ -122,10 +122,10 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     block.hits = 9
     store.table.room.warm(block)
     store.settle()
-    store.table.drop_copy(block, DRAM)
+    store.table.copies.drop_copy(block, DRAM)
     assert store.bytes_of(block, HBM) == value
     assert (block.checksum_in(HBM), block.checksum_in(NVME)) == (digest(value), digest(after("fp8-head", value)))
-    store.table.drop_copy(block, NVME)
+    store.table.copies.drop_copy(block, NVME)
     assert not block.lossy
 
 
@@ -166,7 +166,7 @@ def test_what_only_hbm_holds_goes_to_nvme_as_it_is(make_store: MakeStore) -> Non
     block.hits = 9
     store.table.room.warm(block)
     store.settle()
-    store.table.drop_copy(block, DRAM)
+    store.table.copies.drop_copy(block, DRAM)
     store.table.room.suspend(DRAM, is_suspended=True)
     store.table.room.evict(block, store.table._levels[HBM])
     store.settle()
@@ -182,7 +182,7 @@ def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_wha
     lossy = store.put_tensor("lossy", tensor_value(1, dtype="float16"))
     demote(store, lossy)
     promote(store, lossy)
-    store.table.drop_copy(lossy, NVME)
+    store.table.copies.drop_copy(lossy, NVME)
     demote(store, lossy)
     encoded, plain = store.put_tensor("encoded", tensor_value(2)), store.put("plain", 900)
     demote(store, lossy, encoded, plain)
@@ -198,7 +198,7 @@ def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_wha
     for block in list(again.table.blocks()):
         assert again.bytes_of(block, NVME) == gave[block.key]
         promote(again, block)
-        again.table.drop_copy(block, NVME)
+        again.table.copies.drop_copy(block, NVME)
         for _ in range(2):
             demote(again, block)
         assert (block.tier_mask(), again.bytes_of(block, NVME)) == (4, gave[block.key])

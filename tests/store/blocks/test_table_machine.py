@@ -226,7 +226,7 @@ class TableMachine(RuleBasedStateMachine):
         block = self.store.read(tenant, key.encode(), 0)
         assert block is self.visible.get((tenant, key))
         if block is not None:
-            self.table.acquire(block)
+            self.table.copies.acquire(block)
             slot = block.slots[DRAM]
             view = self.store.dram.view(slot) if slot is not None else None
             self.readers.append((block, view, bytes(view or b"")))
@@ -244,7 +244,7 @@ class TableMachine(RuleBasedStateMachine):
             data = self.store.bytes_of(block, tier)
             assert data is not None
             self.store.dram.view(slot)[:] = data
-            self.table.acquire(block)
+            self.table.copies.acquire(block)
             self.promotions.append((block, tier, slot, block.loss_of_copy(tier)))
 
     @precondition(lambda self: self.readers)
@@ -252,7 +252,7 @@ class TableMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         block, view, was = self.readers.pop(pick % len(self.readers))
         assert view is None or bytes(view) == was, "the slot was reused under a reader"
-        self.table.release(block)
+        self.table.copies.release(block)
 
     @precondition(lambda self: any(block.slots[DRAM] is None for block in self.visible.values()))
     @rule(pick=PICK, loses_nvme=st.booleans())
@@ -267,7 +267,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.promotions and self.promotions[-1][0] is block:
             self.end_promotion(len(self.promotions) - 1, True)
             if loses_nvme:
-                self.table.drop_copy(block, NVME)
+                self.table.copies.drop_copy(block, NVME)
                 self.hear()
 
     @precondition(lambda self: self.promotions)
@@ -275,7 +275,7 @@ class TableMachine(RuleBasedStateMachine):
     def end_promotion(self, pick: int, is_done: bool) -> None:
         block, tier, slot, loss = self.promotions.pop(pick % len(self.promotions))
         self.table.finish_move(block, tier, DRAM, slot, is_done=is_done, loss=loss)
-        self.table.release(block)
+        self.table.copies.release(block)
         self.hear()
 
     # --- what else happens ---
@@ -285,7 +285,7 @@ class TableMachine(RuleBasedStateMachine):
     def drop(self, pick: int) -> None:
         block = list(self.visible.values())[pick % len(self.visible)]
         del self.visible[block.tenant, block.key.decode()]
-        self.table.drop(block)
+        self.table.copies.drop(block)
         self.hear()
 
     @precondition(lambda self: self.visible)
@@ -294,7 +294,7 @@ class TableMachine(RuleBasedStateMachine):
         block = list(self.visible.values())[pick % len(self.visible)]
         if block.tier_mask() == 4:
             del self.visible[block.tenant, block.key.decode()]
-        self.table.drop_copy(block, NVME)
+        self.table.copies.drop_copy(block, NVME)
         self.hear()
 
     @precondition(lambda self: self.visible)
@@ -432,9 +432,9 @@ class TableMachine(RuleBasedStateMachine):
             self.table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
         for block, tier, slot, _ in self.promotions:
             self.table.finish_move(block, tier, DRAM, slot, is_done=False)
-            self.table.release(block)
+            self.table.copies.release(block)
         for block, _, _ in self.readers:
-            self.table.release(block)
+            self.table.copies.release(block)
         for owner in ("one", "two"):
             self.forget_owner(owner)
         for tenant, _, _, hazard in self.looks:
@@ -444,7 +444,7 @@ class TableMachine(RuleBasedStateMachine):
             writer.under_way = 0
         self.table.expire(now_ns=self.now_ns)
         for block in list(self.table.blocks()):
-            self.table.drop(block)
+            self.table.copies.drop(block)
         for one in self.store.tiers.values():
             assert one.used_bytes == one.quarantined_bytes == 0
 

@@ -133,8 +133,8 @@ def test_a_block_removed_before_its_copy_begins_costs_its_neighbours_nothing(nod
     blocks = node.fill()
     for block in blocks:
         node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    node.store.table.drop(blocks[0])
-    node.store.table.drop(blocks[2])
+    node.store.table.copies.drop(blocks[0])
+    node.store.table.copies.drop(blocks[2])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[1].moving)
     assert [block.tier_mask() for block in blocks] == [0, 4, 0]
@@ -148,7 +148,7 @@ def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothin
     for block in blocks:
         node.store.table.room.evict(block, node.store.table._levels[DRAM])
     node.mover.kick()
-    node.store.table.drop(blocks[0])
+    node.store.table.copies.drop(blocks[0])
     pump(node.reactor, lambda: not blocks[1].moving)
     assert [block.tier_mask() for block in blocks] == [0, 4]
     assert not node.store.table._levels[NVME].is_suspended
@@ -159,7 +159,7 @@ def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothin
 def test_a_batch_of_removed_blocks_is_no_batch(node: Node) -> None:
     (block,) = node.fill(1)
     node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    node.store.table.drop(block)
+    node.store.table.copies.drop(block)
     node.mover.kick()
     assert not block.moving
     assert node.store.dram.free_bytes == 300
@@ -176,7 +176,7 @@ def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     assert [block.tier_mask() for block in blocks] == [3, 3]
     for block in blocks:
-        node.store.table.drop_copy(block, DRAM)
+        node.store.table.copies.drop_copy(block, DRAM)
     assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
     for block in blocks:
         node.store.table.room.evict(block, node.store.table._levels[HBM])
@@ -197,7 +197,7 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     node.mover.kick()
     pump(node.reactor, lambda: not any(block.moving for block in blocks))
     for block in blocks:
-        node.store.table.drop_copy(block, DRAM)
+        node.store.table.copies.drop_copy(block, DRAM)
         node.store.table.room.evict(block, node.store.table._levels[HBM])
     damaged = blocks[0].slots[HBM]
     hbm = node.store.tiers[HBM]
@@ -227,7 +227,7 @@ def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
     node.store.table.room.warm(blocks[1])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[1].moving)
-    node.store.table.drop_copy(blocks[1], DRAM)
+    node.store.table.copies.drop_copy(blocks[1], DRAM)
     node.store.table.room.evict(blocks[0], node.store.table._levels[DRAM])
     node.mover.kick()
     pump(node.reactor, lambda: not blocks[0].moving)

@@ -76,7 +76,7 @@ def evict(node: Served, key: bytes) -> None:
     def drop() -> None:
         block = node.store.table.find("red", key)
         assert block is not None
-        node.store.table.drop(block)
+        node.store.table.copies.drop(block)
 
     node.call(drop)
 

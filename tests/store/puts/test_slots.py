@@ -110,7 +110,7 @@ def test_a_key_about_which_the_master_is_deciding_is_only_for_who_need_not_ask_i
             assert opening.puts[0] is not None
             block = node.table.commit_undecided(opening.puts[0], 1)
             node.table.undecided.take(10)
-            node.table.drop(block)
+            node.table.copies.drop(block)
             again = node.open(message([1, 2], generation=generation))
             assert again is not None
             assert list(again.statuses) == [GRANTED if generation == UNDECIDED else BUSY, GRANTED]

@@ -144,7 +144,7 @@ def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Cl
     client.put({"a": b"a" * 16 * KIB})
     blocks = client.ask_blocks("a")
     block = find(node, "a")
-    node.call(lambda: node.store.table.drop(block))
+    node.call(lambda: node.store.table.copies.drop(block))
     assert client.map(blocks.slabs[0])[blocks.offsets[0] : 16 * KIB] == b"a" * 16 * KIB
     assert client.read("a")[1] == [None]
     client.release(blocks.lease)
@@ -231,7 +231,7 @@ def test_a_block_removed_while_it_is_fetched_is_sent_or_a_miss_but_never_other_b
 
     def removed_meanwhile(wanted: Sequence[SlowRead], done: Done) -> None:
         def then(answers: list[Exception | None]) -> None:
-            node.store.table.drop(block)
+            node.store.table.copies.drop(block)
             done(answers)
 
         read(wanted, then)
@@ -385,7 +385,7 @@ def test_a_block_is_warmed_by_its_readers(tmp_path: Path) -> None:
         node.settled()
         block = find(node, "a")
         assert block.tier_mask() == 3
-        node.call(lambda: node.store.table.drop_copy(block, DRAM))
+        node.call(lambda: node.store.table.copies.drop_copy(block, DRAM))
         blocks, values = client.read("a")
         assert (list(blocks.tiers), values) == ([TIER_BITS["hbm"]], [b"a" * 3000])
         client.close()
@@ -400,7 +400,7 @@ def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_p
         sock.sendall(frame(Read([b"a"], [0], 1 << 30, 1000)))
         until(large, lambda: find_here(large, "a").readers == 1)
         block = find(large, "a")
-        large.call(lambda: large.store.table.drop(block))
+        large.call(lambda: large.store.table.copies.drop(block))
         assert large.call(lambda: large.store.dram.quarantined_bytes) == len(value)
         sock.settimeout(TIMEOUT_S)
         got = bytearray()

@@ -107,7 +107,7 @@ def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Cl
     blocks = client.ask_blocks("a", engine=1)
     block = node.call(lambda: node.store.table.find("red", b"a"))
     assert block is not None
-    node.call(lambda: node.store.table.drop(block))
+    node.call(lambda: node.store.table.copies.drop(block))
     [description] = shown(client, blocks.slabs[0])
     assert far.read(far.imported(description), blocks.offsets[0], SIZE) == b"a" * SIZE
     client.release(blocks.lease)

@@ -123,7 +123,7 @@ def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_on
     def drop() -> None:
         block = node.store.table.find("red", b"c")
         assert block is not None
-        node.store.table.drop(block)
+        node.store.table.copies.drop(block)
 
     node.call(drop)
     wanted = [Room("a", generation=2).wanted[0], Room("b").wanted[0], Room("c").wanted[0], Room("a", checksum=7).wanted[0]]

@@ -115,7 +115,7 @@ class Pair:
 
         def bytes_held_by_no_block() -> tuple[int, int]:
             for block in list(store.table.blocks()):
-                store.table.drop(block)
+                store.table.copies.drop(block)
             return store.dram.used_bytes, store.dram.quarantined_bytes
 
         self.until(is_over)
@@ -239,7 +239,7 @@ def test_a_source_that_gave_the_block_up_or_has_another_version_is_said_of_that_
     def drop() -> None:
         block = pair.source.store.table.find("red", b"k1")
         assert block is not None
-        pair.source.store.table.drop(block)
+        pair.source.store.table.copies.drop(block)
 
     pair.source.call(drop)
     pair.copy("k0", "k1", "k2")

@@ -41,7 +41,7 @@ def test_much_that_was_there_before_is_shown_turn_by_turn(store: Store) -> None:
     assert client.find("b0") is not None
     assert client.find(f"b{MORE_THAN_A_TURN - 1}") is None
     gone = blocks[-1]
-    store.table.drop(gone)
+    store.table.copies.drop(gone)
     blocks[-1] = store.put(gone.key.decode(), 16)  # shown as what is new
     while store.showing.beat(1):
         pass
@@ -59,7 +59,7 @@ def test_a_key_that_is_too_long_is_not_shown(store: Store) -> None:
     client = store.client()
     store.put("k" * MAX_KEY_BYTES)
     block = store.put("k" * (MAX_KEY_BYTES + 1))
-    store.table.drop(block)
+    store.table.copies.drop(block)
     assert client.find("k" * MAX_KEY_BYTES) is not None
 
 
@@ -90,11 +90,11 @@ def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store:
     for i in range(4000):
         there[f"b{i}"] = store.put(f"b{i}", 16)
         if i % 3 == 0 and f"b{i // 2}" in there:
-            store.table.drop(there.pop(f"b{i // 2}"))
+            store.table.copies.drop(there.pop(f"b{i // 2}"))
         if i % 5 == 0:
             name = f"b{i // 3}"
             if name in there:
-                store.table.drop(there.pop(name))
+                store.table.copies.drop(there.pop(name))
             there[name] = store.put(name, 16)
         if i % 50 == 0:
             store.showing.beat(i)
@@ -235,7 +235,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
     look = client.look("a")
     assert look is not None
     memory, hazard = look
-    store.table.drop(block)
+    store.table.copies.drop(block)
     assert store.showing.kept_slots == 1
     assert store.dram.quarantined_bytes == 100
     for name in ("b", "c", "d", "e"):
@@ -287,7 +287,7 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     block = store.put("a")
     look = client.look("a")
     assert look is not None
-    store.table.drop(block)
+    store.table.copies.drop(block)
     store.showing.forget_owner("another")
     assert store.showing.kept_slots == 1
     store.showing.forget_owner("one")
@@ -309,7 +309,7 @@ def test_slabs_that_are_given_up_are_told(store: Store) -> None:
         store.put(f"a{i}", 100_000)
     before = client.index.slabs_gone
     for block in list(store.table.blocks()):
-        store.table.drop(block)
+        store.table.copies.drop(block)
     for i in range(8):
         store.put(f"b{i}", 100_001)
     store.showing.beat(5)

@@ -1,0 +1,80 @@
+"""The visible blocks of a node, by tenant and key: at most one a key. Which of them was read when, counted in accesses."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kvstore.store.blocks.block import Block
+
+
+class VisibleBlocks:
+    """Pure. It knows neither slots nor tiers."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, dict[bytes, Block]] = {}
+        """By tenant and key. None of them empty."""
+        self._count = 0
+        self._accesses = 0
+
+    def find(self, tenant: str, key: bytes) -> Block | None:
+        """The visible block of a key; not an access."""
+        of_tenant = self._blocks.get(tenant)
+        return of_tenant.get(key) if of_tenant is not None else None
+
+    def has_any(self, tenant: str, keys: Iterable[bytes]) -> bool:
+        """Whether one of the keys has a block."""
+        of_tenant = self._blocks.get(tenant)
+        return of_tenant is not None and not of_tenant.keys().isdisjoint(keys)
+
+    def by_key(self, tenant: str) -> Mapping[bytes, Block]:
+        """Those of a tenant that has some."""
+        return self._blocks[tenant]
+
+    def add(self, block: Block) -> None:
+        """It can be seen from now on, which counts as an access. Nothing may be visible under its key."""
+        of_tenant = self._blocks.setdefault(block.tenant, {})
+        of_tenant[block.key] = block
+        self._count += 1
+        above = of_tenant.get(block.parent)
+        if above is not None:
+            block.parent = above.key  # the same bytes once, not twice
+        self.access(block)
+
+    def add_all(self, blocks: Sequence[Block]) -> None:
+        """As `add`, of blocks of one tenant; there is at least one."""
+        of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
+        accesses = self._accesses
+        for block in blocks:
+            of_tenant[block.key] = block
+            if block.parent and (above := of_tenant.get(block.parent)) is not None:
+                block.parent = above.key
+            accesses += 1
+            block.last_access = accesses
+        self._accesses = accesses
+        self._count += len(blocks)
+
+    def remove(self, block: Block) -> None:
+        of_tenant = self._blocks[block.tenant]
+        del of_tenant[block.key]
+        self._count -= 1
+        if not of_tenant:
+            del self._blocks[block.tenant]
+
+    def access(self, block: Block) -> None:
+        self._accesses += 1
+        block.last_access = self._accesses
+
+    def of_tenant(self, tenant: str) -> list[Block]:
+        return list(self._blocks.get(tenant, {}).values())
+
+    def __iter__(self) -> Iterator[Block]:
+        """They must not change meanwhile."""
+        for of_tenant in self._blocks.values():
+            yield from of_tenant.values()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check_integrity(self) -> None:
+        """Assert that they are counted right and found under their keys. For tests; O(blocks)."""
+        assert all(self._blocks.values())
+        assert self._count == sum(1 for _ in self)
+        assert all(self.find(block.tenant, block.key) is block for block in self)
