@@ -8,6 +8,7 @@ from kvstore.client.jobs.config import SECTION as JOBS
 from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
+from kvstore.engines.sidecar.config import SidecarSettings
 from kvstore.handover.config import SECTION as HANDOVER
 from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
@@ -35,6 +36,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ("kvstore-master", "", "master", MasterSettings),
     ("kvstore-node", "", "node", NodeSettings),
     ("kvstore-router", "", "router", RouterSettings),
+    ("kvstore-sidecar", "", "sidecar", SidecarSettings),
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from kvstore.client.instances.client import Placement, Refusal
-from kvstore.kvcache.namespace import Namespace
+from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.router.answers import Head, Problem, problem_of, refusal_problem
 from kvstore.router.config import RouterSettings
@@ -38,13 +38,15 @@ Parse = Callable[[Mapping[str, Any]], Order]
 class RouterApp:
     """The handlers. `web` is served by whoever made it."""
 
-    def __init__(self, relay: Relay, tokenizer: Tokenizer, settings: RouterSettings, counters: Counters, threads: Executor) -> None:
+    def __init__(
+        self, relay: Relay, tokenizer: Tokenizer, naming: Naming, settings: RouterSettings, counters: Counters, threads: Executor
+    ) -> None:
         self._relay = relay
         self._tokenizer = tokenizer
         self._settings = settings
         self._counters = counters
         self._threads = threads
-        self._namespace = Namespace(model=settings.model, dtype=settings.dtype, block_tokens=settings.block_tokens)
+        self._naming = naming
         self._slo = Slo(settings.ttft_slo_s or Slo().ttft_s, settings.tbt_slo_s or Slo().tbt_s)
         self._started_s = int(time.time())
         self.web = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_with_problems])
@@ -142,7 +144,7 @@ class RouterApp:
         if max_tokens > settings.max_output_tokens:
             raise InvalidArgument(f"max_tokens is {max_tokens}, above the limit of {settings.max_output_tokens}")
         # A prompt that is too long is refused anyway.
-        keys = self._namespace.block_keys(tokens) if len(tokens) <= settings.max_prompt_tokens else []
+        keys = self._naming.block_keys(tokens) if len(tokens) <= settings.max_prompt_tokens else []
         work_id = uuid.uuid4().hex
         return Work(id=work_id, model=order.model, tokens=tokens, keys=keys, max_tokens=max_tokens, sampling=order.sampling)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
 
@@ -22,6 +23,10 @@ class RouterSettings:
     block_tokens: int = setting(
         512, "Tokens in a block; this, the model and the dtype must be what the engines use.", minimum=1, maximum=65_536
     )
+    naming: str = setting(
+        KVSTORE, "How the engines call their blocks: kvstore, or vllm, where kvstore's connector in vLLM stores them.", choices=NAMINGS
+    )
+    namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engines' connector logs it.")
     tokenizer: str = setting("", "A Hugging Face tokenizer.json; default: a token a byte, for stand-in engines.")
     ttft_slo_s: float = setting(0.0, "Promised time to the first token, unless a request names its own; 0: none.", minimum=0)
     tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)

@@ -14,6 +14,7 @@ import click
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
+from kvstore.kvcache.naming import Naming, make_naming
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
@@ -35,14 +36,21 @@ def main(config: str | None, **flags: Any) -> None:
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
         check_settings(settings)
         tokenizer = load_tokenizer(settings.tokenizer)
+        naming = make_naming(
+            settings.naming,
+            model=settings.model,
+            dtype=settings.dtype,
+            block_tokens=settings.block_tokens,
+            namespace_id=settings.namespace_id,
+        )
         allow_many_descriptors()
-        asyncio.run(_run(settings, tokenizer))
+        asyncio.run(_run(settings, tokenizer, naming))
     except KVStoreError as error:
         click.echo(f"kvstore-router: error: {error}", err=True)
         sys.exit(2)
 
 
-async def _run(settings: RouterSettings, tokenizer: Tokenizer) -> None:
+async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -> None:
     # Here, since aiohttp may be missing.
     from kvstore.router.app import RouterApp
     from kvstore.router.counters import Counters
@@ -58,7 +66,7 @@ async def _run(settings: RouterSettings, tokenizer: Tokenizer) -> None:
     with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
         try:
             scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
-            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, settings, counters, threads)
+            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads)
             await serve(app.web, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=lambda: None)
         finally:
             await engines.close()

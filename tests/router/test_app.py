@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
+from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.app import DECISION_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
@@ -45,6 +46,7 @@ TEXT = bytes(PROMPT).decode()
 BODY: dict[str, Any] = {"model": "m", "prompt": TEXT, "max_tokens": 5}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 CHAT_PROMPT = list(b"<|user|>\nHi\n<|assistant|>\n")
+NAMING = NamespaceNaming(Namespace(model="m", dtype="bfloat16", block_tokens=4))
 SOLE = dataclasses.replace(SETTINGS, attempts=1)
 
 
@@ -76,7 +78,7 @@ async def served(*script: Placement | Refusal | Exception, settings: RouterSetti
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine() as engine:
             scheduler = ScriptedScheduler(*(script or (placement(engine.address, engine.address),)))
-            app = RouterApp(Relay(scheduler, engines, settings, counters), ByteTokenizer(), settings, counters, threads)
+            app = RouterApp(Relay(scheduler, engines, settings, counters), ByteTokenizer(), NAMING, settings, counters, threads)
             async with TestClient(TestServer(app.web)) as client:
                 yield Served(client, engine, scheduler, counters)
             await engines.close()

@@ -1,0 +1,105 @@
+"""What an engine has in memory of its own, as keys that a scheduler knows, and what of it the master has yet to hear. Pure bookkeeping.
+
+An engine names its blocks by hashes of its own. Each is given the key that follows its parent's key, by its tokens: so both 64-bit hashes
+and whole ones will do. A block whose parent is not known, or that depends on more than its tokens, has no key and is passed over.
+
+What the master has is a version. Changes go out one at a time: the next one once the answer to the last has said that it is there. An
+answer with another version means that the master knows nothing: all goes out again.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.client.instances.client import EngineCacheChange
+from kvstore.engines.sidecar.events import BlockHash, Event, Removed, Stored
+from kvstore.kvcache.naming import Naming
+
+MAX_CHANGED_BLOCKS: Final = 65_536
+"""In one report; the master takes no more."""
+
+
+class EngineBlocks:
+    """Not thread-safe."""
+
+    def __init__(self, naming: Naming, *, tenant: str) -> None:
+        self._naming = naming
+        self._tenant = tenant
+        self._keys: dict[BlockHash, bytes] = {}
+        self._version = 0
+        """The last one given out."""
+        self._heard = 0
+        """The last one that the master has said it has; 0: it has nothing of this."""
+        self._sent: EngineCacheChange | None = None
+        """Under way, until an answer says what became of it."""
+        self._news: dict[bytes, bool] = {}
+        """Keys to be added (True) or removed, since the last change."""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def apply(self, events: Sequence[Event]) -> None:
+        """What the engine says has happened."""
+        for event in events:
+            match event:
+                case Stored():
+                    self._store(event)
+                case Removed():
+                    for name in event.hashes:
+                        key = self._keys.pop(name, None)
+                        if key is not None:
+                            self._tell(key, is_there=False)
+                case _:
+                    self.clear()
+
+    def clear(self) -> None:
+        """Nothing is there, as far as is known."""
+        self._keys.clear()
+        self._begin_again()
+
+    def change(self) -> EngineCacheChange | None:
+        """What to tell the master now: the same again until `heard`; None: it knows all."""
+        if self._sent is None and (self._news or not self._heard):
+            news = deque(self._news.items())
+            part = [news.popleft() for _ in range(min(len(news), MAX_CHANGED_BLOCKS))]
+            self._news = dict(news)
+            self._version += 1
+            self._sent = EngineCacheChange(
+                tenant=self._tenant,
+                base_version=self._heard,
+                version=self._version,
+                added=[key for key, is_there in part if is_there],
+                removed=[key for key, is_there in part if not is_there],
+            )
+        return self._sent
+
+    def heard(self, version: int) -> None:
+        """The master has answered a report, and has this version."""
+        if self._sent is not None and version == self._sent.version:
+            self._heard, self._sent = version, None
+        elif version != self._heard or self._sent is not None:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """The master is to have an empty cache first, and then all that is here."""
+        self._heard, self._sent = 0, None
+        self._news = dict.fromkeys(self._keys.values(), True)
+
+    def _store(self, stored: Stored) -> None:
+        size = stored.block_tokens
+        if not stored.is_plain or size != self._naming.block_tokens:
+            return
+        parent = None
+        if stored.parent is not None:
+            parent = self._keys.get(stored.parent)
+            if parent is None:
+                return
+        for index, name in enumerate(stored.hashes):
+            parent = self._naming.following(parent, stored.token_ids[index * size : (index + 1) * size])
+            self._keys[name] = parent
+            self._tell(parent, is_there=True)
+
+    def _tell(self, key: bytes, *, is_there: bool) -> None:
+        """The last word counts, and goes to the end: what came first is told first."""
+        self._news.pop(key, None)
+        self._news[key] = is_there

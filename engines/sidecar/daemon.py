@@ -1,0 +1,72 @@
+"""kvstore-sidecar: settings in, reports about one engine out, until a signal.
+
+Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "pid": ...}. Logs go to
+standard error. Exit code 2: the settings cannot be met.
+"""
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import SchedulerClient
+from kvstore.engines.sidecar.config import SECTION, SidecarSettings, check_settings
+from kvstore.kvcache.naming import make_naming
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.extras import DISTRIBUTION
+from kvstore.protocol.settings import load_settings, options
+from kvstore.router.extra import need
+from kvstore.rpc.daemon import begin_logging, say
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=DISTRIBUTION)
+@options(SidecarSettings)
+def main(config: str | None, **flags: Any) -> None:
+    """Run beside an engine: it tells the master's scheduler how busy the engine is and which blocks are in its own memory."""
+    begin_logging()
+    try:
+        for package in ("msgspec", "prometheus_client", "zmq"):
+            need(package, "sidecar")
+        settings = load_settings(SidecarSettings, SECTION, flags=flags, config=config)
+        check_settings(settings)
+        _run(settings)
+    except KVStoreError as error:
+        click.echo(f"kvstore-sidecar: error: {error}", err=True)
+        sys.exit(2)
+
+
+def _run(settings: SidecarSettings) -> None:
+    # Here, since their libraries may be missing.
+    from kvstore.engines.sidecar.blocks import EngineBlocks
+    from kvstore.engines.sidecar.subscriber import Subscriber
+    from kvstore.engines.sidecar.telling import Telling
+
+    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=settings.deadline_s)
+    with ExitStack() as open_parts:
+        client = open_parts.enter_context(SchedulerClient(of_master))
+        blocks = subscriber = None
+        if settings.events:
+            naming = make_naming(
+                settings.naming,
+                model=settings.model,
+                dtype=settings.dtype,
+                block_tokens=settings.block_tokens,
+                namespace_id=settings.namespace_id,
+            )
+            blocks = EngineBlocks(naming, tenant=settings.tenant)
+            subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.replay_timeout_s)
+            open_parts.callback(subscriber.close)
+        facts = {"name": settings.name or settings.engine, "pid": os.getpid()}
+        telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: telling.stop())
+        telling.run()
+
+
+if __name__ == "__main__":
+    main()

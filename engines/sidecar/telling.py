@@ -1,0 +1,143 @@
+"""One engine's reports: its load, and what has changed in its own memory, as often as the master asks for them.
+
+An engine whose metrics do not come leaves the scheduler at once, so that no request is sent to it, and joins again when they do.
+"""
+
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Final
+
+from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.engines.sidecar.blocks import EngineBlocks
+from kvstore.engines.sidecar.config import SidecarSettings
+from kvstore.engines.sidecar.events import Event
+from kvstore.engines.sidecar.load import Load, read_load
+from kvstore.engines.sidecar.subscriber import Subscriber
+from kvstore.protocol.errors import KVStoreError, Unavailable
+
+ROLES: Final = {"both": Role.BOTH, "prefill": Role.PREFILL, "decode": Role.DECODE}
+MAX_METRICS_BYTES: Final = 16 << 20
+MAX_WAIT_S: Final = 0.2
+"""For events, at a time: whether to end is looked at in between."""
+
+log = logging.getLogger("kvstore.sidecar")
+
+
+class Telling:
+    """Of one thread; what it is given is closed by whoever made it."""
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        client: SchedulerClient,
+        blocks: EngineBlocks | None,
+        subscriber: Subscriber | None,
+        *,
+        on_first: Callable[[], None],
+    ) -> None:
+        """`blocks` and `subscriber` go together; None: what the engine has is not told. `on_first`: once the master has heard of it."""
+        self._settings = settings
+        self._client = client
+        self._blocks = blocks
+        self._subscriber = subscriber
+        self._on_first = on_first
+        self._is_in = False
+        self._is_ending = False
+        self._complaint = ""
+
+    @property
+    def name(self) -> str:
+        return self._settings.name or self._settings.engine
+
+    def run(self) -> None:
+        """Tell until `stop`, then leave."""
+        while not self._is_ending:
+            self._listen(self._tell())
+        self._leave()
+
+    def stop(self) -> None:
+        """Have `run` end within the time of a question. For signal handlers too: takes no lock."""
+        self._is_ending = True
+
+    def _tell(self) -> float:
+        """Report once: seconds until the next time."""
+        try:
+            load = read_load(_fetch(self._settings.engine.rstrip("/") + "/metrics", self._settings.metrics_timeout_s))
+        except KVStoreError as error:
+            self._complain(error)
+            self._leave()
+            return self._settings.retry_interval_s
+        try:
+            heard = self._client.report(self._report(load))
+        except KVStoreError as error:
+            self._complain(error)
+            return self._settings.retry_interval_s
+        if self._blocks is not None:
+            self._blocks.heard(heard.engine_cache_version)
+        self._complaint = ""
+        if not self._is_in:
+            self._is_in = True
+            log.info("engine %s reports to the scheduler", self.name)
+            self._on_first()
+        return heard.interval_s
+
+    def _report(self, load: Load) -> InstanceReport:
+        settings = self._settings
+        return InstanceReport(
+            name=self.name,
+            role=ROLES[settings.role],
+            address=settings.advertise or settings.engine,
+            node=settings.node,
+            queue_s=load.queue_s,
+            batch=load.running + load.waiting,
+            context_tokens=load.context_tokens,
+            capacity_tokens=load.capacity_tokens,
+            seen_after_s=settings.seen_after_s,
+            engine_cache=None if self._blocks is None else self._blocks.change(),
+        )
+
+    def _listen(self, seconds: float) -> None:
+        """Take events for so long, or until the end."""
+        until_s = time.monotonic() + seconds
+        while not self._is_ending and (left_s := until_s - time.monotonic()) > 0:
+            wait_s = min(left_s, MAX_WAIT_S)
+            if self._subscriber is None or self._blocks is None:
+                time.sleep(wait_s)
+                continue
+            try:
+                self._subscriber.take(wait_s, self._apply, self._blocks.clear)
+            except KVStoreError as error:
+                self._complain(error)
+
+    def _apply(self, events: list[Event]) -> None:
+        assert self._blocks is not None, "events are taken for blocks"
+        self._blocks.apply(events)
+
+    def _leave(self) -> None:
+        if not self._is_in:
+            return
+        self._is_in = False
+        try:
+            self._client.leave(self.name)
+        except KVStoreError as error:  # it forgets by itself who is silent
+            log.warning("engine %s could not leave the scheduler: %s", self.name, error)
+
+    def _complain(self, error: KVStoreError) -> None:
+        """Each complaint once, until all is well."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.warning("engine %s: %s", self.name, error)
+
+
+def _fetch(url: str, timeout_s: float) -> str:
+    """Raises Unavailable."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            text: bytes = response.read(MAX_METRICS_BYTES)
+    except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
+        raise Unavailable(f"its metrics at {url} cannot be had: {error}") from None
+    return text.decode(errors="replace")

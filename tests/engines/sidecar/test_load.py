@@ -1,0 +1,48 @@
+"""Promises of load.py, on metrics as vLLM 0.32 serves them."""
+
+import pytest
+
+from kvstore.engines.sidecar.load import Load, read_load
+from kvstore.protocol.errors import ProtocolError
+
+METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="100"} 1.0
+# TYPE vllm:request_prefill_time_seconds histogram
+vllm:request_prefill_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 2.0
+vllm:request_prefill_time_seconds_bucket{engine="0",le="+Inf",model_name="m"} 2.0
+vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 2.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 0.5
+"""
+
+
+def test_the_ranks_of_an_engine_are_one_load() -> None:
+    load = read_load(METRICS)
+    assert load == Load(running=4, waiting=4, context_tokens=1200, capacity_tokens=3200, mean_prefill_s=0.25)
+    assert load.queue_s == 1.0
+
+
+def test_an_engine_that_has_done_nothing_has_no_queue() -> None:
+    load = read_load('vllm:num_requests_running 0\nvllm:num_requests_waiting 2\nvllm:cache_config_info{block_size="None"} 1\n')
+    assert load == Load(0, 2, 0, 0, 0.0)
+    assert load.queue_s == 0
+
+
+@pytest.mark.parametrize("text", ["", "up 1\n", "vllm:num_requests_running 1\n", "vllm:num_requests_waiting 1\n"])
+def test_metrics_of_something_else_say_what_is_missing(text: str) -> None:
+    with pytest.raises(ProtocolError, match="is it vLLM"):
+        read_load(text)
+
+
+def test_what_are_no_metrics_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        read_load("<html>{")

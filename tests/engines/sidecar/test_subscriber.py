@@ -1,0 +1,141 @@
+"""Promises of subscriber.py, over real sockets: every batch once and in order, or word that some are lost."""
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from kvstore.engines.sidecar.events import Event, Removed
+from kvstore.engines.sidecar.subscriber import Subscriber
+from kvstore.protocol.errors import ProtocolError
+from tests.engines.sidecar.publisher import Publisher
+
+
+class Heard:
+    """A subscriber, and what it has handed on: numbers of batches, and "lost"."""
+
+    def __init__(self, publisher: Publisher, *, replay_endpoint: str, replay_timeout_s: float = 60.0) -> None:
+        self.subscriber = Subscriber(publisher.endpoint, replay_endpoint, replay_timeout_s=replay_timeout_s)
+        self.story: list[int | str] = []
+
+    def apply(self, events: list[Event]) -> None:
+        [event] = events
+        assert isinstance(event, Removed)
+        [name] = event.hashes
+        assert isinstance(name, int)
+        self.story.append(name)
+
+    def lost(self) -> None:
+        self.story.append("lost")
+
+    def until(self, last: int) -> list[int | str]:
+        while not self.story or self.story[-1] != last:
+            self.subscriber.take(60.0, self.apply, self.lost)
+        return self.story
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    with Publisher() as found:
+        yield found
+
+
+def listening(publisher: Publisher, *, replays: bool = True) -> Heard:
+    heard = Heard(publisher, replay_endpoint=publisher.replay_endpoint if replays else "")
+    publisher.await_subscriber()
+    return heard
+
+
+def batch(number: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": [number], "medium": "GPU"}
+
+
+def publish(publisher: Publisher, *numbers: int, is_lost: bool = False, is_kept: bool = True) -> None:
+    for number in numbers:
+        publisher.publish(batch(number), is_lost=is_lost, is_kept=is_kept)
+
+
+def test_batches_come_in_order(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0, 1, 2)
+    assert heard.until(2) == ["lost", 0, 1, 2], "before the first one nothing is known"
+    heard.subscriber.take(0.01, heard.apply, heard.lost)
+    assert len(heard.story) == 4
+    heard.subscriber.close()
+
+
+def test_what_came_before_the_connection_is_replayed(publisher: Publisher) -> None:
+    publish(publisher, 0, 1, 2, is_lost=True)
+    heard = listening(publisher)
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, 1, 2, 3]
+    assert publisher.asked == [0]
+    heard.subscriber.close()
+
+
+def test_a_gap_is_replayed(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    publish(publisher, 1, 2, is_lost=True)
+    publish(publisher, 3, 4)
+    assert heard.until(4) == ["lost", 0, 1, 2, 3, 4]
+    assert publisher.asked == [1]
+    heard.subscriber.close()
+
+
+def test_a_gap_that_cannot_be_replayed_makes_all_void(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    publish(publisher, 1, is_lost=True, is_kept=False)
+    publish(publisher, 2, is_lost=True)
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, "lost", 3]
+    heard.subscriber.close()
+
+
+def test_without_replays_a_gap_makes_all_void(publisher: Publisher) -> None:
+    heard = listening(publisher, replays=False)
+    publish(publisher, 0)
+    publish(publisher, 1, is_lost=True)
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    assert publisher.asked == []
+    heard.subscriber.close()
+
+
+def test_numbers_that_begin_anew_are_an_engine_that_did(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0, 1, 2)
+    heard.until(2)
+    publisher.begin_again()
+    publish(publisher, 10, is_lost=True)
+    publish(publisher, 11)
+    assert heard.until(11) == ["lost", 0, 1, 2, "lost", 10, 11]
+    heard.subscriber.close()
+
+
+def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+    publisher.send((1).to_bytes(8, "big"), b"\xc1")
+    with pytest.raises(ProtocolError, match="no batch of KV events"):
+        heard.until(1)
+    publisher.send(b"short", b"")
+    with pytest.raises(ProtocolError, match="3 parts where"):
+        heard.until(1)
+    publisher.number = 2
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    heard.subscriber.close()
+
+
+def test_a_replay_that_is_not_answered_ends_with_its_time(publisher: Publisher) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
+        silent.bind("tcp://127.0.0.1:0")
+        heard = Heard(publisher, replay_endpoint=silent.getsockopt_string(zmq.LAST_ENDPOINT), replay_timeout_s=0.05)
+        publisher.await_subscriber()
+        publish(publisher, 0, is_lost=True)
+        publish(publisher, 1)
+        assert heard.until(1) == ["lost", "lost", 1]
+        heard.subscriber.close()

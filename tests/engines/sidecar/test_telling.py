@@ -1,0 +1,166 @@
+"""Promises of telling.py and the daemon around it: with a real master, an engine's metrics over HTTP and its events over ZeroMQ."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import Placement, SchedulerClient
+from kvstore.client.tools.child import Child
+from kvstore.engines.sidecar.config import SidecarSettings, check_settings
+from kvstore.kvcache.naming import VllmNaming
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import ConfigError
+from tests.engines.sidecar.publisher import Publisher
+from tests.master.running import Places, master_in_thread
+from tests.ports import free_ports
+from tests.system.running import until
+
+DEADLINE_S = 120.0
+ID = "000102030405060708090a0b0c0d0e0f"
+NAMING = VllmNaming(bytes.fromhex(ID), 2)
+TOKENS = list(range(10))
+
+
+class Engine:
+    """What an engine shows of itself: its metrics, as the test has them, and its events."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.metrics: str | None = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\n"
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802
+                found = engine.metrics
+                self.send_response(500 if found is None else 200)
+                self.end_headers()
+                self.wfile.write((found or "").encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def store(self, start: int, stop: int) -> None:
+        hashes = [100 + index for index in range(start, stop)]
+        parent = 100 + start - 1 if start else None
+        self.publisher.publish(["BlockStored", hashes, parent, TOKENS[2 * start : 2 * stop], 2, None, "GPU"])
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Publisher() as publisher:
+        found = Engine(publisher)
+        thread = threading.Thread(target=found.server.serve_forever)
+        thread.start()
+        yield found
+        found.server.shutdown()
+        thread.join()
+        found.server.server_close()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, report_interval_s=0.05, instance_ttl_s=600.0) as found:
+        yield found
+
+
+@pytest.fixture
+def scheduler(places: Places) -> Iterator[SchedulerClient]:
+    with SchedulerClient(ClientSettings(master=places.listen, deadline_s=DEADLINE_S)) as found:
+        yield found
+
+
+@contextmanager
+def sidecar(engine: Engine, master: str, *flags: str) -> Iterator[tuple[Child, list[str]]]:
+    logs: list[str] = []
+    child = Child(
+        "sidecar",
+        "kvstore.engines.sidecar.daemon",
+        (*("--engine", engine.url, "--master", master, "--name", "e", "--deadline-s", "60", "--metrics-timeout-s", "60"), *flags),
+        environment={name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")},
+        on_log=lambda _name, line: logs.append(line),
+        on_end=lambda _child: None,
+    )
+    try:
+        yield child, logs
+    finally:
+        child.kill()
+
+
+def events(engine: Engine) -> tuple[str, ...]:
+    where = ("--events", engine.publisher.endpoint, "--events-replay", engine.publisher.replay_endpoint, "--replay-timeout-s", "60")
+    return (*where, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2")
+
+
+def shown(scheduler: SchedulerClient) -> dict[str, pb.ReportRequest]:
+    return {each.report.name: each.report for each in scheduler.instances().instances}
+
+
+def prefix(scheduler: SchedulerClient) -> int:
+    placed = scheduler.schedule(NAMING.block_keys(TOKENS), block_tokens=2, input_tokens=len(TOKENS) + 1)
+    assert isinstance(placed, Placement)
+    return placed.prefix_blocks
+
+
+def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+    engine.store(0, 2)
+    with sidecar(engine, places.listen, *events(engine)) as (child, _):
+        assert child.facts("ready", deadline_s=DEADLINE_S)["name"] == "e"
+        report = shown(scheduler)["e"]
+        assert (report.role, report.address, report.batch, report.seen_after_s) == (pb.ROLE_BOTH, engine.url, 4, 1.0)
+        engine.publisher.await_subscriber()
+        engine.store(2, 4)
+        until(lambda: prefix(scheduler) == 4, "all that was stored, before and after, at the scheduler")
+        engine.metrics = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+        until(lambda: shown(scheduler)["e"].batch == 0, "its load")
+        engine.publisher.send((99).to_bytes(8, "big"), b"\xc1")
+        until(lambda: prefix(scheduler) == 0, "nothing, for what came is no batch")
+        assert child.stop()
+    assert shown(scheduler) == {}
+
+
+def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+    with sidecar(engine, places.listen, "--retry-interval-s", "0.05", "--advertise", "http://elsewhere") as (child, logs):
+        child.facts("ready", deadline_s=DEADLINE_S)
+        assert shown(scheduler)["e"].address == "http://elsewhere"
+        engine.metrics = None
+        until(lambda: shown(scheduler) == {}, "the engine gone")
+        engine.metrics = "up 1\n"
+        until(lambda: any("is it vLLM" in line for line in logs), "what is missing")
+        engine.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
+        until(lambda: "e" in shown(scheduler), "the engine again")
+        assert sum("cannot be had" in line for line in logs) == 1, "each complaint once"
+
+
+def test_without_a_master_it_complains_and_goes_on(engine: Engine) -> None:
+    [nowhere] = free_ports(1)
+    with sidecar(engine, f"127.0.0.1:{nowhere}", "--retry-interval-s", "0.05") as (child, logs):
+        until(lambda: any("engine e:" in line for line in logs), "a complaint")
+        assert child.stop(), "it ends when told to"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--events", "tcp://127.0.0.1:1"), "no model is named"),
+        (("--events-replay", "tcp://127.0.0.1:1"), "events_replay without events"),
+        (("--events", "tcp://127.0.0.1:1", "--naming", "vllm"), "32 hex digits"),
+    ],
+)
+def test_settings_that_do_not_fit_say_so(engine: Engine, places: Places, flags: tuple[str, ...], says: str) -> None:
+    with sidecar(engine, places.listen, *flags) as (child, _):
+        with pytest.raises(ConfigError, match=says):
+            child.facts("ready", deadline_s=DEADLINE_S)
+
+
+def test_settings_that_fit_pass() -> None:
+    check_settings(SidecarSettings(events="tcp://e", events_replay="tcp://r", model="m"))
