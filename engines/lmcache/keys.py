@@ -6,6 +6,7 @@ exactly when their keys are equal: the same model name, parallel setup, hash fun
 """
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, Protocol
@@ -62,15 +63,15 @@ class Keys:
         namespace = self._namespaces(key.model_name, self._settings.dtype, key.cache_salt, "l2")
         return namespace, _key(namespace, b"%x:%x:" % (key.kv_rank, key.object_group_id) + key.chunk_hash)
 
-    def of_chunk(self, key: EngineKey, dtype: str) -> tuple[Namespace, bytes]:
-        """Namespace and key of a chunk of a remote backend, whose values are of LMCache's `dtype`. Raises as `of_object`."""
-        namespace = self._namespaces(key.model_name, dtype, "", "remote")
+    def of_chunk(self, key: EngineKey, dtype: str, form: str) -> tuple[Namespace, bytes]:
+        """Namespace and key of a chunk of a remote backend, of LMCache's `dtype`; `form` is how it is written. Raises as `of_object`."""
+        namespace = self._namespaces(key.model_name, dtype, "", f"remote, {form}")
         chunk_hash = key.chunk_hash.hex() if isinstance(key.chunk_hash, bytes) else key.chunk_hash
         parts = [key.world_size, key.worker_id, getattr(key, "layer_id", None), chunk_hash, key.tags]
         return namespace, _key(namespace, json.dumps(parts, default=str, separators=(",", ":")).encode())
 
     def _namespace(self, model: str, dtype: str, salt: str, plug_in: str) -> Namespace:
-        """What one plug-in stores is not what another would read: a remote backend's chunks may be compressed, or have a header."""
+        """What one plug-in writes is not what another would read: a remote backend's chunks may be compressed, or have a header."""
         settings = self._settings
         return Namespace(
             model=model,
@@ -81,6 +82,14 @@ class Keys:
             salt=f"{len(settings.salt)}:{settings.salt}{salt}" if settings.salt or salt else "",
             hash="sha256",
         )
+
+
+def by_namespace(named: Iterable[tuple[Namespace, bytes]]) -> dict[Namespace, list[int]]:
+    """The indices of keys of each namespace: a call to the store puts those of one."""
+    found: dict[Namespace, list[int]] = {}
+    for index, (namespace, _) in enumerate(named):
+        found.setdefault(namespace, []).append(index)
+    return found
 
 
 def _key(namespace: Namespace, name: bytes) -> bytes:

@@ -9,6 +9,8 @@ from kvstore.engines.settings import settings_from
 from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "lmcache"
+PLUG_IN_ENTRIES: Final = frozenset({"module_path", "class_name"})
+"""Of a remote storage plug-in: LMCache's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,10 @@ def jobs_settings(settings: LMCacheSettings) -> JobSettings:
 def from_parameters(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> LMCacheSettings:
     """What `adapter_params`, or the entries of a remote connector, say. Raises ConfigError."""
     return settings_from(LMCacheSettings, SECTION, given, source="adapter_params", environ=environ)
+
+
+def from_extra_config(extra: Mapping[str, Any], name: str, environ: Mapping[str, str] | None = None) -> LMCacheSettings:
+    """What the entries `remote_storage_plugin.NAME.*` of LMCache's `extra_config` say. Raises ConfigError."""
+    prefix = f"remote_storage_plugin.{name}."
+    given = {entry.removeprefix(prefix): value for entry, value in extra.items() if entry.startswith(prefix)}
+    return settings_from(LMCacheSettings, SECTION, given, source=f"extra_config, {prefix}*", engine_names=PLUG_IN_ENTRIES, environ=environ)

@@ -15,8 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.lmcache.keys import Keys, ObjectKey
-from kvstore.kvcache.namespace import Namespace
+from kvstore.engines.lmcache.keys import Keys, ObjectKey, by_namespace
 
 log = logging.getLogger("kvstore.engines.lmcache")
 
@@ -100,19 +99,15 @@ class Tasks(Generic[K]):
         """Put the objects; the number of the task."""
 
         def submit(task: int) -> None:
+            named = [self._keys.of_object(key) for key in keys]
             values = [obj.byte_array for obj in objects]
-            batches: dict[Namespace, list[int]] = {}
-            names = []
-            for index, key in enumerate(keys):
-                namespace, name = self._keys.of_object(key)
-                batches.setdefault(namespace, []).append(index)
-                names.append(name)
+            batches = by_namespace(named)
             store = _Store(self, task, keys, [len(value) for value in values], len(batches))
             if not batches:
                 store.end()
             for namespace, indices in batches.items():
                 self._jobs.store(
-                    [names[index] for index in indices],
+                    [named[index][1] for index in indices],
                     [values[index] for index in indices],
                     namespace=namespace,
                     on_done=store.listener(indices),
@@ -147,11 +142,13 @@ class Tasks(Generic[K]):
         return self._begin(self.loads, nothing, submit)
 
     def remove(self, keys: Sequence[K], *, deadline_s: float) -> dict[K, int]:
-        """Delete objects, and wait for it: those that were there, with their sizes in bytes. Nothing where the store cannot be reached."""
+        """Delete objects, and wait for it: those that were there, with their sizes in bytes. Nothing where the store cannot be reached.
+        What another server put within the last milliseconds may stay."""
         try:
             names = self._names(keys)
             if not any(self._jobs.exists(names)):
                 return {}
+            self._client.flush(deadline_s=deadline_s)  # what the cluster has not heard of yet it cannot remove
             sizes = [max((each.size_bytes for each in found), default=0) for found in self._client.locate(names, deadline_s=deadline_s)]
             self._client.remove(names, deadline_s=deadline_s)
             return {key: size for key, size in zip(keys, sizes, strict=True) if size}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.engines.lmcache.keys import MAX_KEY_BYTES, Keys
+from kvstore.engines.lmcache.keys import MAX_KEY_BYTES, Keys, by_namespace
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.protocol.errors import InvalidArgument
 
@@ -104,8 +104,8 @@ def test_a_model_without_a_name_has_no_keys() -> None:
         object_key({"model_name": ""})
 
 
-def chunk_key(chunk: Chunk, dtype: str = "half") -> bytes:
-    return KEYS.of_chunk(chunk, dtype)[1]
+def chunk_key(chunk: Chunk, dtype: str = "half", form: str = "naive") -> bytes:
+    return KEYS.of_chunk(chunk, dtype, form)[1]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,10 @@ def test_a_chunk_that_differs_in_any_field_has_another_key(other: Chunk) -> None
     assert chunk_key(other) == chunk_key(replace(other))
 
 
-def test_a_chunk_of_another_dtype_has_another_key() -> None:
+def test_a_chunk_of_another_dtype_or_written_in_another_way_has_another_key() -> None:
     assert chunk_key(Chunk(), "half") != chunk_key(Chunk(), "bfloat16")
-    assert KEYS.of_chunk(Chunk(), "half")[0].dtype == "half"
+    assert chunk_key(Chunk(), form="naive") != chunk_key(Chunk(), form="cachegen")
+    assert KEYS.of_chunk(Chunk(), "half", "naive")[0].dtype == "half"
 
 
 def test_tags_are_not_taken_for_one_another() -> None:
@@ -144,4 +145,10 @@ def test_tags_of_any_kind_and_length_make_a_key_that_the_store_takes() -> None:
 
 
 def test_what_one_plug_in_stores_the_other_does_not_see() -> None:
-    assert KEYS.of_chunk(Chunk(), "auto")[0].id != KEYS.of_object(Object())[0].id
+    assert KEYS.of_chunk(Chunk(), "auto", "naive")[0].id != KEYS.of_object(Object())[0].id
+
+
+def test_keys_of_one_namespace_are_put_together() -> None:
+    objects = [Object(), Object(cache_salt="a"), Object(kv_rank=1), Object(cache_salt="a", kv_rank=2)]
+    assert list(by_namespace(map(KEYS.of_object, objects)).values()) == [[0, 2], [1, 3]]
+    assert by_namespace([]) == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.lmcache.settings import from_parameters
+from kvstore.engines.lmcache.settings import from_extra_config, from_parameters, jobs_settings
 from kvstore.protocol.errors import ConfigError
 
 
@@ -25,3 +25,23 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
 def test_a_value_outside_its_range_is_refused() -> None:
     with pytest.raises(ConfigError, match="load-deadline-s"):
         from_parameters({"load_deadline_s": 0}, {})
+
+
+def test_a_remote_storage_plug_in_has_entries_of_its_own() -> None:
+    extra = {
+        "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
+        "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
+        "remote_storage_plugin.kvstore.master": "a:1",
+        "remote_storage_plugin.kvstore.second.master": "b:1",
+        "save_chunk_meta": False,
+    }
+    with pytest.raises(ConfigError, match=r"second\.master"):
+        from_extra_config(extra, "kvstore", {})
+    assert from_extra_config(extra, "kvstore.second", {}).master == "b:1"
+    del extra["remote_storage_plugin.kvstore.second.master"]
+    assert from_extra_config(extra, "kvstore", {}).master == "a:1"
+
+
+def test_deadlines_and_room_are_those_of_jobs() -> None:
+    jobs = jobs_settings(from_parameters({"lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}))
+    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.store_deadline_s, jobs.queue_bytes) == (1.0, 5.0, 3.0, 2 << 20)

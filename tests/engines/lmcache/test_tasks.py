@@ -146,7 +146,6 @@ def test_memory_of_another_size_than_the_value_is_a_miss(scene: Scene) -> None:
 def test_a_deleted_object_is_a_miss_and_says_what_it_held(scene: Scene) -> None:
     keys = keys_named("gone", "kept", "never")
     scene.store(keys[:2], memory(b"1" * 100, b"2" * 200))
-    scene.client.flush()
     assert scene.tasks.remove([keys[0], keys[2]], deadline_s=WAIT_S) == {keys[0]: 100}
     assert scene.look_up(keys) == [False, True, False]
 
@@ -228,8 +227,8 @@ def test_what_does_not_fit_the_queue_is_a_store_that_failed(cluster: Cluster) ->
 def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: Cluster) -> None:
     """The descriptor's number may belong to a file of somebody else's by then."""
     scene = Scene(cluster.address)
-    scene.close()
     read, write = os.pipe()
+    scene.close()
     numbers = [scene.tasks.stores.event_fd, scene.tasks.lookups.event_fd]
     for number in numbers:
         os.dup2(write, number)

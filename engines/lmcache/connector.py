@@ -1,0 +1,231 @@
+"""kvstore as a remote storage plug-in of LMCache within an engine's process, named in its configuration:
+
+    remote_storage_plugins: ["kvstore"]
+    extra_config:
+      remote_storage_plugin.kvstore.module_path: kvstore.engines.lmcache.connector
+      remote_storage_plugin.kvstore.class_name: KVStoreConnectorAdapter
+      remote_storage_plugin.kvstore.master: 127.0.0.1:7440
+
+The other entries are the settings of LMCacheSettings. This module imports LMCache, and is imported by it only.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from lmcache.utils import TORCH_DTYPE_TO_STR_DTYPE, CacheEngineKey
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.protocol import RemoteMetadata
+from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+
+from kvstore.client.jobs.job import Job
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.client.sync import Client
+from kvstore.engines.lmcache.keys import Keys, by_namespace
+from kvstore.engines.lmcache.settings import from_extra_config, jobs_settings
+from kvstore.kvcache.namespace import Namespace
+
+log = logging.getLogger("kvstore.engines.lmcache")
+
+PLUG_IN: Final = "kvstore"
+SCHEME: Final = "plugin://"
+PING_KEY: Final = b"lmcache:ping"
+"""Of no block: that it is a miss is an answer."""
+
+
+class KVStoreConnectorAdapter(ConnectorAdapter):
+    """Makes the connector for plug-ins named `kvstore` or `kvstore.NAME`."""
+
+    def can_parse(self, url: str) -> bool:
+        return url.startswith(SCHEME) and extract_plugin_type(url.removeprefix(SCHEME)) == PLUG_IN
+
+    def create_connector(self, context: ConnectorContext) -> RemoteConnector:
+        return KVStoreConnector(context)
+
+
+class KVStoreConnector(RemoteConnector):
+    """Chunks of an engine's LMCache as blocks of the store. Coroutines are called in LMCache's loop, the others in any thread.
+
+    No method raises, whatever becomes of the store: chunks are misses then, and what could not be stored is logged. Memory is used by a
+    job until that is over, whoever gives up waiting for it, and kept for as long.
+    """
+
+    def __init__(self, context: ConnectorContext) -> None:
+        """Asks nobody. Raises ConfigError for settings that make no sense."""
+        config = context.config
+        super().__init__(config, context.metadata)
+        settings = from_extra_config(config.extra_config or {}, context.plugin_name or PLUG_IN)
+        self._loop = context.loop
+        self._allocator = context.local_cpu_backend
+        self._names = Keys(settings)
+        self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
+        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
+        self._jobs = Jobs(self._client, jobs_settings(settings))
+        self._remove_deadline_s = settings.load_deadline_s
+
+    # --- is it there? ---
+
+    async def exists(self, key: CacheEngineKey) -> bool:
+        return await self.batched_async_contains("", [key]) == 1
+
+    def exists_sync(self, key: CacheEngineKey) -> bool:
+        return self.batched_contains([key]) == 1
+
+    def support_batched_contains(self) -> bool:
+        return True
+
+    def batched_contains(self, keys: list[CacheEngineKey]) -> int:
+        """How many are there, from the first on without a gap."""
+        return self._jobs.match_prefix(self._keys(keys))
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
+        """As `batched_contains`. Nothing is pinned: what is evicted before it is read is a miss then."""
+        return (await self._ended(partial(self._jobs.lookup_prefix, self._keys(keys)))).leading
+
+    # --- in ---
+
+    async def put(self, key: CacheEngineKey, memory_obj: MemoryObj) -> None:
+        await self.batched_put([key], [memory_obj])
+
+    def support_batched_put(self) -> bool:
+        return True
+
+    async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
+        names = self._keys(keys)
+        values = [[self._header(each), each.byte_array] for each in memory_objs]
+        for namespace, indices in by_namespace(map(self._name, keys)).items():
+            store = partial(
+                self._jobs.store, [names[index] for index in indices], [values[index] for index in indices], namespace=namespace
+            )
+            job = await self._ended(store, [memory_objs[index] for index in indices])
+            if job.error is not None:
+                log.warning("%d of %d chunks were not stored: %s", job.succeeded.count(False), len(indices), job.error)
+
+    # --- out ---
+
+    async def get(self, key: CacheEngineKey) -> MemoryObj | None:
+        return (await self.batched_get([key]))[0]
+
+    def support_batched_get(self) -> bool:
+        return True
+
+    async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Memory for each, with a reference that is the caller's; None for a miss, and where LMCache has no memory."""
+        named = self._keys(keys)
+        objects = [self._allocator.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
+        wanted = [index for index, each in enumerate(objects) if each is not None]
+        memory = [objects[index] for index in wanted]
+        headers = [bytearray(self.remote_metadata_bytes if self.save_chunk_meta else 0) for _ in wanted]
+        buffers = [
+            [header, each.byte_array] if self.save_chunk_meta else each.byte_array for header, each in zip(headers, memory, strict=True)
+        ]
+        names = [named[index] for index in wanted]
+        try:
+            job = await self._ended(partial(self._jobs.load, names, buffers), memory)
+        except BaseException:
+            for each in memory:
+                each.ref_count_down()
+            raise
+        found: list[MemoryObj | None] = [None] * len(keys)
+        for index, each, header, size in zip(wanted, memory, headers, job.results, strict=True):
+            found[index] = self._chunk(each, header, size) if isinstance(size, int) else None
+            if found[index] is not each:
+                each.ref_count_down()
+        return found
+
+    async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
+        """Those before the first that is missing."""
+        found = await self.batched_get(keys)
+        first_miss = found.index(None) if None in found else len(found)
+        for each in found[first_miss:]:
+            if each is not None:
+                each.ref_count_down()
+        return [each for each in found[:first_miss] if each is not None]
+
+    # --- the rest ---
+
+    def remove_sync(self, key: CacheEngineKey) -> bool:
+        """Was it there, and is gone? What another engine put within the last milliseconds may stay."""
+        names = self._keys([key])
+        if not any(self._jobs.exists(names)):
+            return False
+        try:
+            self._client.flush(deadline_s=self._remove_deadline_s)
+            return self._client.remove(names, deadline_s=self._remove_deadline_s) == 1
+        except Exception:
+            log.exception("a chunk could not be removed")
+            return False
+
+    async def list(self) -> Sequence[str]:
+        """The store's keys do not say which chunk they are of: none are listed."""
+        return []
+
+    def support_ping(self) -> bool:
+        return True
+
+    async def ping(self) -> int:
+        """0 if the store answers."""
+        job = await self._ended(partial(self._jobs.lookup, [PING_KEY]))
+        return 0 if job.error is None else job.error.code
+
+    async def close(self) -> None:
+        """What is under way is given up, without keeping LMCache's loop from what it has to do meanwhile."""
+        await self._loop.run_in_executor(None, self._jobs.close)
+        self._client.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def _name(self, key: CacheEngineKey) -> tuple[Namespace, bytes]:
+        return self._names.of_chunk(key, TORCH_DTYPE_TO_STR_DTYPE[key.dtype], self._form)
+
+    def _keys(self, keys: Sequence[CacheEngineKey]) -> Sequence[bytes]:
+        return [self._name(key)[1] for key in keys]
+
+    def _header(self, memory_obj: MemoryObj) -> bytes:
+        if not self.save_chunk_meta:
+            return b""
+        shapes, dtypes = memory_obj.get_shapes(), memory_obj.get_dtypes()
+        header: bytes = RemoteMetadata(memory_obj.get_size(), shapes, dtypes, memory_obj.get_memory_format()).serialize()
+        return header
+
+    def _chunk(self, memory_obj: MemoryObj, header: bytearray, size: int) -> MemoryObj | None:
+        """What was read into memory for a full chunk: that memory, or other memory where the chunk is of another shape or form."""
+        try:
+            if not self.save_chunk_meta:
+                return self.reshape_partial_chunk(memory_obj, size)
+            found = RemoteMetadata.deserialize(bytes(header))
+            if found.length + len(header) != size:
+                return None
+            if (found.shapes, found.dtypes, found.fmt) == (self.meta_shapes, self.meta_dtypes, self.meta_fmt):
+                return memory_obj
+            other = self._allocator.allocate(found.shapes, found.dtypes, found.fmt)
+            if other is not None:
+                memoryview(other.byte_array).cast("B")[:] = memoryview(memory_obj.byte_array).cast("B")[: found.length]
+            return other
+        except Exception:
+            log.exception("a chunk is not what its header says")
+            return None
+
+    async def _ended(self, submit: Callable[..., object], memory: Sequence[MemoryObj] = ()) -> Job:
+        """A job, once it is over. Its memory is kept for as long, even if whoever waits here is cancelled."""
+        ended: asyncio.Future[Job] = self._loop.create_future()
+
+        def end(job: Job) -> None:
+            for each in memory:
+                each.ref_count_down()
+            if not ended.done():
+                ended.set_result(job)
+
+        def on_done(job: Job) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and LMCache's memory with it
+                self._loop.call_soon_threadsafe(end, job)
+
+        for each in memory:
+            each.ref_count_up()
+        submit(on_done=on_done)
+        return await ended

@@ -1,0 +1,132 @@
+"""Run by LMCache's environment: its own storage backends with our connector behind the remote one, told what to do by lines of JSON.
+
+`remote_child.py FD CONFIG_JSON` makes the backends as an engine's LMCache does, writes `{}` to descriptor FD, then a line there for each
+line of standard input. It ends when standard input does. Chunks are named by numbers, and full of one number each.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+from typing import Any
+
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.memory_management import MemoryFormat, MemoryObj
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend import CreateStorageBackends
+
+LAYERS, CHUNK_TOKENS, HEADS, HEAD_SIZE = 4, 16, 2, 32
+WAIT_S = 60.0
+
+
+class Child:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.dtype = torch.float32
+        shape = (LAYERS, 2, CHUNK_TOKENS, HEADS, HEAD_SIZE)
+        metadata = LMCacheMetadata("some/model", 1, 1, 0, 0, self.dtype, shape, role="worker", chunk_size=CHUNK_TOKENS)
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        backends = CreateStorageBackends(LMCacheEngineConfig.from_defaults(chunk_size=CHUNK_TOKENS, **config), metadata, loop, "cpu")
+        self.local = backends["LocalCPUBackend"]
+        (self.remote,) = (backend for name, backend in backends.items() if name.startswith("RemoteBackend"))
+        self.loop = loop
+
+    def key(self, name: int, tag: str | None = None) -> CacheEngineKey:
+        return CacheEngineKey("some/model", 1, 0, name, self.dtype, {"lmcache.tag.user": tag} if tag else None)
+
+    def memory(self, tokens: int, fill: float) -> MemoryObj:
+        obj = self.local.allocate(torch.Size([2, LAYERS, tokens, HEADS * HEAD_SIZE]), self.dtype, MemoryFormat.KV_2LTD)
+        obj.tensor.fill_(fill)
+        return obj
+
+    def put(self, names: list[int], tokens: list[int], tag: str | None = None) -> Any:
+        """Chunks of so many tokens; how many references to their memory are left once they are stored."""
+        objects = [self.memory(count, name) for name, count in zip(names, tokens, strict=True)]
+        left, done = [len(names)], threading.Event()
+
+        def count(key: CacheEngineKey) -> None:
+            left[0] -= 1
+            if not left[0]:
+                done.set()
+
+        self.remote.batched_submit_put_task([self.key(name, tag) for name in names], objects, on_complete_callback=count)
+        told = done.wait(WAIT_S)
+        references = [each.get_ref_count() for each in objects]
+        for each in objects:
+            each.ref_count_down()
+        return {"told": told, "references": references}
+
+    def get(self, names: list[int], tag: str | None = None) -> Any:
+        """For each [tokens, the number it is full of], None for a miss."""
+        return [self.seen(each) for each in self.remote.batched_get_blocking([self.key(name, tag) for name in names])]
+
+    def get_one(self, name: int) -> Any:
+        return self.seen(self.remote.get_blocking(self.key(name)))
+
+    def prefetch(self, names: list[int]) -> Any:
+        getting = self.remote.batched_get_non_blocking("lookup", [self.key(name) for name in names])
+        return [self.seen(each) for each in asyncio.run_coroutine_threadsafe(getting, self.loop).result(WAIT_S)]
+
+    def seen(self, obj: MemoryObj | None) -> Any:
+        if obj is None:
+            return None
+        tensor = obj.tensor
+        values = tensor.unique().tolist()
+        references = obj.get_ref_count()
+        obj.ref_count_down()
+        return [tensor.shape[2], values[0] if len(values) == 1 else None, references]
+
+    def contains(self, names: list[int], tag: str | None = None) -> Any:
+        keys = [self.key(name, tag) for name in names]
+        looking = self.remote.batched_async_contains("lookup", keys)
+        found = asyncio.run_coroutine_threadsafe(looking, self.loop).result(WAIT_S)
+        return {"one": [self.remote.contains(key) for key in keys], "leading": self.remote.batched_contains(keys), "async": found}
+
+    def remove(self, name: int) -> Any:
+        return self.remote.remove(self.key(name))
+
+    def ping(self) -> Any:
+        return asyncio.run_coroutine_threadsafe(self.remote.connection.ping(), self.loop).result(WAIT_S)
+
+    def cancelled_get(self, name: int) -> Any:
+        """Somebody stops waiting for a chunk as soon as he has asked for it: the references that its memory has in the end."""
+        asked = []
+        allocate = self.local.allocate
+
+        def noticed(*arguments: Any, **named: Any) -> Any:
+            asked.append(allocate(*arguments, **named))
+            return asked[-1]
+
+        self.local.allocate = noticed
+
+        async def get_and_stop() -> None:
+            getting = asyncio.ensure_future(self.remote.connection.batched_get([self.key(name)]))
+            await asyncio.sleep(0)
+            getting.cancel()
+            await asyncio.gather(getting, return_exceptions=True)
+            while asked[0].get_ref_count():
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(get_and_stop(), self.loop).result(WAIT_S)
+        self.local.allocate = allocate
+        return asked[0].get_ref_count()
+
+    def close(self) -> Any:
+        self.remote.close()
+        return {}
+
+
+def main() -> None:
+    with open(int(sys.argv[1]), "w", buffering=1) as out:
+        child = Child(json.loads(sys.argv[2]))
+        print("{}", file=out)
+        for line in sys.stdin:
+            command = json.loads(line)
+            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
+        child.close()
+
+
+if __name__ == "__main__":
+    main()

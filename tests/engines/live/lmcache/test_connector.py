@@ -1,0 +1,102 @@
+"""LMCache's own remote backend over our connector and a real cluster, in LMCache's environment: chunks go through, memory is given back."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from tests.client.embedded import embedded
+from tests.engines.live.child import EngineChild
+
+PROGRAM = Path(__file__).with_name("remote_child.py")
+PLAN = ClusterPlan(dram="64MiB", is_private=True)
+FULL = 16
+"""Tokens of a chunk."""
+
+
+def child(cluster: Cluster, log: Path, **extra: Any) -> EngineChild:
+    entries = {
+        "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
+        "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
+        "remote_storage_plugin.kvstore.master": cluster.address,
+        "remote_storage_plugin.kvstore.lookup_deadline_s": 30,
+    }
+    config = {"remote_storage_plugins": ["kvstore"], "remote_serde": "naive", "max_local_cpu_size": 0.05, "blocking_timeout_secs": 60}
+    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"extra_config": entries | extra}), log=log)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with embedded(PLAN) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
+def engines(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EngineChild, EngineChild]]:
+    """Two engines' processes on one store."""
+    folder = tmp_path_factory.mktemp("engines")
+    with (
+        child(cluster, folder / "one", save_chunk_meta=request.param) as one,
+        child(cluster, folder / "two", save_chunk_meta=request.param) as two,
+    ):
+        yield one, two
+
+
+def test_another_engine_gets_what_one_has_put(engines: tuple[EngineChild, EngineChild]) -> None:
+    one, two = engines
+    assert one.ask("put", names=[1, 2, 3], tokens=[FULL, FULL, FULL]) == {"told": True, "references": [1, 1, 1]}
+    assert two.ask("contains", names=[1, 2, 3, 4, 1]) == {"one": [True, True, True, False, True], "leading": 3, "async": 3}
+    assert two.ask("get", names=[3, 4, 1]) == [[FULL, 3.0, 1], None, [FULL, 1.0, 1]]
+    assert two.ask("get_one", name=2) == [FULL, 2.0, 1]
+    assert two.ask("prefetch", names=[1, 2, 4, 3]) == [[FULL, 1.0, 1], [FULL, 2.0, 1]]
+
+
+def test_a_last_chunk_that_is_not_full_keeps_its_shape(engines: tuple[EngineChild, EngineChild]) -> None:
+    one, two = engines
+    one.ask("put", names=[11, 12], tokens=[FULL, 5])
+    assert two.ask("get", names=[11, 12]) == [[FULL, 11.0, 1], [5, 12.0, 1]]
+
+
+def test_chunks_of_another_tag_are_others(engines: tuple[EngineChild, EngineChild]) -> None:
+    one, two = engines
+    one.ask("put", names=[21], tokens=[FULL], tag="ann")
+    assert two.ask("contains", names=[21], tag="bob")["leading"] == 0
+    assert two.ask("contains", names=[21])["leading"] == 0
+    assert two.ask("get", names=[21], tag="ann") == [[FULL, 21.0, 1]]
+
+
+def test_a_removed_chunk_is_a_miss(engines: tuple[EngineChild, EngineChild]) -> None:
+    one, two = engines
+    one.ask("put", names=[31], tokens=[FULL])
+    assert two.ask("get", names=[31]) == [[FULL, 31.0, 1]]
+    assert one.ask("remove", name=31) is True
+    assert one.ask("remove", name=31) is False
+    assert two.ask("get", names=[31]) == [None]
+
+
+def test_memory_is_free_again_once_nothing_reads_into_it_whoever_stopped_waiting(engines: tuple[EngineChild, EngineChild]) -> None:
+    one, _ = engines
+    one.ask("put", names=[41], tokens=[FULL])
+    assert one.ask("cancelled_get", name=41) == 0
+    assert one.ask("get", names=[41]) == [[FULL, 41.0, 1]]
+
+
+def test_a_store_that_is_gone_is_misses_and_the_engine_goes_on(tmp_path: Path) -> None:
+    with embedded(PLAN) as cluster, child(cluster, tmp_path / "log") as engine:
+        engine.ask("put", names=[1], tokens=[FULL])
+        assert engine.ask("ping") == 0
+        cluster.kill_node(0)
+        os.kill(cluster.master_pid, signal.SIGKILL)
+        assert engine.ask("get", names=[1, 2]) == [None, None]
+        assert engine.ask("contains", names=[1, 2]) == {"one": [False, False], "leading": 0, "async": 0}
+        assert engine.ask("put", names=[3], tokens=[FULL]) == {"told": True, "references": [1]}
+        assert engine.ask("remove", name=1) is False
+        assert engine.ask("ping") != 0
+        assert engine.ask("close") == {}
