@@ -18,7 +18,7 @@ PARTS = {
     "rpc": "busy_poll deadline exchange incoming",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
-    "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans",
+    "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (

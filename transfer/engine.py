@@ -1,7 +1,7 @@
 """The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
 
-It knows memory, peers and transports; paths/spans.py checks what callers ask for, paths/carrier.py cuts, sends, and tries failed slices
-elsewhere, agents (agent.py) move the bytes.
+It knows memory, peers and transports; paths/batches.py checks what callers ask for and cuts it into slices, paths/carrier.py sends these,
+and failed ones elsewhere, agents (agent.py) move the bytes.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
@@ -25,16 +24,15 @@ from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pac
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.gate import Gate, begin_thread
 from kvstore.transfer.memory.mapping import allocate
-from kvstore.transfer.memory.pieces import regions_here, total_bytes
 from kvstore.transfer.memory.region import Region, RemoteRegion
 from kvstore.transfer.memory.shield import Shield, shielded
 from kvstore.transfer.paths.bandwidth import Measured
+from kvstore.transfer.paths.batches import begin_transfer
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
 from kvstore.transfer.paths.rails import Rails
-from kvstore.transfer.paths.slices import cut
-from kvstore.transfer.paths.spans import Batch, Group, flat, groups_of
-from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
+from kvstore.transfer.paths.spans import Batch, flat
+from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.paths.transports import Maker
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.discovery import Discovery
@@ -70,8 +68,8 @@ class TransferEngine:
         self.settings = settings or TransferSettings()
         self.topology = topology or Discovery.configured(self.settings).look()
         self._clock_ns = clock_ns
-        self._mover = Carrier(self.settings, clock_ns)
-        self._lock = self._mover.lock
+        self._carrier = Carrier(self.settings, clock_ns)
+        self._lock = self._carrier.lock
         self._exports = Exports()
         self._target = Target(self.name, self._exports, self.settings)
         self._serves = serves
@@ -133,7 +131,7 @@ class TransferEngine:
         """
         info = unpack_engine(description)
         with self._changing:
-            if self._mover.is_closed:
+            if self._carrier.is_closed:
                 raise Closed("the engine is closed")
             peer = self._peers.get(info.name)
             if peer is not None and peer.info == info:
@@ -168,7 +166,7 @@ class TransferEngine:
                 return
             with self._lock:
                 del self._peers[peer.name]
-        self._mover.end(peer, Unreachable(f"{peer.name} was disconnected"))
+        self._carrier.end(peer, Unreachable(f"{peer.name} was disconnected"))
         unload(list(peer.routes.values()))
 
     @shielded
@@ -191,7 +189,7 @@ class TransferEngine:
         next change.
         """
         with self._changing:
-            if self._mover.is_closed:
+            if self._carrier.is_closed:
                 return False
             gone, has_fresh = self._rails.change(topology)
             if not gone and not has_fresh and topology.matrix == self.topology.matrix:
@@ -231,12 +229,13 @@ class TransferEngine:
         destination; Closed. What a signal handler raises meanwhile comes out once the transfer is over, which nobody else knows of.
         """
         if threading.get_ident() != threading.main_thread().ident:  # it sees no signals
-            return self._begin(batch, deadline_s, priority, on_done, waits=False)
+            return begin_transfer(batch, self._carrier, self, deadline=self._deadline(deadline_s), priority=priority, on_done=on_done)
         transfer: Transfer | None = None
         gate = Gate()
         try:
             with Shield() as shield:
-                transfer = self._begin(batch, deadline_s, priority, on_done, waits=False, gate=gate)
+                deadline = self._deadline(deadline_s)
+                transfer = begin_transfer(batch, self._carrier, self, deadline=deadline, priority=priority, on_done=on_done, gate=gate)
                 if shield.raised is not None:
                     transfer.abandon()
         except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
@@ -251,7 +250,7 @@ class TransferEngine:
     def transfer(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
-            transfer = self._begin(batch, deadline_s, priority, None, waits=True)
+            transfer = begin_transfer(batch, self._carrier, self, deadline=self._deadline(deadline_s), priority=priority, waits=True)
             transfer.wait_behind(shield)
 
     async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
@@ -276,44 +275,6 @@ class TransferEngine:
             raise cancellation
         if transfer.error is not None:
             raise transfer.error
-
-    def _begin(
-        self,
-        batch: Batch,
-        deadline_s: float | None,
-        priority: Priority,
-        on_done: Callable[[Transfer], None] | None,
-        *,
-        waits: bool,
-        gate: Gate | None = None,
-    ) -> Transfer:
-        deadline = self._deadline(deadline_s)
-        groups = groups_of(batch)
-        for peer, _, _ in groups:
-            if peer.owner is not self:
-                raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
-        regions = _hold(_used_in(groups))
-        transfer = Transfer(deadline, priority, regions, self._mover.abort, self._mover.help, on_done)
-        parts: dict[Peer, list[Slice]] = {}
-        for peer, direction, pieces in groups:
-            for cut_pieces in cut(pieces, peer.slice_bytes):
-                part = Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces))
-                parts.setdefault(peer, []).append(part)
-                transfer.size_bytes += part.size_bytes
-                transfer.slices_left += 1
-        if gate is not None:
-            transfer.stays_in(gate)
-        try:
-            self._mover.begin(parts, transfer if waits else None)
-        except KVStoreError:
-            if gate is not None:
-                gate.leave()
-            for region in regions:
-                region.release()
-            raise
-        if not parts:
-            transfer.complete()
-        return transfer
 
     # --- notifications, figures, the end ---
 
@@ -375,12 +336,12 @@ class TransferEngine:
     def close(self) -> None:
         """End every transfer with Closed, and let go of connections, threads and mappings. A second close is a no-op."""
         with self._changing, self._lock:
-            if self._mover.is_closed:
+            if self._carrier.is_closed:
                 return
-            self._mover.is_closed = True
+            self._carrier.is_closed = True
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
-            self._mover.end(peer, Closed("the engine is closed"))
+            self._carrier.end(peer, Closed("the engine is closed"))
         self._rails.close()
         self._target.close()
 
@@ -389,25 +350,6 @@ class TransferEngine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _used_in(groups: Sequence[Group]) -> Collection[Region]:
-    """Each region of this process that a batch uses, once."""
-    if len(groups) == 1:
-        return regions_here(groups[0][2])
-    return {id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()
-
-
-def _hold(regions: Collection[Region]) -> Collection[Region]:
-    """Hold all or none. Raises Closed."""
-    for number, region in enumerate(regions):
-        try:
-            region.hold()
-        except Closed:
-            for held in islice(regions, number):
-                held.release()
-            raise
-    return regions
 
 
 def _wake(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:

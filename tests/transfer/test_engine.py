@@ -29,8 +29,8 @@ from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Runs, Span
-from kvstore.transfer.paths.transfers import Priority, Transfer
+from kvstore.transfer.paths.spans import Runs, Span
+from kvstore.transfer.paths.transfers import Priority
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
@@ -103,16 +103,6 @@ def test_buffers_are_free_again_when_their_transfer_is_over(scene: Scene) -> Non
     assert transfer.is_over
     assert region.users == 0
     region.close()
-
-
-@pytest.mark.parametrize("batch", [[], [(b"12", None, 0)]])
-def test_nothing_to_move_is_over_at_once_and_told_all_the_same(scene: Scene, batch: list[Copy]) -> None:
-    engine, _, remote = scene.pair()
-    done: list[Transfer] = []
-    transfer = engine.submit([(source, remote, 0) for source, _, _ in batch], on_done=done.append)
-    assert done == [transfer]
-    transfer.wait()
-    assert not only_agent(engine).begun
 
 
 def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
@@ -191,29 +181,6 @@ def test_large_regions_go_in_larger_slices_over_shared_memory() -> None:
         assert state.delivered_slices == 2
 
 
-@pytest.mark.parametrize(
-    ("copy", "reason"),
-    [
-        (lambda ours, remote: (ours, bytearray(4), 4), "none is"),
-        (lambda ours, remote: (remote, remote, 4), "both are"),
-        (lambda ours, remote: (remote, bytes(4), 4), "read-only"),
-        (lambda ours, remote: (ours, remote, -1), "length"),
-        (lambda ours, remote: (ours, remote, 65), "outside a region"),
-        (lambda ours, remote: (bytes(300), Span(remote, 200), 57), "outside the peer"),
-        (lambda ours, remote: (ours, remote), "a copy is"),
-    ],
-)
-def test_a_copy_that_cannot_be_is_refused_and_nothing_is_begun(
-    scene: Scene, copy: Callable[[Region, PeerRegion], Copy], reason: str
-) -> None:
-    engine, _, remote = scene.pair()
-    ours = engine.allocate(64)
-    with pytest.raises(InvalidArgument, match=reason):
-        engine.submit([(ours, remote, 4), copy(ours, remote)])
-    assert ours.users == 0
-    assert not only_agent(engine).begun
-
-
 @pytest.mark.parametrize("deadline_s", [math.inf, -math.inf, math.nan, 1e9])
 def test_a_deadline_is_a_number_of_seconds_up_to_a_day(scene: Scene, deadline_s: float) -> None:
     engine, _, remote = scene.pair()
@@ -221,21 +188,6 @@ def test_a_deadline_is_a_number_of_seconds_up_to_a_day(scene: Scene, deadline_s:
         engine.submit([], deadline_s=deadline_s)
     with pytest.raises(InvalidArgument, match="deadline"):
         engine.notify(remote.peer, b"", deadline_s=deadline_s)
-
-
-def test_a_region_that_is_closed_is_refused_and_the_others_are_let_go(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    first, closed = engine.allocate(64), engine.allocate(64)
-    closed.close()
-    with pytest.raises(Closed):
-        engine.submit([(first, remote, 4), (closed, remote, 4)])
-    assert first.users == 0
-
-
-def test_a_region_imported_by_another_engine_is_refused(scene: Scene) -> None:
-    _, _, remote = scene.pair()
-    with pytest.raises(InvalidArgument, match="imported"):
-        scene.engine("third").submit([(b"1234", remote, 4)])
 
 
 # --- waiting ---

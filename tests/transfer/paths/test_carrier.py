@@ -274,10 +274,10 @@ def test_a_thread_that_waits_does_not_run_what_is_not_submitted_yet(scene: Scene
     scene.agent.default = WAIT
     seen: list[Request] = []
     scene.agent.run = seen.append  # type: ignore[method-assign, assignment]
-    scene.agent.before_submit = lambda request: scene.engine._mover.help(request.context.transfer)
+    scene.agent.before_submit = lambda request: scene.engine._carrier.help(request.context.transfer)
     transfer = scene.read(1)
     assert not seen
-    scene.engine._mover.help(transfer)
+    scene.engine._carrier.help(transfer)
     assert len(seen) == 1
     scene.agent.end_all()
 
