@@ -8,6 +8,9 @@ from kvstore.protocol.frames import MAX_KEY_BYTES, check_key
 
 KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 
+MAX_PIN_S: Final = 30 * 24 * 3600
+"""A month: who wants more pins without an end."""
+
 
 def check_keys(keys: Sequence[bytes]) -> set[int]:
     """The lengths that they have. Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
@@ -54,6 +57,12 @@ def check_deadline(deadline_s: float) -> None:
     """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:
         raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
+
+
+def check_ttl(ttl_s: float) -> None:
+    """Raises InvalidArgument unless it is a number of seconds that a pin may last."""
+    if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_PIN_S:
+        raise InvalidArgument(f"ttl_s is a number of seconds above 0 and up to {MAX_PIN_S}, not {ttl_s!r}")
 
 
 def check_ack(ack: str) -> None:

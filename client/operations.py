@@ -267,8 +267,14 @@ class Operations:
     def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
         return self._questions.remove(keys, self.deadline(deadline_s), force=force)
 
-    def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None) -> Operation[list[bool]]:
-        return self._questions.pin(keys, self.deadline(deadline_s), pinned=pinned)
+    def remove_matching(self, namespace: Any, pattern: str | None, *, force: bool, deadline_s: float | None) -> Operation[int]:
+        if namespace is None and pattern is None:
+            raise InvalidArgument("say of which namespace, or which pattern the keys match; the pattern '*' is all of them")
+        text = None if namespace is None else namespace_text(namespace)
+        return self._questions.remove_matching(text, "*" if pattern is None else pattern, self.deadline(deadline_s), force=force)
+
+    def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None, ttl_s: float | None = None) -> Operation[list[bool]]:
+        return self._questions.pin(keys, self.deadline(deadline_s), pinned=pinned, ttl_s=ttl_s)
 
     def close(self) -> None:
         """Let go of nodes, threads and mappings; views keep theirs. A second close is a no-op."""

@@ -1,14 +1,15 @@
 """What a client asks the master without moving values: which blocks are there and where, and to remove or pin them. Sans-I/O: see
 effects.py."""
 
+import math
 from collections.abc import Iterator, Sequence
 
-from kvstore.client.arguments import check_keys
+from kvstore.client.arguments import check_keys, check_ttl
 from kvstore.client.effects import Operation
 from kvstore.client.locations import Location, tier_names
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, Pin, Remove
+from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, Pin, PinFor, Remove, RemoveMatching, check_pattern
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.deadline import Deadline
@@ -75,11 +76,22 @@ class Questions:
         self._hints.forget(keys)
         return sum((yield from self._flags([Remove(list(part), int(force)) for part in cut(keys)], deadline)))
 
-    def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool) -> Operation[list[bool]]:
+    def remove_matching(self, namespace: str | None, pattern: str, deadline: Deadline, *, force: bool) -> Operation[int]:
+        self._counters.add(requests=1)
+        check_pattern(pattern)
+        yield from self._early_puts.settle(deadline)
+        message = RemoveMatching(namespace or "", int(namespace is None), pattern, int(force))
+        return (yield from self._daemons.ask_master(message, Count, deadline)).value
+
+    def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool, ttl_s: float | None = None) -> Operation[list[bool]]:
         self._counters.add(requests=1)
         check_keys(keys)
+        if ttl_s is not None:
+            check_ttl(ttl_s)
         yield from self._early_puts.settle(deadline)
-        return (yield from self._flags([Pin(list(part), int(pinned)) for part in cut(keys)], deadline))
+        if ttl_s is None:
+            return (yield from self._flags([Pin(list(part), int(pinned)) for part in cut(keys)], deadline))
+        return (yield from self._flags([PinFor(list(part), math.ceil(ttl_s * 1000)) for part in cut(keys)], deadline))
 
     def _flags(self, messages: Sequence[Message], deadline: Deadline) -> Operation[list[bool]]:
         flags: list[bool] = []

@@ -278,9 +278,24 @@ class Client:
         """Delete blocks everywhere; how many were there and are gone. Pinned and leased ones stay unless `force`."""
         return self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
 
-    def pin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
-        """Keep blocks from eviction until `unpin`; True for each that is there."""
-        return self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s))
+    def remove_matching(
+        self, *, namespace: Any = None, pattern: str | None = None, force: bool = False, deadline_s: float | None = None
+    ) -> int:
+        """Delete the tenant's blocks of a namespace, or those whose keys match a pattern, or both: how many were there and are gone.
+
+        In a pattern `*` stands for any bytes of the key, `?` for any one, `[abc]` for one of those; the rest is taken as UTF-8. One
+        message: the master looks through its directory, and stops at the deadline. Pinned and leased blocks stay unless `force`, and so
+        may what is put meanwhile. Raises InvalidArgument for neither a namespace nor a pattern.
+        """
+        return self._run(self._operations.remove_matching(namespace, pattern, force=force, deadline_s=deadline_s))
+
+    def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
+        """Keep blocks from eviction until `unpin`; True for each that is there.
+
+        With `ttl_s` the pin ends by itself after that time, or as soon as a master is there again. It shortens no other pin: of several
+        with an end the last one counts, and one without stays.
+        """
+        return self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s, ttl_s=ttl_s))
 
     def unpin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Let blocks be evicted again; True for each that is there."""

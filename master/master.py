@@ -164,6 +164,7 @@ class Master:
             self._forget(node.info.name, lambda: None)
         for name in self._scheduling.tick(self.reactor.now_ns()):
             log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
+        self._frames.clients.expire_pins(self.reactor.now_ns())
         ops = self._directory.sweep(self._settings.sweep_rows)
         if ops:
             self._committer.commit(ops)

@@ -4,8 +4,18 @@ Keys belong to the tenant that the connection said in its Hello.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import Ints, Message
+
+MAX_PATTERN_BYTES: Final = 1024
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises InvalidArgument for one that is longer than a pattern may be."""
+    if len(pattern.encode()) > MAX_PATTERN_BYTES:
+        raise InvalidArgument(f"a pattern is at most {MAX_PATTERN_BYTES} bytes long, not {len(pattern.encode())}")
 
 
 @dataclass(slots=True)
@@ -110,6 +120,29 @@ class Pin(Message):
     FORM = (("pinned", "u8"), ("keys", "keys"))
     keys: list[bytes]
     pinned: int = 1
+
+
+@dataclass(slots=True)
+class RemoveMatching(Message):
+    """Delete the blocks of one namespace, or of any, whose keys match a pattern, in which `*` is any bytes, `?` any byte and `[...]` one of
+    those. Leased and pinned ones stay unless `force`. Answer: Count, of those that were there and are gone."""
+
+    TYPE = 21
+    FORM = (("force", "u8"), ("any_namespace", "u8"), ("namespace", "text"), ("pattern", "text"))
+    namespace: str
+    any_namespace: int
+    pattern: str
+    force: int = 0
+
+
+@dataclass(slots=True)
+class PinFor(Message):
+    """Keep these blocks from eviction for so long, unless they are pinned for longer. Answer: Flags (1: it is there)."""
+
+    TYPE = 22
+    FORM = (("ttl_ms", "u32"), ("keys", "keys"))
+    keys: list[bytes]
+    ttl_ms: int
 
 
 @dataclass(slots=True)

@@ -5,7 +5,21 @@ from typing import Final
 from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
-from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Grants,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Reserve,
+)
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
     Abort,
@@ -45,6 +59,8 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Pin,
         Nodes,
         NodeTable,
+        RemoveMatching,
+        PinFor,
         Publish,
         Drop,
         Hold,

@@ -71,8 +71,12 @@ class MasterSession:
         link = _Link(session)
         self._copies.link_up(link.report, registration.registration_epoch)
         self._claims.link_up(link.claim, registration.registration_epoch)
-        self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._on_synced)
+        self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._synced)
         self._deciding.link_up(link.claim, registration.registration_epoch)
+
+    def _synced(self) -> None:
+        self._service.synced()
+        self._on_synced()
 
     def _lost(self, session: Session) -> None:
         if session is self._session:

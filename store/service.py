@@ -71,6 +71,10 @@ class NodeService:
         self.master_epoch = 0
         self.token_digests: Mapping[str, bytes] | None = None
         """Tenant to SHA-256 of its token, from the master; empty lets everyone in, None: not registered yet."""
+        self._held: set[tuple[str, bytes]] = set()
+        """Tenant and key of the blocks that a master has pinned here."""
+        self._unheard: set[tuple[str, bytes]] = set()
+        """Of these, what the master of the present link has not said so of."""
         self.link: Session | None = None
         """The master's connection, the only one that may command."""
         self._in_place = in_place
@@ -215,6 +219,15 @@ class NodeService:
         """The node is registered: the master over `link` commands it from now on, and its tenants are let in."""
         self.link, self.node_id = link, node_id
         self.master_epoch, self.token_digests = master_epoch, token_digests
+        self._unheard = set(self._held)
+
+    def synced(self) -> None:
+        """The master has the inventory, and has named what is pinned of it before it said so: what it did not name was let go, or
+        ended, while it was out of reach."""
+        for tenant, key in tuple(self._unheard):
+            self._set_pinned(tenant, key, False)
+        self._unheard.clear()
+        self._waiting.retry()
 
     def link_down(self) -> None:
         """Nobody commands the node. Clients are served as before."""
@@ -240,6 +253,7 @@ class NodeService:
             if block is not None and is_ours and (message.force or not (block.readers or block.pinned or copies.is_looked_at(block))):
                 was_moving |= block.moving
                 copies.drop(block)
+                self._held.discard((message.tenant, key))
                 flags.append(1)
             else:
                 flags.append(0)
@@ -258,13 +272,22 @@ class NodeService:
         self._check_master(session, message.epoch)
         flags = bytearray()
         for key in message.keys:
-            block = self._table.find(message.tenant, key)
-            if block is not None:
-                block.pinned = bool(message.pinned)
-            flags.append(block is not None)
+            flags.append(self._set_pinned(message.tenant, key, bool(message.pinned)))
         session.reply(header.request_id, Flags(bytes(flags)))
         if not message.pinned:
             self._waiting.retry()
+
+    def _set_pinned(self, tenant: str, key: bytes, pinned: bool) -> bool:
+        """Is it there?"""
+        self._unheard.discard((tenant, key))
+        block = self._table.find(tenant, key)
+        if block is not None:
+            block.pinned = pinned
+        if block is not None and pinned:
+            self._held.add((tenant, key))
+        else:
+            self._held.discard((tenant, key))
+        return block is not None
 
     def _copy(self, session: Session, header: Header, message: Copy) -> None:
         self._check_master(session, message.epoch)

@@ -81,12 +81,13 @@ def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
 
 @click.command()
 @keys_argument
+@click.option("--ttl-s", type=float, help="Only for so many seconds.")
 @json_option
 @client_options
-def pin(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
+def pin(keys: Sequence[bytes], ttl_s: float | None, as_json: bool, settings: ClientSettings) -> None:
     """Keep blocks from eviction until `unpin`. Exit status 1 if any is not there."""
     with connect(settings) as client:
-        found = client.pin(keys)
+        found = client.pin(keys, ttl_s=ttl_s)
     _answer(keys, found, as_json, ("pinned", "not there"))
 
 
@@ -102,12 +103,22 @@ def unpin(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> Non
 
 
 @click.command()
-@keys_argument
+@click.argument("keys", type=KEY, nargs=-1, metavar="[KEY...]")
+@click.option("--namespace", help="Instead of KEYs: all blocks of a namespace.")
+@click.option("--pattern", help="Instead of KEYs: all blocks whose keys match, such as 'chat-*'.")
 @click.option("--force", is_flag=True, help="Pinned blocks and blocks being read too.")
 @json_option
 @client_options
-def rm(keys: Sequence[bytes], force: bool, as_json: bool, settings: ClientSettings) -> None:
-    """Remove blocks everywhere. Exit status 1 if any was not there, or is pinned or being read."""
+def rm(keys: Sequence[bytes], namespace: str | None, pattern: str | None, force: bool, as_json: bool, settings: ClientSettings) -> None:
+    """Remove blocks everywhere. Exit status 1 if any KEY was not there, or is pinned or being read."""
+    is_matching = namespace is not None or pattern is not None
+    if bool(keys) == is_matching:
+        raise click.UsageError("say either KEYs, or --namespace and --pattern or one of them")
+    if is_matching:
+        with connect(settings) as client:
+            removed = client.remove_matching(namespace=namespace, pattern=pattern, force=force)
+        echo_json({"removed": removed}) if as_json else click.echo(f"removed {removed}")
+        return
     distinct = list(dict.fromkeys(keys))
     with connect(settings) as client:
         removed = client.remove(distinct, force=force)

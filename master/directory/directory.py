@@ -98,7 +98,7 @@ class Directory:
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
-        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch)
+        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch, wall_ns=wall_ns)
         self.removing = Removing(
             self._rows,
             self._tenants,
@@ -114,6 +114,7 @@ class Directory:
     def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
         """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
         described: dict[str, list[DescriptionPart]] = {}
+        self.pins.begin(now_ns)
         for key, value in items:
             record = records.decode(key, value)
             if isinstance(record, BlockRecord):
@@ -130,7 +131,7 @@ class Directory:
                 self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
                 self._reservations.saw(record.generation)
             else:
-                self._tenants.of(record.tenant).pins.add(record.key)
+                self.pins.load(self._tenants.of(record.tenant), record)
         self._rows.cut_cycles()
         for node in self.members:
             node.description = records.join_description(described.get(node.info.name, ()))
@@ -269,6 +270,7 @@ class Directory:
         self._reservations.check_integrity(self._tenants)
         assert self._rows.sets.live_nodes == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
+        self.pins.check_integrity()
         self.replication.check_integrity()
 
     def _set_live(self) -> None:

@@ -136,8 +136,8 @@ class Publishing:
         ops = [self.op(tenant, key)]
         if ops[0].value is None and key in tenant.pins:
             # The block itself is gone, not only out of reach: a later block of this key is another one.
-            tenant.pins.discard(key)
-            ops.append(records.pin(tenant.prefix, key, pinned=False))
+            del tenant.pins[key]
+            ops.append(records.unpin(tenant.prefix, key))
         return ops
 
     def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Op]:
@@ -230,7 +230,11 @@ class Publishing:
         if len(plan.commits) < MIN_NEW:
             return False
         tenant, keys = plan.commits[0][0], [key for _tenant, key in plan.commits]
-        if any(other is not tenant for other, _key in plan.commits) or not _are_new(tenant, keys) or not tenant.pins.isdisjoint(keys):
+        if (
+            any(other is not tenant for other, _key in plan.commits)
+            or not _are_new(tenant, keys)
+            or not tenant.pins.keys().isdisjoint(keys)
+        ):
             return False
         queued = [tenant.pending.get(key, ()) for key in keys]
         if any(len(waiting) != 1 or waiting[0].ticket != plan.ticket for waiting in queued):

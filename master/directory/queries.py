@@ -3,6 +3,8 @@
 The hot path: a few C loops over columns (rows.py) a batch.
 """
 
+import fnmatch
+import re
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
@@ -11,7 +13,7 @@ import numpy as np
 from kvstore.master.directory.locating import Indexes, locate
 from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.rows import NO_ROW, Rows
-from kvstore.master.directory.tenants import Tenants
+from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.master_messages import Locations
 
 
@@ -44,17 +46,36 @@ class Queries:
 
         The directory may change between slices: a block that is there all the time is listed once.
         """
-        rows, begin = self._rows, 0
-        while begin < len(rows):
-            owner, end = self._tenants.get(tenant), min(begin + slice_rows, len(rows))
-            if owner is None:
-                return
+        rows = self._rows
+        for owner, part in self._slices(tenant, slice_rows):
             listed = [
                 (key, rows.sizes[row], rows.namespaces[rows.namespace_indexes[row]])
-                for row in range(begin, end)
+                for row in part
                 if rows.sets.live[rows.holders[row]] and rows.tenant_indexes[row] == owner.index and (key := rows.keys[row]) is not None
             ]
             yield [entry for entry in listed if namespace in (None, entry[2])]
+
+    def held_keys(self, tenant: str, namespace: str | None, pattern: str, *, slice_rows: int) -> Iterator[list[bytes]]:
+        """The keys of blocks that nodes hold, live or not, in one namespace or all (None), that match `pattern`, a shell's, as UTF-8:
+        `slice_rows` rows at a time, as `list_keys`."""
+        rows, matches = self._rows, re.compile(fnmatch.translate(pattern.encode().decode("latin-1")).encode("latin-1")).match
+        for owner, part in self._slices(tenant, slice_rows):
+            yield [
+                key
+                for row in part
+                if rows.tenant_indexes[row] == owner.index
+                and (key := rows.keys[row]) is not None
+                and namespace in (None, rows.namespaces[rows.namespace_indexes[row]])
+                and rows.pairs(row)
+                and matches(key)
+            ]
+
+    def _slices(self, tenant: str, slice_rows: int) -> Iterator[tuple[Tenant, range]]:
+        """Rows from the first to the last that there is by then, in parts; to its end if the tenant has nothing any more."""
+        begin = 0
+        while begin < len(self._rows) and (owner := self._tenants.get(tenant)) is not None:
+            end = min(begin + slice_rows, len(self._rows))
+            yield owner, range(begin, end)
             begin = end
 
     def _find(self, tenant: str, keys: Sequence[bytes]) -> Indexes:

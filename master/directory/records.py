@@ -7,7 +7,7 @@
     b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
                                                     generation, and no node gets this id or one below it
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
-    b"p" + u8 tenant length + tenant + block key    empty: the block is pinned
+    b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
 
 Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
@@ -37,6 +37,7 @@ _BLOCK: Final = struct.Struct("<BQQQBBH")
 _ID: Final = struct.Struct("<I")
 _NODE: Final = struct.Struct("<IQ")
 _GENERATION: Final = struct.Struct("<Q")
+_UNTIL: Final = struct.Struct("<Q")
 _STRANGERS: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
 
@@ -97,8 +98,11 @@ class DescriptionPart:
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
+    """`until_ms`: by the wall clock; 0 for a pin without an end."""
+
     tenant: str
     key: bytes
+    until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +189,13 @@ def _part_key(name: str, part: int) -> bytes:
     return b"d" + bytes((part,)) + name.encode()
 
 
-def pin(prefix: bytes, key: bytes, *, pinned: bool) -> Op:
-    return Op(b"p" + prefix + key, b"" if pinned else None)
+def pin(prefix: bytes, key: bytes, *, until_ms: int = 0) -> Op:
+    """See PinRecord."""
+    return Op(b"p" + prefix + key, _UNTIL.pack(until_ms) if until_ms else b"")
+
+
+def unpin(prefix: bytes, key: bytes) -> Op:
+    return Op(b"p" + prefix + key, None)
 
 
 def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
@@ -211,8 +220,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return StrangersRecord(*_STRANGERS.unpack(value))
         if key[:1] == b"d":
             return DescriptionPart(key[2:].decode(), key[1], value)
-        if key[:1] == b"p" and not value:
-            return PinRecord(*_owner(key))
+        if key[:1] == b"p":
+            return PinRecord(*_owner(key), *(_UNTIL.unpack(value) if value else ()))
         if key[:1] == b"r":
             return RemovedRecord(*_owner(key), *_GENERATION.unpack(value))
     except (struct.error, UnicodeDecodeError, IndexError) as error:

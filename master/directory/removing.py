@@ -61,8 +61,8 @@ class Removing:
                 if not force:
                     removal.flags[index] = 0
                     continue
-                owner.pins.discard(key)
-                removal.ops.append(records.pin(owner.prefix, key, pinned=False))
+                del owner.pins[key]
+                removal.ops.append(records.unpin(owner.prefix, key))
             if key in owner.rows or key in owner.pending:
                 removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
             self._plan_one(removal, owner, key, force=force)

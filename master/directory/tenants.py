@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
 
+FOR_GOOD: Final = 1 << 63
+
 
 class Reservation(NamedTuple):
     """A granted put: nobody else gets its key before `expires_ns` while the node lives."""
@@ -38,7 +40,8 @@ class Tenant:
     rows: dict[bytes, int] = field(default_factory=dict)
     reserved: dict[bytes, Reservation] = field(default_factory=dict)
     pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
-    pins: set[bytes] = field(default_factory=set)
+    pins: dict[bytes, int] = field(default_factory=dict)
+    """Until when each pinned key is, by the loop's clock in ns; FOR_GOOD: it has no end."""
     removed: dict[bytes, int] = field(default_factory=dict)
     """Keys removed while a node was away, up to which generation: that node may still have them."""
 

@@ -5,20 +5,36 @@ the nodes. The loop is the only caller.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.protocol.catalog_messages import Drop
 from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.frames import Header
-from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Reserve,
+    check_pattern,
+)
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
 
+SLICE_ROWS: Final = 4096
+"""Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
 """What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
 
@@ -89,17 +105,59 @@ class ClientFrames:
 
     def pin(self, session: Session, header: Header, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
-        pinning = self._directory.pins.pin(_tenant(session), message.keys, pinned=bool(message.pinned))
+        self._pinned(session, header, self._directory.pins.pin(_tenant(session), message.keys, pinned=bool(message.pinned)))
 
+    def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
+        """As `pin`."""
+        ttl_ns = message.ttl_ms * 1_000_000
+        self._pinned(
+            session, header, self._directory.pins.pin_for(_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
+        )
+
+    def _pinned(self, session: Session, header: Header, pinning: Pinning) -> None:
         def durable() -> None:
             self._links.command(pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
 
         self._committer.commit(pinning.ops, durable)
 
+    def expire_pins(self, now_ns: int) -> None:
+        """End pins whose time is over."""
+        ended = self._directory.pins.expire(now_ns)
+        if ended.ops:
+            self._committer.commit(ended.ops, lambda: self._links.tell(ended.commands))
+
     def remove(self, session: Session, header: Header, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
+        self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)))
+
+    def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
+        """Answered when all has been looked at, and each block that was there removed as by `remove`."""
         tenant = _tenant(session)
-        removal = self._directory.removing.plan(tenant, message.keys, force=bool(message.force))
+        check_pattern(message.pattern)
+        namespace = None if message.any_namespace else message.namespace
+        slices = self._directory.queries.held_keys(tenant, namespace, message.pattern, slice_rows=SLICE_ROWS)
+        removed = 0
+
+        def proceed() -> None:
+            """With the next slice, in a turn of the loop of its own: others are served in between."""
+            keys = next(slices, None) if session.is_open else None
+            if keys is None:
+                session.reply(header.request_id, Count(removed))
+            elif keys:
+                self._remove(tenant, keys, bool(message.force), count)
+            else:
+                session.reactor.call_soon(proceed)
+
+        def count(gone: bytes) -> None:
+            nonlocal removed
+            removed += gone.count(1)
+            session.reactor.call_soon(proceed)
+
+        proceed()
+
+    def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None]) -> None:
+        """Remove blocks, and call `then` with 1 for each key that was there and is gone."""
+        removal = self._directory.removing.plan(tenant, keys, force=force)
 
         def told(answers: Answers) -> None:
             unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
@@ -109,9 +167,8 @@ class ClientFrames:
                     unknown.update(command.keys)
                 else:
                     self._committer.commit(self._directory.removing.dropped(node_id, tenant, command.keys, command.generations, flags))
-            left = self._directory.queries.exists(tenant, message.keys)
-            gone = [was and not still and key not in unknown for was, still, key in zip(removal.flags, left, message.keys, strict=True)]
-            session.reply(header.request_id, Flags(bytes(gone)))
+            left = self._directory.queries.exists(tenant, keys)
+            then(bytes(was and not still and key not in unknown for was, still, key in zip(removal.flags, left, keys, strict=True)))
 
         def durable() -> None:
             if removal.raises_floors:

@@ -12,7 +12,7 @@ from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, Pin, Remove, Reserve
+from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, Pin, PinFor, Remove, RemoveMatching, Reserve
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.protocol.tokens import check_token
@@ -51,7 +51,7 @@ class FramesService:
         )
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
         self.nodes = NodeFrames(directory, committer, self.links, self.counters)
-        self._clients = clients = ClientFrames(directory, committer, self.links, self.counters)
+        self.clients = clients = ClientFrames(directory, committer, self.links, self.counters)
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,
@@ -60,7 +60,9 @@ class FramesService:
             Reserve.TYPE: clients.reserve,
             Cancel.TYPE: clients.cancel,
             Remove.TYPE: clients.remove,
+            RemoveMatching.TYPE: clients.remove_matching,
             Pin.TYPE: clients.pin,
+            PinFor.TYPE: clients.pin_for,
             Nodes.TYPE: clients.nodes,
             Publish.TYPE: self.nodes.publish,
             Claim.TYPE: self.nodes.claim,
@@ -80,7 +82,7 @@ class FramesService:
     def closed(self, session: Session) -> None:
         peer = session.context
         if isinstance(peer, ClientPeer):
-            self._clients.closed(peer)
+            self.clients.closed(peer)
         elif isinstance(peer, NodePeer):
             self.nodes.closed(session, peer)
 

@@ -179,6 +179,39 @@ class ClientBehaviour:
         assert client.unpin([a, b]) == [True, False]
         assert client.remove([a]) == 1
 
+    def test_a_pin_with_a_time_ends_by_itself(self, client: Any) -> None:
+        a, b, c = fresh_keys(3)
+        client.put_batch([a, b, c], [b"1", b"2", b"3"])
+        client.pin([c])
+        assert client.pin([a, *fresh_keys(1)], ttl_s=3600) == [True, False]
+        assert client.pin([b, c], ttl_s=0.001) == [True, True]
+        while not client.remove([b]):
+            pass
+        assert client.remove([a, c]) == 0
+        assert client.unpin([a, c]) == [True, True]
+        assert client.remove([a, c]) == 2
+        for ttl_s in (0, -1, 10**9, "1"):
+            with pytest.raises(InvalidArgument, match="ttl_s"):
+                client.pin([a], ttl_s=ttl_s)
+
+    def test_blocks_are_removed_by_namespace_and_by_pattern(self, client: Any) -> None:
+        serial, keys = next(_serial), []
+        for i in range(6):
+            keys.append(b"matching %d %d \xff" % (serial, i))
+            client.put(keys[-1], b"value", namespace=f"{serial} {i % 2}")
+        client.pin(keys[:1])
+        assert client.remove_matching(namespace=f"{serial} 2") == 0
+        assert client.remove_matching(namespace=f"{serial} 1", pattern=f"matching {serial} [13] ?") == 2
+        assert client.exists_batch(keys) == [True, False, True, False, True, True]
+        assert client.remove_matching(namespace=f"{serial} 0") == 2
+        assert client.exists_batch(keys) == [True, False, False, False, False, True]
+        assert client.get_batch(keys) == [b"value", None, None, None, None, b"value"]
+        assert client.remove_matching(pattern=f"matching {serial} *", force=True) == 2
+        assert client.exists_batch(keys) == [False] * 6
+        for arguments, wrong in (({}, "say of which"), ({"pattern": "x" * 1025}, "1024 bytes"), ({"namespace": 5}, "namespace")):
+            with pytest.raises(InvalidArgument, match=wrong):
+                client.remove_matching(**arguments)
+
     def test_a_namespace_is_a_text_or_an_object_with_an_id(self, client: Any) -> None:
         class Namespace:
             id = b"\x01" * 16

@@ -66,12 +66,19 @@ class Master:
     """A Directory with the catalog that its operations make, `now_ns` included. Commits are durable at once unless told otherwise."""
 
     def __init__(
-        self, epoch: int = 1, catalog: dict[bytes, bytes] | None = None, timing: Timing | None = None, limits: Limits | None = None
+        self,
+        epoch: int = 1,
+        catalog: dict[bytes, bytes] | None = None,
+        timing: Timing | None = None,
+        limits: Limits | None = None,
+        wall_ns: int | None = None,
     ) -> None:
         self.epoch = epoch
         self.now_ns = 0
         self.catalog: dict[bytes, bytes] = dict(catalog or {})
-        self.directory = Directory(epoch, wall_ns=1000 * epoch, rng=random.Random(1), timing=timing, limits=limits)
+        self.directory = Directory(
+            epoch, wall_ns=1000 * epoch if wall_ns is None else wall_ns, rng=random.Random(1), timing=timing, limits=limits
+        )
         self.directory.load(self.catalog.items(), self.now_ns)
 
     def commit(self, ops: Iterable[Op]) -> None:

@@ -5,9 +5,9 @@ from array import array
 import pytest
 
 from kvstore.protocol import master_messages
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Exists, Locations, Lookup, NodeTable
+from kvstore.protocol.master_messages import MAX_PATTERN_BYTES, Exists, Locations, Lookup, NodeTable, check_pattern
 from kvstore.protocol.message import Message
 from tests.protocol.samples import check_vector, kinds_of
 
@@ -35,3 +35,9 @@ def test_a_table_of_nodes_whose_columns_differ_in_length_is_refused() -> None:
 
 def test_defaults_are_sent_like_any_value() -> None:
     assert Lookup.unpack(Lookup([b"k"]).pack()) == Lookup([b"k"], 0)
+
+
+def test_a_pattern_has_a_longest_length() -> None:
+    check_pattern("\u00e9" * (MAX_PATTERN_BYTES // 2))
+    with pytest.raises(InvalidArgument, match="1024 bytes long, not 1026"):
+        check_pattern("\u00e9" * (MAX_PATTERN_BYTES // 2 + 1))

@@ -235,6 +235,24 @@ def test_a_pinned_block_does_not_leave_for_another(node: Served, client: Client,
     sock.close()
 
 
+def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a", "b": b"b", "c": b"c"})
+    master.ask(Hold(1, "red", [b"a", b"b", b"c"]))
+    master.ask(Drop(1, "red", [b"c"], [9], 1))
+    node.call(lambda: node.service.synced())
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
+
+    def link_again() -> None:
+        link = node.service.link
+        assert link is not None
+        node.service.link_up(link, node_id=5, master_epoch=2, token_digests={})
+
+    node.call(link_again)
+    master.ask(Hold(2, "red", [b"b"]))
+    node.call(lambda: node.service.synced())
+    assert master.ask(Drop(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
+
+
 def test_a_command_of_an_older_master_is_refused_and_a_newer_one_is_followed(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     assert isinstance(master.ask(Hold(7, "red", [b"a"])), Flags)

@@ -110,6 +110,21 @@ def test_pins_outlive_the_master(tmp_path: Path, etcd_url: str) -> None:
             assert client.get(KEYS[1]) is None, "there was no room for all"
 
 
+def test_a_pin_that_ended_while_the_master_was_away_is_the_nodes_no_more(tmp_path: Path) -> None:
+    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
+        system.start_master()
+        system.start_node("n0", "--dram", "1MiB")
+        with system.client() as client:
+            client.put_batch(KEYS[:2], VALUES[:2])
+            assert client.pin(KEYS[:1], ttl_s=0.001) == client.pin(KEYS[1:2], ttl_s=3600) == [True]
+            system.masters[0].kill()
+            system.start_master()
+            system.await_alive("n0")
+            while not client.remove(KEYS[:1]):
+                pass
+            assert client.remove(KEYS[1:2]) == 0
+
+
 def test_puts_acknowledged_while_etcd_was_killed_and_came_back_are_found(
     tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
 ) -> None:

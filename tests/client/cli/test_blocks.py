@@ -82,6 +82,23 @@ def test_an_unpinned_block_is_removed_and_counted_once(shell: Shell) -> None:
     assert (removed.exit_code, json.loads(removed.output)) == (0, {"removed": 1, "asked": 1})
 
 
+def test_blocks_are_removed_by_namespace_and_pattern(shell: Shell) -> None:
+    for name in ("chat-1", "chat-2", "doc-1"):
+        shell("put", name, "-", "--namespace", "rooms", stdin=b"x")
+    assert shell("rm", "--namespace", "rooms", "--pattern", "chat-*").output == "removed 2\n"
+    assert json.loads(shell("rm", "--pattern", "doc-?", "--json").output) == {"removed": 1}
+    assert shell("rm", "--namespace", "rooms").output == "removed 0\n"
+    for arguments in ((), ("key", "--namespace", "rooms")):
+        assert shell("rm", *arguments).exit_code == 2
+
+
+def test_a_pin_with_a_time_ends_by_itself(shell: Shell) -> None:
+    shell("put", "soft", "-", stdin=b"x")
+    assert shell("pin", "soft", "--ttl-s", "0.001").output == "soft: pinned\n"
+    while shell("rm", "soft").exit_code:
+        pass
+
+
 def test_keys_lists_a_namespace(shell: Shell) -> None:
     shell("put", "child", "-", "--namespace", "space", "--parent", "mother", stdin=b"xyz")
     listed = shell("keys", "--namespace", "space", "--json").output.splitlines()

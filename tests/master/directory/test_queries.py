@@ -1,7 +1,7 @@
 """Promises of queries.py, asked of a directory with nodes."""
 
 from kvstore.protocol.catalog_messages import EVENT_GONE
-from tests.master.blocks import DRAM, NVME, TENANT, Event, die, one_node
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
 
 def test_a_prefix_ends_at_its_first_gap() -> None:
@@ -73,3 +73,22 @@ def test_a_listing_ends_when_its_tenant_does() -> None:
     master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
     master.directory.tick(0)
     assert list(slices) == []
+
+
+def test_held_keys_are_those_that_match_whether_their_nodes_live_or_not() -> None:
+    master = Master()
+    a, b = master.register("a"), master.register("b")
+    master.sync(a, Event(b"chat-1"), Event(b"chat-2", namespace="other"), Event(b"x"), Event(b"chat-9", tenant="blue"))
+    master.sync(b, Event(b"chat-\xc3\xa9", parent=b"gone"), Event(b"chat-\xff"))
+    die(master, b)
+
+    def held(namespace: str | None, pattern: str, slice_rows: int = 2) -> list[bytes]:
+        return sorted(key for part in master.directory.queries.held_keys(TENANT, namespace, pattern, slice_rows=slice_rows) for key in part)
+
+    assert held(None, "*") == [b"chat-1", b"chat-2", b"chat-\xc3\xa9", b"chat-\xff", b"x"]
+    assert held(None, "chat-?") == [b"chat-1", b"chat-2", b"chat-\xff"]
+    assert held("ns", "chat-[!9]") == [b"chat-1", b"chat-\xff"]
+    assert held(None, "chat-\xe9") == [b"chat-\xc3\xa9"]
+    assert held("other", "*") == [b"chat-2"]
+    assert held(None, "chat") == held("nowhere", "*") == []
+    assert list(master.directory.queries.held_keys("nobody", None, "*", slice_rows=2)) == []

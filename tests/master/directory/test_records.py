@@ -30,6 +30,7 @@ from kvstore.master.directory.records import (
     put_strangers,
     removed,
     tenant_prefix,
+    unpin,
 )
 from kvstore.protocol.errors import Corrupt, InvalidArgument
 
@@ -64,9 +65,11 @@ def test_a_node_and_a_pin_come_back() -> None:
     assert delete_node("näme") == Op(op.key, None)
     op = put_strangers(1 << 60, 78)
     assert decode(op.key, op.value or b"") == StrangersRecord(1 << 60, 78)
-    op = pin(tenant_prefix("red"), b"key", pinned=True)
-    assert decode(op.key, b"") == PinRecord("red", b"key")
-    assert pin(tenant_prefix("red"), b"key", pinned=False).value is None
+    for until_ms in (0, 1 << 50):
+        op = pin(tenant_prefix("red"), b"key", until_ms=until_ms)
+        assert op.value is not None
+        assert decode(op.key, op.value) == PinRecord("red", b"key", until_ms)
+    assert unpin(tenant_prefix("red"), b"key") == Op(op.key, None)
 
 
 @pytest.mark.parametrize(

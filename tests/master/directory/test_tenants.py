@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.master.directory.tenants import Tenants
+from kvstore.master.directory.tenants import FOR_GOOD, Tenants
 from kvstore.protocol.errors import InvalidArgument
 
 
@@ -27,7 +27,7 @@ def test_a_question_makes_no_tenant() -> None:
 def test_a_tenant_that_has_nothing_is_forgotten_and_its_index_used_again() -> None:
     tenants = Tenants()
     red, blue = tenants.of("red"), tenants.of("blue")
-    blue.pins.add(b"key")
+    blue.pins[b"key"] = FOR_GOOD
     tenants.forget_empty()
     assert list(tenants) == [blue]
     assert tenants.of("green").index == red.index

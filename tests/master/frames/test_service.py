@@ -2,16 +2,32 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
-from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Grants,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Reserve,
+)
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
@@ -21,6 +37,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
+from tests.rpc.wires import frame
 
 
 @pytest.fixture
@@ -333,6 +350,62 @@ def test_a_forced_remove_says_so_to_the_node(places: Places, client: Channel) ->
     node.answer(header, Flags(b"\1"))
     assert asking.result() == b"\1"
     node.close()
+
+
+def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Places, client: Channel) -> None:
+    node = NodeSide(places)
+    keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
+    node.publish(Event(b"other"), *(Event(key) for key in keys))
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, client, RemoveMatching("ns", 0, "0*"), Count)
+        asked: list[bytes] = []
+        while len(asked) < len(keys):
+            header, body = node.read()
+            drop = Drop.unpack(body)
+            assert len(drop.keys) <= SLICE_ROWS
+            asked += drop.keys
+            node.answer(header, Flags(bytes(key != keys[-1] for key in drop.keys)))
+        assert asking.result().value == len(keys) - 1
+    assert sorted(asked) == keys
+    assert ask(client, Exists([b"other", keys[0], keys[-1]]), Flags).flags == b"\1\0\1"
+    assert ask(client, RemoveMatching("elsewhere", 0, "*"), Count).value == 0
+    with pytest.raises(InvalidArgument, match="1024 bytes"):
+        ask(client, RemoveMatching("", 1, "x" * 1025), Count)
+    node.close()
+
+
+def test_nothing_more_is_removed_once_the_asker_has_hung_up(places: Places) -> None:
+    node = NodeSide(places)
+    node.publish(*(Event(b"%05d" % i) for i in range(2 * SLICE_ROWS)))
+    asker = places.client().detach()
+    asker.sendall(frame(RemoveMatching("", 1, "*", force=1)))
+    header, body = node.read()
+    assert Drop.unpack(body).force == 1
+    asker.close()
+    master = places.master
+    assert master is not None
+    eventually(
+        lambda: master.reactor.call(lambda: len(master._server.sessions) == 1, deadline_s=TIMEOUT_S), "the node's session to be left"
+    )
+    node.answer(header, Flags(bytes(len(Drop.unpack(body).keys))))
+    client = places.client()
+    asking = Asking(client, Remove([b"00000"]))
+    header, body = node.read()
+    assert Drop.unpack(body).keys == [b"00000"], "nothing came between"
+    node.answer(header, Flags(b"\1"))
+    assert asking.result() == b"\1"
+    client.close()
+    node.close()
+
+
+def test_a_pin_with_a_time_is_told_to_the_node_and_its_end_too(client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"))
+    asking = Asking(client, PinFor([b"a", b"none"], 1))
+    for pinned in (1, 0):
+        header, body = node.read()
+        assert (Hold.unpack(body).keys, Hold.unpack(body).pinned) == ([b"a"], pinned)
+        node.answer(header, Flags(b"\1"))
+    assert asking.result() == b"\1\0"
 
 
 def test_a_stale_publish_is_refused(node: NodeSide) -> None:
