@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -130,16 +130,16 @@ class Worker:
 
     def _fetch(self, transfer: Transfer, until_s: float) -> int:
         """How many of the blocks, from the first on, are in the pool now."""
+        pieces = self._pools.pieces(transfer.blocks)
+        if pieces is not None:
+            return self._get(self._shard.keys(transfer.hashes), pieces, until_s)
         loaded = 0
         chunk = self._load_staging.take()
         assert chunk is not None, "there are as many as threads"
         try:
             for part, keys in self._parts(transfer, len(chunk)):
                 rows = chunk[: len(keys)]
-                job = self._jobs.load(keys, rows, deadline_s=until_s - time.monotonic(), on_done=_ignore)
-                job.wait()
-                self._load_trouble.saw(job.error)
-                there = self._leading(job)
+                there = self._get(keys, rows, until_s)
                 self._pools.scatter(rows[:there], transfer.blocks[part][:there])
                 loaded += there
                 if there < len(keys):
@@ -148,8 +148,11 @@ class Worker:
             self._load_staging.give_back(chunk)
         return loaded
 
-    def _leading(self, job: Job) -> int:
-        """How many of its keys, from the first on, gave a whole block."""
+    def _get(self, keys: list[bytes], buffers: Any, until_s: float) -> int:
+        """How many of the values, from the first on, are in the buffers now."""
+        job = self._jobs.load(keys, buffers, deadline_s=until_s - time.monotonic(), on_done=_ignore)
+        job.wait()
+        self._load_trouble.saw(job.error)
         whole = [result == self._pools.value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
 

@@ -69,6 +69,29 @@ def test_the_form_tells_what_blocks_must_have_in_common() -> None:
     assert LayerPools.form(pools("LBHNC", torch.bfloat16)[0], BLOCKS) != forms["LBHNC"]
 
 
+def test_blocks_of_large_pieces_are_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = pools("BLNHC")
+    piece_bytes = HEADS * TOKENS * ELEMENTS * 4
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", piece_bytes + 1)
+    assert LayerPools(layers, BLOCKS).pieces(TABLE) is None
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", piece_bytes)
+    source = LayerPools(layers, BLOCKS)
+    values = torch.zeros(len(TABLE), source.value_bytes, dtype=torch.uint8)
+    source.gather(TABLE, values)
+    pieces = source.pieces(TABLE)
+    assert pieces is not None
+    assert [b"".join(piece.tobytes() for piece in block) for block in pieces] == [value.numpy().tobytes() for value in values]
+    pieces[0][1][:] = 0
+    assert not layers[1][TABLE[0]].any()
+    assert layers[0][TABLE[0]].any()
+
+
+def test_blocks_that_are_no_bytes_in_a_row_are_not_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    assert LayerPools(pools("LHBNC"), BLOCKS).pieces(TABLE) is None
+    assert LayerPools(pools("LBHNC"), BLOCKS, copies_on_device=True).pieces(TABLE) is None
+
+
 def test_what_is_no_pool_of_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="no KV cache"):
         LayerPools([], BLOCKS)
