@@ -9,6 +9,8 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.sidecar.config import SidecarSettings
+from kvstore.engines.vllm.settings import SECTION as VLLM
+from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.handover.config import SECTION as HANDOVER
 from kvstore.handover.config import HandoverSettings
 from kvstore.master.config import MasterSettings
@@ -73,6 +75,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         LMCacheSettings,
     ),
     (
+        "vLLM's connector",
+        "Of `kvstore.engines.vllm`; [engines.md](engines.md#vllm) says what they do. They have no flags: vLLM hands over what its\n"
+        "`kv_connector_extra_config` names.\n\n",
+        VLLM,
+        VllmSettings,
+    ),
+    (
         "Stand-in engines",
         "Of `python -m kvstore.router.standin.engine`; [router.md](router.md) says what they are for.\n\n",
         "standin",
@@ -90,7 +99,11 @@ def text() -> str:
 def table(section: str, kind: type[Any]) -> str:
     """As the programs print it, without the column of flags where there are none."""
     rows = settings_table(section, kind)
-    return rows if section not in (SECTION, HANDOVER, JOBS, LMCACHE) else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
+    return (
+        rows
+        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, VLLM)
+        else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
+    )
 
 
 if __name__ == "__main__":

@@ -5,20 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 
 class LineChild:
     """`python -m MODULE ARGUMENTS`, from construction to the end of the context."""
 
-    def __init__(
-        self, module: str, *arguments: str, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
-    ) -> None:
-        """`python` and `environment`: by default those of this process."""
-        command = [python, "-m", module, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    def __init__(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -28,13 +23,9 @@ class LineChild:
 
     def tell(self, line: str) -> Any:
         """What it answers."""
-        self.send(line)
-        return self.answer()
-
-    def send(self, line: str) -> None:
-        """As `tell`, for a caller that asks for the answer later."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
+        return self.answer()
 
     def stop(self) -> None:
         """It does not run until `go_on`."""

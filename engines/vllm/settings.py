@@ -1,13 +1,12 @@
 """Settings of the connector: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`; else `KVSTORE_VLLM_*`, or [vllm] in the file."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.client.jobs.config import JobSettings
-from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import Size, load_settings, setting
+from kvstore.engines.settings import settings_from
+from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "vllm"
 LOAD_THREADS: Final = 4
@@ -44,12 +43,9 @@ class VllmSettings:
     )
 
 
-def from_extra_config(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
+def from_extra_config(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
     """What `kv_connector_extra_config` says. Raises ConfigError: an unknown setting, or a value outside its range."""
-    known = [field.name for field in dataclasses.fields(VllmSettings)]
-    if unknown := sorted(set(extra) - set(known)):
-        raise ConfigError(f"kv_connector_extra_config: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    return load_settings(VllmSettings, SECTION, flags=extra, environ=environ)
+    return settings_from(VllmSettings, SECTION, given, source="kv_connector_extra_config", environ=environ)
 
 
 def job_settings(settings: VllmSettings) -> JobSettings:

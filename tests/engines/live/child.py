@@ -35,7 +35,7 @@ class EngineChild:
     def __enter__(self) -> "EngineChild":
         """Once it is ready."""
         try:
-            self._answer()
+            self.answer()
         except BaseException:
             self.close()
             raise
@@ -46,9 +46,19 @@ class EngineChild:
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Have it call `do`, and wait for the answer. Fails with its log if it has died of that."""
+        self.begin(do, **arguments)
+        return self.answer()
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """As `ask`, for a caller that takes the answer later."""
         assert self._process.stdin is not None
         print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
-        return self._answer()
+
+    def answer(self) -> Any:
+        """To the next of what has begun."""
+        line = self._answers.readline()
+        assert line, self.log
+        return json.loads(line)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -63,8 +73,3 @@ class EngineChild:
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
-
-    def _answer(self) -> Any:
-        line = self._answers.readline()
-        assert line, self.log
-        return json.loads(line)

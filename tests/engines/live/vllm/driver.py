@@ -1,6 +1,6 @@
-"""vLLM in a process that a test speaks with: a line of JSON in, a line of JSON out. Runs in the engine's own environment.
+"""vLLM in its own environment, for a test that speaks with it (child.py): `driver.py ANSWERS OPTIONS`.
 
-`python -m tests.engines.live.vllm.driver OPTIONS`: JSON with arguments of `vllm.LLM`, "kv_transfer_config" as an object.
+OPTIONS are arguments of `vllm.LLM` as JSON, "kv_transfer_config" as an object.
 """
 
 import json
@@ -74,14 +74,13 @@ class Engine:
 
 
 def main() -> None:
-    # vLLM and its libraries write to standard output.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    engine = Engine(json.loads(sys.argv[1]))
-    print(json.dumps("ready"), file=answers, flush=True)
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        print(json.dumps(getattr(engine, name)(**arguments)), file=answers, flush=True)
+    with os.fdopen(int(sys.argv[1]), "w") as answers:
+        engine = Engine(json.loads(sys.argv[2]))
+        print(json.dumps("ready"), file=answers, flush=True)
+        for line in sys.stdin:
+            arguments = json.loads(line)
+            method = getattr(engine, arguments.pop("do"))
+            print(json.dumps(method(**arguments)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

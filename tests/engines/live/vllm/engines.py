@@ -1,5 +1,6 @@
 """vLLM engines for tests: each a process in vLLM's own environment, which answers many questions, for it takes long to start."""
 
+import itertools
 import json
 import os
 import random
@@ -10,9 +11,11 @@ from typing import Any, Final, Self
 
 import pytest
 
-from tests.engines.live.environments import ROOT, python_of
-from tests.line_child import LineChild
+from tests.engines.live.child import EngineChild
+from tests.engines.live.environments import ROOT
 
+DRIVER: Final = Path(__file__).with_name("driver.py")
+NUMBERS: Final = itertools.count()
 BLOCK_TOKENS: Final = 32
 """The smallest that vLLM has on a CPU."""
 SAME_LOGPROB: Final = 1e-4
@@ -59,25 +62,27 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": store,
             }
-        # PYTHONDONTWRITEBYTECODE would have each engine compile all of torch and vLLM again, for a minute.
-        others = ("KVSTORE_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)} | {
+        environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "",  # else each engine compiles all of torch and vLLM again, for a minute
         }
-        module = "tests.engines.live.vllm.driver"
-        self._child = LineChild(module, json.dumps(options), python=python_of("vllm"), environment=environment)
+        log = model.with_name(f"engine-{next(NUMBERS)}.log")
+        self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=log, environment=environment)
 
     def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> list[Answer]:
         """Of prompts that are there at once."""
-        self.begin("generate", prompts=prompts, tokens=tokens, salts=salts)
+        self.begin(*prompts, tokens=tokens, salts=salts)
         return self.answers()
 
+    def begin(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> None:
+        """As `generate`, for a test that takes the `answers` later."""
+        self._child.begin("generate", prompts=prompts, tokens=tokens, salts=salts)
+
     def answers(self) -> list[Answer]:
-        """Of the prompts that it was asked for with `begin`."""
         return [Answer(**answer) for answer in self._child.answer()]
 
     def forget(self) -> None:
@@ -85,18 +90,15 @@ class Engine:
         assert self.tell("reset")
 
     def tell(self, command: str, **arguments: Any) -> Any:
-        return self._child.tell(json.dumps([command, arguments]))
-
-    def begin(self, command: str, **arguments: Any) -> None:
-        """As `tell`, without waiting for the answer."""
-        self._child.send(json.dumps([command, arguments]))
+        """What the driver answers."""
+        return self._child.ask(command, **arguments)
 
     def __enter__(self) -> Self:
-        assert self._child.answer() == "ready"
+        self._child.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._child.__exit__(kind, error, trace)
+        self._child.close()
 
 
 def prompt(seed: int, blocks: int = 5) -> list[int]:

@@ -2,6 +2,8 @@
 
 import itertools
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from kvstore.client import Client
 from kvstore.protocol.errors import DeadlineExceeded, Full
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.tiny_model import make
+from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Answer, Engine, prompt
 
 LOSING = "tests.engines.live.vllm.faults:LosingConnector"
@@ -21,8 +23,9 @@ CACHED = BLOCKS * BLOCK_TOKENS
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make(folder, "tiny")
+    """Made by a process of its own: what makes it takes seconds to load."""
+    folder = tmp_path_factory.mktemp("engines") / "model"
+    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, "tiny"], cwd=ROOT, check=True)
     return folder
 
 
@@ -122,7 +125,7 @@ def test_two_engines_may_compute_the_same_prompts_at_once(plain: Engine, waiting
     asked = [prompt(seed) for seed in range(30, 34)]
     right = expected(plain, *asked)
     for engine in (waiting, loading):
-        engine.begin("generate", prompts=asked, tokens=8)
+        engine.begin(*asked)
     for engine in (waiting, loading):
         for answer, wanted in zip(engine.answers(), right, strict=True):
             answer.check_same(wanted)
@@ -171,7 +174,7 @@ def test_a_master_that_is_killed_costs_only_what_it_knows(plain: Engine, store: 
     (right,) = expected(plain, asked, tokens=200)
     waiting.generate(known)
     waiting.tell("flush")
-    loading.begin("generate", prompts=[asked], tokens=200)
+    loading.begin(asked, tokens=200)
     store.master.stop(signal.SIGKILL)
     (answer,) = loading.answers()
     answer.check_same(right)
