@@ -1,0 +1,57 @@
+"""Mooncake's result codes, and which of them an error of ours is. Calls of its API raise nothing for what happens in the store."""
+
+from typing import Final
+
+from kvstore.protocol.errors import (
+    Closed,
+    Corrupt,
+    DeadlineExceeded,
+    Fenced,
+    Full,
+    InvalidArgument,
+    KVStoreError,
+    TierFailed,
+    Unavailable,
+)
+
+OK: Final = 0
+INTERNAL_ERROR: Final = -1
+NO_AVAILABLE_HANDLE: Final = -200
+"""No room: engines slow down, and put later."""
+WRITE_FAIL: Final = -500
+INVALID_PARAMS: Final = -600
+OBJECT_NOT_FOUND: Final = -704
+OBJECT_ALREADY_EXISTS: Final = -705
+OBJECT_HAS_LEASE: Final = -706
+LEASE_EXPIRED: Final = -707
+CHECKSUM_MISMATCH: Final = -801
+RPC_FAIL: Final = -900
+RPC_TIMEOUT: Final = -901
+
+_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
+    (Full, NO_AVAILABLE_HANDLE),
+    (DeadlineExceeded, RPC_TIMEOUT),
+    (Unavailable, RPC_FAIL),
+    (InvalidArgument, INVALID_PARAMS),
+    (Closed, INVALID_PARAMS),
+    (Corrupt, CHECKSUM_MISMATCH),
+    (Fenced, LEASE_EXPIRED),
+    (TierFailed, WRITE_FAIL),
+)
+
+
+def code_of(error: KVStoreError) -> int:
+    """The code that Mooncake has for it."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
+
+
+def stored(result: bool | KVStoreError) -> int:
+    """Of one key of a put: what is there already is a success."""
+    return code_of(result) if isinstance(result, KVStoreError) else OK
+
+
+def read(result: int | KVStoreError | None) -> int:
+    """Of one key of a get: the number of bytes."""
+    if result is None:
+        return OBJECT_NOT_FOUND
+    return code_of(result) if isinstance(result, KVStoreError) else result

@@ -1,0 +1,105 @@
+"""Setting up, names of keys, registered memory, and what is said without a cluster."""
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from tests.client.processes import Cluster, cluster
+from tests.engines.mooncake.memory import Room
+
+
+def test_a_dictionary_sets_up_as_arguments_do(running: Cluster) -> None:
+    store = MooncakeDistributedStore()
+    for size in ("16MB", "16 MB", 16 << 20):
+        config = {"local_hostname": "h", "metadata_server": "", "local_buffer_size": size, "master_server_addr": running.address}
+        assert store.setup(config) == 0
+        assert store.put("key", b"value") == 0
+    assert store.setup({**config, "global_segment_size": "50%"}) == -600
+    assert store.setup({"local_hostname": "h", "master_server_address": running.address}) == 0
+    assert store.setup_dummy(1 << 20, 1 << 20, running.address) == 0
+    assert store.get("key") == b"value"
+    assert store.remove_all(force=True) == 1
+    store.close()
+
+
+def test_a_hosts_name_has_a_port(running: Cluster) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup("me", "", 0, 0, "tcp", "", running.address) == 0
+    host, port = store.get_hostname().split(":")
+    assert host == "me"
+    assert 12300 <= int(port) <= 14300
+    store.setup("me:7", "", 0, 0, "tcp", "", running.address)
+    assert store.get_hostname() == "me:7"
+    store.close()
+
+
+def test_nobody_there_is_a_code_and_every_call_goes_on() -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup("me", "", 0, "1MB", "tcp", "", "127.0.0.1:1") == -900
+    assert store.health_check() == 1
+    room = Room(1)
+    assert store.put("key", b"value") == -600
+    assert store.batch_put_from(["a", "b"], [room.at, room.at], [1, 1]) == [-600, -600]
+    assert store.upsert("key", b"value") == -600
+    assert (store.get("key"), store.get_batch(["a", "b"]), store.get_buffer("key"), store.get_tensor("key")) == (
+        b"",
+        [b"", b""],
+        None,
+        None,
+    )
+    assert store.get_into("key", room.at, 1) == -600
+    assert (store.is_exist("key"), store.batch_is_exist(["a"]), store.get_size("key")) == (-600, [-600], -600)
+    assert (store.remove("key"), store.remove_all()) == (-600, -600)
+    assert store.get_replica_desc("key") == []
+    assert store.register_buffer(room.at, 1) == -600
+    assert store.close() == 0
+
+
+def test_a_master_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
+    with cluster(tmp_path) as started:
+        store = MooncakeDistributedStore()
+        assert store.setup("me", "", 0, 0, "tcp", "", started.address) == 0
+        assert store.health_check() == 0
+        started.master.stop()
+        assert store.health_check() == 2
+        store.close()
+
+
+def test_tenants_keys_never_meet(store: MooncakeDistributedStore, running: Cluster) -> None:
+    other = MooncakeDistributedStore()
+    assert other.setup({"local_hostname": "me", "tenant_id": "other", "master_server_addr": running.address}) == 0
+    assert (store.put("key", b"mine"), other.put("key", b"theirs")) == (0, 0)
+    assert (store.get("key"), other.get("key")) == (b"mine", b"theirs")
+    assert other.remove_by_regex("^key$") == 1
+    assert (store.get("key"), other.get("key")) == (b"mine", b"")
+    other.close()
+
+
+def test_long_keys_are_told_apart_and_no_key_is_refused(store: MooncakeDistributedStore) -> None:
+    keys = ["x" * 1000 + end for end in ("a", "b")] + ["é" * 200]
+    assert store.put_batch(keys, [b"1", b"2", b"3"]) == 0
+    assert store.get_batch(keys) == [b"1", b"2", b"3"]
+    assert store.put("", b"value") == -600
+
+
+def test_registered_memory_may_overlap_and_is_given_up_once(store: MooncakeDistributedStore) -> None:
+    room = Room(100)
+    assert store.register_buffer(room.at, 100) == 0
+    assert store.register_buffer(room.at + 10, 10) == 0
+    assert (store.unregister_buffer(room.at + 10), store.unregister_buffer(room.at)) == (0, 0)
+    assert store.unregister_buffer(room.at) == -600
+    assert (store.register_buffer(0, 1), store.register_buffer(room.at, 0)) == (-600, -600)
+
+
+def test_what_was_put_is_there_for_any_client(store: MooncakeDistributedStore, running: Cluster) -> None:
+    assert store.put("shared", b"value") == 0
+    with Client(running.address) as client:
+        assert client.get(b"shared") == b"value"
+
+
+@pytest.mark.parametrize("call", ["put", "upsert"])
+def test_an_argument_that_is_unknown_is_a_type_error(store: MooncakeDistributedStore, call: str) -> None:
+    with pytest.raises(TypeError):
+        getattr(store, call)(key="key", value=b"", no_such_argument=1)

@@ -1,0 +1,54 @@
+"""Objects that are read and written a few ranges at a time."""
+
+from kvstore.engines.mooncake.config import ReplicateConfig
+from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from tests.engines.mooncake.memory import Room
+
+
+def test_a_get_session_reads_ranges_of_what_was_there(store: MooncakeDistributedStore) -> None:
+    store.put_batch(["a", "b"], [b"0123456789", b"abcdefghij"])
+    room = Room(10)
+    assert store.batch_get_session_start(["a", "nowhere"]) == [0, -704]
+    got = store.batch_get_into_multi_buffer_ranges(
+        ["a", "b", "nowhere"], [[room.at, room.at + 5], [room.at], [room.at]], [[2, 3], [1], [1]], [[8, 0], [0], [0]]
+    )
+    assert got == [5, -600, -600]
+    assert room.bytes()[:8] == b"89\0\0\x00012"
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[9]]) == [-600]
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[]]) == [-600]
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [], [], []) == [-600]
+    store.remove("a", force=True)
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[0]]) == [-704]
+    assert store.batch_get_session_end(["a"]) == 0
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[0]]) == [-600]
+
+
+def test_a_put_session_stores_the_whole_at_its_end(store: MooncakeDistributedStore) -> None:
+    room, config = Room.of(b"0123456789"), ReplicateConfig()
+    config.group_ids = ["g", "h"]
+    assert store.batch_put_session_start(["a", "b"], [6, 2], config) == [0, 0]
+    assert store.batch_put_session_start(["a", "c"], [6, 0]) == [-600, -600]
+    assert store.batch_put_from_multi_buffer_ranges(["a", "b"], [[room.at + 4, room.at], [room.at]], [[3, 3], [2]], [[3, 0], [0]]) == [6, 2]
+    assert store.batch_is_exist(["a", "b"]) == [0, 0]
+    assert store.batch_put_session_end(["a", "nowhere"]) == [0, -600]
+    assert store.batch_put_session_revoke(["b", "b"]) == [0, -600]
+    assert store.get_batch(["a", "b"]) == [b"012456", b""]
+
+
+def test_ranges_outside_of_a_put_session_are_refused_and_write_nothing(store: MooncakeDistributedStore) -> None:
+    room = Room.of(b"0123456789")
+    store.batch_put_session_start(["a"], [4])
+    for pointers, sizes, offsets in (([room.at], [2], [3]), ([room.at] * 2, [2, 2], [0, 3]), ([0], [1], [0]), ([room.at], [1], [])):
+        assert store.batch_put_from_multi_buffer_ranges(["a"], [pointers], [sizes], [offsets]) == [-600]
+    assert store.batch_put_from_multi_buffer_ranges(["nowhere"], [[room.at]], [[1]], [[0]]) == [-600]
+    assert store.batch_put_from_multi_buffer_ranges(["a"], [], [], []) == [-600]
+    assert store.batch_put_session_end(["a"]) == [0]
+    assert store.get("a") == bytes(4)
+    assert store.batch_put_session_start(["x"], []) == [-600]
+
+
+def test_sessions_end_with_the_store(store: MooncakeDistributedStore) -> None:
+    store.batch_put_session_start(["a"], [4])
+    store.close()
+    assert store.batch_put_session_end(["a"]) == [-600]
+    assert store.batch_put_session_start(["a"], [4]) == [-600]
