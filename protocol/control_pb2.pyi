@@ -423,18 +423,20 @@ class InstancesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceStatus(_message.Message):
-    __slots__ = ("report", "report_age_s", "unseen_requests", "unseen_s", "scheduled")
+    __slots__ = ("report", "report_age_s", "unseen_requests", "unseen_s", "scheduled", "engine_blocks")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     UNSEEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     UNSEEN_S_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     report: ReportRequest
     report_age_s: float
     unseen_requests: int
     unseen_s: float
     scheduled: int
-    def __init__(self, report: _Optional[_Union[ReportRequest, _Mapping]] = ..., report_age_s: _Optional[float] = ..., unseen_requests: _Optional[int] = ..., unseen_s: _Optional[float] = ..., scheduled: _Optional[int] = ...) -> None: ...
+    engine_blocks: int
+    def __init__(self, report: _Optional[_Union[ReportRequest, _Mapping]] = ..., report_age_s: _Optional[float] = ..., unseen_requests: _Optional[int] = ..., unseen_s: _Optional[float] = ..., scheduled: _Optional[int] = ..., engine_blocks: _Optional[int] = ...) -> None: ...
 
 class InstancesReply(_message.Message):
     __slots__ = ("dispatcher", "instances", "counters", "estimators")

@@ -35,7 +35,7 @@ def instances_view(found: pb.InstancesReply) -> RenderableType:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("instance", "role", "address", "node"):
         table.add_column(name, overflow="fold")
-    for name in ("queue", "batch", "sent", "reported"):
+    for name in ("queue", "batch", "own blocks", "sent", "reported"):
         table.add_column(name, justify="right", no_wrap=True)
     for status in sorted(found.instances, key=lambda each: (each.report.role, each.report.name)):
         report = status.report
@@ -48,6 +48,7 @@ def instances_view(found: pb.InstancesReply) -> RenderableType:
             report.node or "-",
             f"{report.queue_s + status.unseen_s:.2f} s" if report.role != pb.ROLE_DECODE else "-",
             f"{report.batch + on_their_way:,}" if report.role != pb.ROLE_PREFILL else "-",
+            f"{status.engine_blocks:,}" if status.engine_blocks else "-",
             f"{status.scheduled:,}",
             f"{status.report_age_s:.1f} s ago",
         )

@@ -33,6 +33,7 @@ from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import Plan, StepPlan
 from kvstore.engines.vllm.settings import VllmSettings, from_extra_config, job_settings
+from kvstore.engines.vllm.trouble import LOG
 from kvstore.engines.vllm.worker import Worker
 from kvstore.kvcache.namespace import Namespace
 
@@ -149,6 +150,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         facts = rank_facts(self._vllm_config, self._kv_cache_config, kv_caches, self._settings)
         self._shard = shard(facts, salt=self._settings.salt)
+        LOG.info("kvstore: blocks of this rank are of the namespace %s", self._shard.namespace.id.hex())
         pools = LayerPools(list(kv_caches.values()), self._kv_cache_config.num_blocks)
         self._worker = Worker(_client(self._settings), self._shard, pools, self._settings, is_writer=facts.is_writer)
 

@@ -44,6 +44,11 @@ class EngineCaches:
         cache = self._caches.get(name)
         return 0 if cache is None else cache.version
 
+    def blocks(self, name: str) -> int:
+        """How many of its blocks are known of."""
+        cache = self._caches.get(name)
+        return 0 if cache is None else cache.blocks
+
     def apply(self, name: str, change: pb.EngineCache) -> None:
         """Take a change, if it continues what is here. Raises InvalidArgument for one that cannot be, as `keys_of` does."""
         added, removed = keys_of(name, change)

@@ -151,7 +151,7 @@ class Scheduling:
         """All of it, for operators."""
         return pb.InstancesReply(
             dispatcher=self._dispatcher.name,
-            instances=[_status(member, now_ns) for member in self.instances.each()],
+            instances=[_status(member, self.engine_caches.blocks(member.report.name), now_ns) for member in self.instances.each()],
             counters=self.counters,
             estimators=self.estimators.words,
         )
@@ -255,7 +255,7 @@ class Scheduling:
         self.counters["transfer_blocks"] += decision.transfer_blocks
 
 
-def _status(member: Instance, now_ns: int) -> pb.InstanceStatus:
+def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceStatus:
     member.forget_lost(now_ns)
     return pb.InstanceStatus(
         report=member.report,
@@ -263,4 +263,5 @@ def _status(member: Instance, now_ns: int) -> pb.InstanceStatus:
         unseen_requests=member.unseen_requests,
         unseen_s=member.unseen_s,
         scheduled=member.scheduled,
+        engine_blocks=engine_blocks,
     )

@@ -57,6 +57,7 @@ def test_a_row_is_an_instance_prefill_first() -> None:
                 unseen_requests=2,
                 unseen_s=1.5,
                 scheduled=7,
+                engine_blocks=1500,
                 report_age_s=0.3,
             ),
         ],
@@ -65,7 +66,7 @@ def test_a_row_is_an_instance_prefill_first() -> None:
     console.print(instances_view(found))
     header, first, second, _, decided, words = [line.split() for line in console.export_text().splitlines()]
     assert header[:4] == ["instance", "role", "address", "node"]
-    assert first == ["p", "prefill", "B", "n", "3.50", "s", "-", "7", "0.3", "s", "ago"]
-    assert second == ["d", "decode", "A", "-", "-", "3", "0", "0.0", "s", "ago"]
+    assert first == ["p", "prefill", "B", "n", "3.50", "s", "-", "1,500", "7", "0.3", "s", "ago"]
+    assert second == ["d", "decode", "A", "-", "-", "3", "-", "0", "0.0", "s", "ago"]
     assert " ".join(decided) == "1,200 scheduled, 4 rejected (1 tbt, 3 ttft); 2 transfers of 50 blocks"
     assert " ".join(words) == "kvcache_centric; in words"

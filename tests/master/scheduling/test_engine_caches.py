@@ -32,7 +32,8 @@ def test_each_has_the_run_that_it_told_of() -> None:
     caches.apply("a", change(KEYS[8:10], KEYS[5:6], base=1))
     assert caches.match("t", KEYS, ["a"]) == [5]
     assert caches.version("a") == 2
-    assert caches.version("nobody") == 0
+    assert (caches.version("nobody"), caches.blocks("nobody")) == (0, 0)
+    assert caches.blocks("a") == 9
 
 
 def test_a_change_of_another_version_is_not_taken() -> None:

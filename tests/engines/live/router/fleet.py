@@ -1,0 +1,182 @@
+"""vLLM servers behind kvstore-router: each with kvstore's connector, KV events and a sidecar, on one node of one cluster."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.client.processes import Cluster, Process, cluster
+from tests.engines.live.environments import ROOT, python_of
+from tests.ports import free_ports
+
+BLOCK_TOKENS: Final = 32
+PATIENCE_S: Final = 240.0
+MODEL: Final = "tiny"
+NAMESPACE: Final = re.compile(r"of the namespace ([0-9a-f]{32})")
+
+
+class Server:
+    """One vLLM server, from construction on; `close` ends it."""
+
+    def __init__(self, model: Path, master: str, *, log: Path, blocks: int, store: bool = True) -> None:
+        """`blocks`: of its own cache. Comes back before it is ready."""
+        port, events, replay = free_ports(3)
+        self.url = f"http://127.0.0.1:{port}"
+        self.events, self.replay = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
+        self._log = log
+        # The publisher binds only what has a star.
+        publishing = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": self.replay}
+        transfer = {
+            "kv_connector": "KVStoreConnector",
+            "kv_connector_module_path": "kvstore.engines.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"master": master},
+        }
+        # PYTHONDONTWRITEBYTECODE would have each engine compile all of torch and vLLM again, for a minute.
+        others = ("KVSTORE_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)} | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        command = [str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32", "--max-model-len", "4096"]
+        command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(blocks), "--max-num-seqs", "8"]
+        command += ["--kv-events-config", json.dumps(publishing), "--disable-uvicorn-access-log"]
+        command += ["--kv-transfer-config", json.dumps(transfer)] if store else []
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, process_group=0
+            )
+
+    def await_ready(self) -> str:
+        """Once it serves: the id of its blocks' namespace, "" without a store."""
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            with contextlib.suppress(OSError), contextlib.closing(connection(self.url)) as asked:
+                asked.request("GET", "/health")
+                if asked.getresponse().status == 200:
+                    found = NAMESPACE.search(self._log.read_text(errors="replace"))
+                    return found[1] if found else ""
+            assert self._process.poll() is None, self._log.read_text(errors="replace")
+            assert time.monotonic() < end_s, self._log.read_text(errors="replace")
+            time.sleep(0.2)
+
+    def metric(self, name: str) -> float:
+        with contextlib.closing(connection(self.url)) as asked:
+            asked.request("GET", "/metrics")
+            lines = asked.getresponse().read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+    def close(self) -> None:
+        """It and the engine's own processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+
+
+@dataclass
+class Answer:
+    """Of the router."""
+
+    text: str
+    decision: dict[str, Any]
+    first_token_s: float
+
+
+class Fleet:
+    """A context manager: servers, sidecars and a router, all ready inside."""
+
+    def __init__(
+        self, folder: Path, model: Path, *, servers: int = 2, blocks: int = 256, dram: str = "512MiB", dispatcher: str = ""
+    ) -> None:
+        self._folder = folder
+        self._model = model
+        self._count = servers
+        self._blocks = blocks
+        self._dram = dram
+        self._dispatcher = ("--dispatcher", dispatcher) if dispatcher else ()
+        self._ending = contextlib.ExitStack()
+        self._naming: tuple[str, ...] = ()
+        self._sidecars: list[Process] = []
+        self.servers: list[Server] = []
+        self.address = ""
+        self.store: Cluster
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as beginning:
+            self.store = beginning.enter_context(cluster(self._folder, "--report-interval-s", "0.1", *self._dispatcher))
+            self.store.start_node("--dram", self._dram)
+            for number in range(self._count):
+                self.servers.append(Server(self._model, self.store.address, log=self._folder / f"vllm{number}.log", blocks=self._blocks))
+                beginning.callback(self.servers[-1].close)
+            self._naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
+            beginning.callback(self._stop_sidecars)
+            self.start_sidecars()
+            where = ("--listen", "127.0.0.1:0", "--master", self.store.address)
+            router = Process(
+                "kvstore.router.daemon",
+                *(*where, "--model", MODEL, "--schedule-timeout-s", "60", *self._naming),
+                log=self._folder / "router.log",
+            )
+            beginning.callback(router.stop)
+            self.address = router.ready["listen"]
+            self._ending = beginning.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ending.close()
+
+    def start_sidecars(self, *, node: str = "n0") -> None:
+        """Anew. `node`: where the scheduler takes the engines' blocks to be; "" for nowhere."""
+        self._stop_sidecars()
+        for number, server in enumerate(self.servers):
+            self._sidecars.append(
+                Process(
+                    "kvstore.engines.sidecar.daemon",
+                    *("--engine", server.url, "--events", server.events, "--events-replay", server.replay, "--name", f"e{number}"),
+                    *("--node", node, "--master", self.store.address, "--metrics-timeout-s", "30", *self._naming),
+                    log=self._folder / f"sidecar{number}.log",
+                )
+            )
+
+    def _stop_sidecars(self) -> None:
+        while self._sidecars:
+            self._sidecars.pop().stop()
+
+    def ask(self, prompt: list[int], tokens: int = 4) -> Answer:
+        """Through the router, as a stream, until its end."""
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        with contextlib.closing(connection(f"http://{self.address}")) as asked:
+            begin_s = time.monotonic()
+            asked.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            response = asked.getresponse()
+            assert response.status == 200, response.read()
+            texts, first_s = [], 0.0
+            for line in response:
+                if line.startswith(b"data: {"):
+                    first_s = first_s or time.monotonic() - begin_s
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    texts.append(event["choices"][0]["text"])
+            return Answer("".join(texts), json.loads(response.headers["x-kvstore-decision"]), first_s)
+
+    def loaded_tokens(self) -> int:
+        """That the engines took from the store, all together."""
+        return sum(round(server.metric("vllm:external_prefix_cache_hits_total")) for server in self.servers)
+
+    def _namespace_id(self) -> str:
+        [found] = {server.await_ready() for server in self.servers}
+        return found
+
+
+def connection(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_S)
