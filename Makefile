@@ -12,8 +12,9 @@ GRPC_TOOLS := 1.78.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
-# NIXL and UCX each bring a libucp; both in one process crash. The examples' transformers take each process seconds to load.
-ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py)
+# NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
+ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py) \
+	$(wildcard tests/engines/transformers/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 # Real engines (tests/engines/live) have environments of their own, and a target.
 OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -path tests/engines/live -prune -o -name 'test_*.py' -print | LC_ALL=C sort))

@@ -1,1 +1,1 @@
-"""Hugging Face transformers: a cache that reads and fills the store."""
+"""Hugging Face transformers: caches for `generate` that are filled from the store, and stored again. See prefix_store.py."""

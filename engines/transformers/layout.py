@@ -1,0 +1,124 @@
+"""How a block of a cache becomes one value: the keys and then the values of each layer, each [heads, block_tokens, head_dim], C-contiguous.
+
+Shapes are those that the model itself gives to a token: layers may differ in heads and head_dim, keys and values too. It knows no store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from kvstore.protocol.errors import InvalidArgument
+
+FULL = (DynamicLayer, DynamicSlidingWindowLayer)
+"""Layers that need nothing but keys and values of tokens. One with a window is kept whole here: its mask does the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """The keys, or the values, of one layer."""
+
+    layer: int
+    is_key: bool
+    heads: int
+    head_dim: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The planes of a cache, in the order of a value."""
+
+    planes: tuple[Plane, ...]
+    dtype: torch.dtype
+    block_tokens: int
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self._plane_bytes(plane) for plane in self.planes)
+
+    def _plane_bytes(self, plane: Plane) -> int:
+        return plane.heads * self.block_tokens * plane.head_dim * int(self.dtype.itemsize)
+
+    @property
+    def shapes(self) -> str:
+        """All that the form of a value depends on, as a text."""
+        planes = [(plane.layer, plane.is_key, plane.heads, plane.head_dim) for plane in self.planes]
+        return f"{self.block_tokens} {self.dtype} {planes}"
+
+    def gather(self, cache: Any, row: int, first_block: int, out: torch.Tensor) -> None:
+        """Copy blocks of a sequence from `first_block` on into `out`, [blocks, block_bytes] of uint8 on the CPU."""
+        for plane, part in self._parts(out):
+            layer = cache.layers[plane.layer]
+            begin, end = first_block * self.block_tokens, (first_block + len(out)) * self.block_tokens
+            tokens = (layer.keys if plane.is_key else layer.values)[row, :, begin:end]
+            part.copy_(tokens.unflatten(1, (-1, self.block_tokens)).transpose(0, 1))
+
+    def scatter(self, values: torch.Tensor, row: int, first_block: int, planes: Sequence[torch.Tensor]) -> None:
+        """Copy values, as `gather` makes them, into blocks of a sequence from `first_block` on."""
+        for (_plane, part), tensor in zip(self._parts(values), planes, strict=True):
+            begin, end = first_block * self.block_tokens, (first_block + len(values)) * self.block_tokens
+            tensor[row, :, begin:end].unflatten(1, (-1, self.block_tokens)).transpose(0, 1).copy_(part)
+
+    def empty(self, rows: int, tokens: int) -> list[torch.Tensor]:
+        """A tensor for each plane, of undefined content."""
+        return [torch.empty(rows, plane.heads, tokens, plane.head_dim, dtype=self.dtype, device=plane.device) for plane in self.planes]
+
+    def cache_of(self, planes: Sequence[torch.Tensor]) -> DynamicCache:
+        """A cache that has these tensors, uncopied."""
+        cache = DynamicCache()
+        for keys, values in zip(planes[::2], planes[1::2], strict=True):
+            layer = DynamicLayer()
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values  # `update` would copy them
+            cache.layers.append(layer)
+        return cache
+
+    def check(self, cache: Any, rows: int, tokens: int) -> None:
+        """Raises InvalidArgument unless a cache has keys and values, of this layout, for so many tokens of so many rows."""
+        for plane in self.planes:
+            layer = cache.layers[plane.layer] if plane.layer < len(cache.layers) else None
+            tensor = None if layer is None else layer.keys if plane.is_key else layer.values
+            shape = None if tensor is None else tuple(tensor.shape)
+            if shape is None or shape[:2] != (rows, plane.heads) or shape[2] < tokens or shape[3:] != (plane.head_dim,):
+                raise InvalidArgument(
+                    f"layer {plane.layer} of the cache has shape {shape}, not ({rows}, {plane.heads}, {tokens} or more, {plane.head_dim}): "
+                    "store the cache that `load` gave, of the same sequences"
+                )
+
+    def _parts(self, values: torch.Tensor) -> list[tuple[Plane, torch.Tensor]]:
+        """Of each plane what is its in values: [blocks, heads, block_tokens, head_dim]."""
+        parts, begin = [], 0
+        for plane in self.planes:
+            end = begin + self._plane_bytes(plane)
+            part = values[:, begin:end].view(self.dtype).unflatten(1, (plane.heads, self.block_tokens, plane.head_dim))
+            parts.append((plane, part))
+            begin = end
+        return parts
+
+
+def layout_of(model: Any, block_tokens: int) -> Layout:
+    """Of a model's cache, as it makes one of a token. Raises InvalidArgument: its layers keep something else than keys and values."""
+    for number, layer in enumerate(DynamicCache(config=model.config).layers):
+        if type(layer) not in FULL:
+            raise InvalidArgument(f"layer {number} keeps a {type(layer).__name__}: what it keeps of a prefix is no block of tokens")
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    return layout_of_cache(cache, block_tokens)
+
+
+def layout_of_cache(cache: Any, block_tokens: int) -> Layout:
+    """Of a cache that has a token. Raises InvalidArgument: its layers are of several element types."""
+    dtypes = {tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)}
+    if len(dtypes) != 1:
+        raise InvalidArgument(f"keys and values are of {len(dtypes)} element types: a value of the store has one")
+    planes = [
+        Plane(number, is_key, tensor.shape[1], tensor.shape[3], tensor.device)
+        for number, layer in enumerate(cache.layers)
+        for is_key, tensor in ((True, layer.keys), (False, layer.values))
+    ]
+    return Layout(tuple(planes), dtypes.pop(), block_tokens)

@@ -1,0 +1,138 @@
+"""Prefixes of prompts in the store, for `generate`: a cache to begin with, and what a cache has come to, stored block by block.
+
+cache = prefixes.load(input_ids)
+output = model.generate(input_ids, past_key_values=cache)
+prefixes.save(output, cache)
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from transformers import DynamicCache
+
+from kvstore.client.jobs.config import JobSettings
+from kvstore.client.jobs.job import Job
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.client.sync import Client
+from kvstore.engines.transformers.identity import namespace_of
+from kvstore.engines.transformers.layout import layout_of
+from kvstore.protocol.errors import InvalidArgument
+
+STAGING_BYTES: Final = 64 << 20
+"""Of blocks that are brought at a time into memory that is kept: fresh memory would cost more than the copy."""
+
+log = logging.getLogger("kvstore.engines")
+
+
+class PrefixStore:
+    """Of one model. A context manager. Not thread-safe. A store that cannot be reached is a miss, and said in the log."""
+
+    def __init__(self, client: Client, model: Any, *, name: str = "", block_tokens: int = 16, settings: JobSettings | None = None) -> None:
+        """Has the model compute one token.
+
+        Args:
+            client: stays the caller's, who closes it, after this.
+            model: a decoder of transformers >= 5 whose layers have keys and values; its weights are final.
+            name: under which its blocks are listed; processes share them if it is equal too.
+            block_tokens: a prefix is found in steps of this.
+            settings: deadlines.
+
+        Raises:
+            InvalidArgument: the model's layers keep something else, or its weights are not loaded.
+        """
+        self._layout = layout = layout_of(model, block_tokens)
+        self.namespace = namespace_of(model, layout.dtype, layout.shapes, name=name, block_tokens=block_tokens)
+        self._jobs = Jobs(client, settings)
+        self._staging = torch.empty(max(1, STAGING_BYTES // layout.block_bytes), layout.block_bytes, dtype=torch.uint8)
+
+    def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> DynamicCache:
+        """A cache with the leading blocks that the store has of all rows, for `generate` or a forward pass of the rest. It leaves one token
+        at least to be computed. Empty if there are none.
+
+        `input_ids` is [rows, tokens], without padding. Raises InvalidArgument: padding, which moves the tokens of its row.
+        """
+        rows = _rows(input_ids, attention_mask)
+        tokens = len(rows[0])
+        self._jobs.cancel(None)  # a call that was interrupted has left its job to the staging memory
+        keys = [self.namespace.block_keys(row[: max(0, tokens - 1)]) for row in rows]
+        found = min(self._jobs.match_prefix(of_row) for of_row in keys)
+        planes = self._layout.empty(len(rows), found * self._layout.block_tokens)
+        for row, of_row in enumerate(keys):
+            found = min(found, self._load_row(row, of_row[:found], planes))
+        if not found:
+            return DynamicCache()
+        end = found * self._layout.block_tokens
+        return self._layout.cache_of([plane[:, :, :end] for plane in planes])
+
+    def save(self, token_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
+        """Store the blocks that `cache` has of these sequences; how many were not there.
+
+        `token_ids` is [rows, tokens]: the prompts, or what `generate` returned by greedy search or sampling, the prompts and what came of
+        them. Not of a beam search: its cache is that of other beams. Raises InvalidArgument: padding, or a cache of other sequences.
+        """
+        rows = _rows(token_ids, attention_mask)
+        tokens = min(len(rows[0]), cache.get_seq_length())
+        self._layout.check(cache, len(rows), tokens)
+        self._jobs.cancel(None)
+        return sum(self._save_row(row, self.namespace.block_keys(ids[:tokens]), cache) for row, ids in enumerate(rows))
+
+    def close(self) -> None:
+        """A second close is a no-op."""
+        self._jobs.close()
+
+    def __enter__(self) -> "PrefixStore":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _load_row(self, row: int, keys: Sequence[bytes], planes: Sequence[torch.Tensor]) -> int:
+        """How many leading blocks of a row are in its tensors now."""
+        loaded = 0
+        for begin, end in self._batches(0, len(keys)):
+            values = self._staging[: end - begin]
+            job = self._ended(self._jobs.load(keys[begin:end], values.numpy()))
+            found = next((index for index, size in enumerate(job.results) if size != self._layout.block_bytes), end - begin)
+            self._layout.scatter(values[:found], row, begin, planes)
+            loaded += found
+            if found < end - begin:
+                break
+        return loaded
+
+    def _save_row(self, row: int, keys: Sequence[bytes], cache: Any) -> int:
+        """How many blocks of a row were stored."""
+        stored = 0
+        for begin, end in self._batches(self._jobs.match_prefix(keys), len(keys)):
+            values = self._staging[: end - begin]
+            self._layout.gather(cache, row, begin, values)
+            parents = [None, *keys][begin:end]
+            job = self._ended(self._jobs.store(keys[begin:end], values.numpy(), namespace=self.namespace, parents=parents))
+            stored += job.results.count(True)
+            if job.error is not None:
+                break
+        return stored
+
+    def _ended(self, job: Job) -> Job:
+        """The job, once it is over."""
+        job.wait()
+        self._jobs.finished()
+        if job.error is not None:
+            log.warning("the %s of a prefix failed: %s", job.kind.value, job.error)
+        return job
+
+    def _batches(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        for at in range(begin, end, len(self._staging)):
+            yield at, min(end, at + len(self._staging))
+
+
+def _rows(token_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    """Raises InvalidArgument for tokens that are not [rows, tokens], or padded."""
+    if token_ids.dim() != 2 or not len(token_ids):
+        raise InvalidArgument(f"token ids are [rows, tokens], not {tuple(token_ids.shape)}")
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise InvalidArgument("these rows are padded, which moves their tokens: give rows of one length")
+    rows: list[list[int]] = token_ids.tolist()
+    return rows

@@ -1,0 +1,75 @@
+"""Promises of layout.py: blocks of caches whose layers differ in heads and sizes come back as they were."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from kvstore.engines.transformers.layout import Layout, layout_of_cache
+from kvstore.protocol.errors import InvalidArgument
+
+BLOCK_TOKENS = 4
+
+
+def cache_of(*shapes: tuple[int, int, int], rows: int = 2, tokens: int = 11, dtype: torch.dtype = torch.bfloat16) -> DynamicCache:
+    """With layers of these (heads, head_dim of keys, head_dim of values)."""
+    cache = DynamicCache()
+    for number, (heads, of_keys, of_values) in enumerate(shapes):
+        keys, values = (torch.randn(rows, heads, tokens, head_dim).to(dtype) for head_dim in (of_keys, of_values))
+        cache.update(keys, values, number)
+    return cache
+
+
+@pytest.fixture
+def cache() -> DynamicCache:
+    """As of latent attention, whose keys are longer than its values, and a layer of another size."""
+    return cache_of((3, 6, 4), (1, 2, 2))
+
+
+@pytest.fixture
+def layout(cache: DynamicCache) -> Layout:
+    return layout_of_cache(cache, BLOCK_TOKENS)
+
+
+def test_a_value_has_the_keys_and_then_the_values_of_each_layer(cache: DynamicCache, layout: Layout) -> None:
+    assert layout.block_bytes == 2 * BLOCK_TOKENS * (3 * (6 + 4) + 2 + 2)
+    out = torch.zeros(1, layout.block_bytes, dtype=torch.uint8)
+    layout.gather(cache, 1, 1, out)
+    expected = [tensor[1, :, 4:8].reshape(-1) for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    assert out.view(torch.bfloat16)[0].equal(torch.cat(expected))
+
+
+def test_blocks_come_back_as_they_were_wherever_they_go(cache: DynamicCache, layout: Layout) -> None:
+    values = torch.zeros(2, 2, layout.block_bytes, dtype=torch.uint8)
+    planes = layout.empty(2, 8)
+    for row in range(2):
+        layout.gather(cache, row, 0, values[row])
+        for block in (1, 0):
+            layout.scatter(values[row, block : block + 1], row, block, planes)
+    found = layout.cache_of(planes)
+    assert found.get_seq_length() == 8
+    for there, here in zip(found.layers, cache.layers, strict=True):
+        assert there.keys.equal(here.keys[:, :, :8])
+        assert there.values.equal(here.values[:, :, :8])
+    found.update(torch.zeros(2, 3, 1, 6).bfloat16(), torch.zeros(2, 3, 1, 4).bfloat16(), 0)
+    assert found.get_seq_length() == 9
+
+
+def test_its_shapes_tell_it_from_others(layout: Layout) -> None:
+    others = [cache_of((3, 6, 4)), cache_of((3, 4, 6), (1, 2, 2)), cache_of((3, 6, 4), (1, 2, 2), dtype=torch.float16)]
+    texts = {layout.shapes, *(layout_of_cache(cache, BLOCK_TOKENS).shapes for cache in others)}
+    assert len(texts) == 4
+    assert layout_of_cache(cache_of((3, 6, 4), (1, 2, 2), rows=1, tokens=5), BLOCK_TOKENS).shapes == layout.shapes
+
+
+def test_a_cache_of_other_sequences_or_models_is_refused(layout: Layout) -> None:
+    layout.check(cache_of((3, 6, 4), (1, 2, 2)), rows=2, tokens=11)
+    for other in (cache_of((3, 6, 4), (1, 2, 3)), cache_of((3, 6, 4)), cache_of((3, 6, 4), (1, 2, 2), tokens=10), cache_of(rows=1)):
+        with pytest.raises(InvalidArgument, match="of the cache has shape"):
+            layout.check(other, rows=2, tokens=11)
+
+
+def test_element_types_are_one() -> None:
+    cache = cache_of((1, 2, 2))
+    cache.update(torch.zeros(2, 1, 11, 2), torch.zeros(2, 1, 11, 2), 1)
+    with pytest.raises(InvalidArgument, match="2 element types"):
+        layout_of_cache(cache, BLOCK_TOKENS)
