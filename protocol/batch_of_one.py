@@ -1,5 +1,8 @@
 """The body of a message about one block, as most are for which somebody waits: a struct packs and reads it whole, where a call a column
 takes three times as long. Not another form: what does not look like it here is left to the columns of wire.py, and so are all errors.
+
+As a row it is one value a column of the form: a key, not a list of one. Who has the values of one block by themselves packs and reads
+rows, and is spared the message object with its lists.
 """
 
 import struct
@@ -9,87 +12,144 @@ from typing import Any, Final
 
 from kvstore.protocol.frames import MAX_KEY_BYTES
 
-_SCALARS: Final = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d"}
-_INTEGERS: Final = {"u8s": "B", "u32s": "I", "u64s": "Q"}
-_BATCHES: Final = {"count": "I", "keys": "IH"}
-_CODES: Final = _SCALARS | _INTEGERS | _BATCHES
+_FIXED: Final = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d", "count": "I", "u8s": "1s", "u32s": "I", "u64s": "Q"}
+_LENGTHS: Final = {"text": "I", "keys": "IH", "parents": "IH"}
+"""What goes before bytes of any length: their number; and the batch's, which is 1, before that of a key."""
+_CODES: Final = _FIXED | _LENGTHS
+_BATCHES: Final = ("count", "keys")
+_U32: Final = struct.Struct("<I")
 _KEYS: Final = struct.Struct("<IH")
+MAX_BYTES: Final = MAX_KEY_BYTES
+"""Of a text, too: longer ones are left to the columns."""
+MAX_LAYOUTS: Final = 1024
+"""Of one form. Peers choose the lengths; in practice there are a few."""
 
 
 class BatchOfOne:
     """Bodies of one form, (attribute, kind) pairs in wire order, that have one entry."""
 
-    __slots__ = ("_at", "_batch", "_columns", "_get", "_ints", "_is_keys", "_kinds", "_layouts")
+    __slots__ = ("_count", "_get", "_keyed", "_kinds", "_last_first", "_layouts", "_long", "_numbers", "_singles", "_texts", "_u8s")
 
     @staticmethod
     def suits(columns: Sequence[tuple[str, str]]) -> bool:
-        """Whether the form has one batch, columns of integers as long as that, and single numbers."""
-        kinds = [kind for _, kind in columns]
-        return len(kinds) > 1 and sum(kind in _BATCHES for kind in kinds) == 1 and all(kind in _CODES for kind in kinds)
+        """Whether the form has one batch, columns of integers and of parents as long as that, and single numbers and texts."""
+        names, kinds = [name for name, _ in columns], [kind for _, kind in columns]
+        batches = [index for index, kind in enumerate(kinds) if kind in _BATCHES]
+        if len(kinds) < 2 or len(batches) != 1 or not all(kind in _CODES for kind in kinds) or "parents" in kinds[: batches[0]]:
+            return False
+        return kinds[batches[0]] == "keys" or names.count(names[batches[0]]) > 1  # what is counted is one of the columns, too
 
     def __init__(self, columns: Sequence[tuple[str, str]]) -> None:
         self._kinds = [kind for _, kind in columns]
         self._get = attrgetter(*(name for name, _ in columns))
-        self._batch = next(index for index, kind in enumerate(self._kinds) if kind in _BATCHES)
-        self._is_keys = self._kinds[self._batch] == "keys"
-        self._at = struct.calcsize("<" + "".join(_CODES[kind] for kind in self._kinds[: self._batch]))
-        self._columns = [index for index, kind in enumerate(self._kinds) if kind in _INTEGERS]
-        read = [kind for kind in self._kinds if kind != "count"]
-        self._ints = [index for index, kind in enumerate(read) if kind in ("u32s", "u64s")]
-        self._layouts: list[tuple[struct.Struct, struct.Struct] | None] = [None] * (MAX_KEY_BYTES + 1)
-        """By the length of the key."""
+        counts = self._all_of("count")
+        self._count = counts[0] if counts else None
+        self._u8s = self._all_of("u8s")
+        self._texts = self._all_of("text")
+        self._keyed = self._all_of("keys", "parents")
+        self._numbers = self._all_of("u32s", "u64s")
+        self._singles = self._keyed + self._numbers
+        self._long: list[tuple[int, int, str, int]] = []
+        """What has any length: (index in the row, bytes of fixed length since the one before, kind, its place in the number that all
+        lengths together make)."""
+        gap = 0
+        for index, kind in enumerate(self._kinds):
+            if kind in _LENGTHS:
+                self._long.append((index, gap, kind, 16 * len(self._long)))
+                gap = 0
+            else:
+                gap += struct.calcsize("<" + _CODES[kind])
+        self._last_first = [(index, kind == "text", place) for index, _, kind, place in reversed(self._long)]
+        self._layouts: dict[int, tuple[struct.Struct, struct.Struct]] = {}
+
+    def _all_of(self, *kinds: str) -> list[int]:
+        return [index for index, kind in enumerate(self._kinds) if kind in kinds]
 
     def pack(self, message: object) -> bytes | None:
         """None: it has another number of entries, or what fits into no column."""
         row = list(self._get(message))
-        at, key_bytes = self._batch, 0
-        if len(row[at]) != 1:
-            return None
-        for index in self._columns:
-            row[index] = row[index][0]
-        if self._is_keys:
-            key = row[at][0]
-            key_bytes = len(key)
-            if key_bytes > MAX_KEY_BYTES:
+        for index in self._u8s:
+            if len(row[index]) != 1:
                 return None
-            row[at : at + 1] = 1, key_bytes, key
-        else:
-            row[at] = 1
+        if self._count is not None:
+            row[self._count] = 1
+        for index in self._singles:
+            column = row[index]
+            if len(column) != 1:
+                return None
+            row[index] = column[0]
+        return self.pack_row(row)
+
+    def pack_row(self, row: list[Any]) -> bytes | None:
+        """The body of one value a column: 1 for a count, bytes for a u8 of the batch. `row` is changed. None: what fits into no column."""
+        lengths = 0
+        for index, is_text, place in self._last_first:
+            value = row[index]
+            if is_text:
+                value = value.encode()
+                length = len(value)
+                row[index : index + 1] = length, value
+            else:
+                length = len(value)
+                row[index : index + 1] = 1, length, value
+            if length > MAX_BYTES:
+                return None
+            lengths |= length << place
         try:
-            return self._layout(key_bytes)[0].pack(*row)
+            return (self._layouts.get(lengths) or self._layout(lengths))[0].pack(*row)
         except struct.error:
             return None
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any] | None:
         """The values in wire order, columns of integers as tuples: an array of one takes as long to make as all else of a body. None: it is
         not of one entry, or not of this form at all."""
-        size = len(data)
-        at, key_bytes = self._batch, 0
-        if self._is_keys:
-            if size < self._at + _KEYS.size:
-                return None
-            key_bytes = _KEYS.unpack_from(data, self._at)[1]
-            if not 1 <= key_bytes <= MAX_KEY_BYTES:
-                return None
-        layout = self._layout(key_bytes)[1]
-        if size != layout.size:
+        row = self.unpack_row(data)
+        if row is None:
             return None
-        row: list[Any] = list(layout.unpack(data))
-        if row[at] != 1:
-            return None
-        if self._is_keys:
-            row[at : at + 3] = ([row[at + 2]],)
-        else:
-            del row[at]
-        for index in self._ints:
+        for index in self._keyed:
+            row[index] = [row[index]]
+        for index in self._numbers:
             row[index] = (row[index],)
+        if self._count is not None:
+            del row[self._count]
         return row
 
-    def _layout(self, key_bytes: int) -> tuple[struct.Struct, struct.Struct]:
-        """(to pack, to read). Read, a column of u8 is bytes."""
-        found = self._layouts[key_bytes]
-        if found is None:
-            pack = "".join(_CODES[kind] + (f"{key_bytes}s" if kind == "keys" else "") for kind in self._kinds)
-            read = "".join("1s" if kind == "u8s" else _CODES[kind] + (f"{key_bytes}s" if kind == "keys" else "") for kind in self._kinds)
-            found = self._layouts[key_bytes] = struct.Struct("<" + pack), struct.Struct("<" + read)
+    def unpack_row(self, data: bytes | bytearray | memoryview) -> list[Any] | None:
+        """What `pack_row` was given. None as of `unpack`."""
+        at = lengths = 0
+        try:
+            for _, gap, kind, place in self._long:
+                at += gap
+                if kind == "text":
+                    [length] = _U32.unpack_from(data, at)
+                    at += 4 + length
+                else:
+                    count, length = _KEYS.unpack_from(data, at)
+                    at += 6 + length
+                    if count != 1 or (not length and kind == "keys"):
+                        return None
+                if length > MAX_BYTES:
+                    return None
+                lengths |= length << place
+            row = list((self._layouts.get(lengths) or self._layout(lengths))[1].unpack(data))
+            for index in self._texts:
+                row[index] = row[index].decode()
+        except (struct.error, UnicodeDecodeError):
+            return None
+        return row if self._count is None or row[self._count] == 1 else None
+
+    def _layout(self, lengths: int) -> tuple[struct.Struct, struct.Struct]:
+        """(to pack, to read). To read, what is known already is left out."""
+        if len(self._layouts) >= MAX_LAYOUTS:
+            self._layouts.clear()
+        pack, read, places = "<", "<", iter(self._long)
+        for kind in self._kinds:
+            code = _CODES[kind]
+            if kind in _LENGTHS:
+                length = lengths >> next(places)[3] & 0xFFFF
+                pack += f"{code}{length}s"
+                read += f"{struct.calcsize('<' + code)}x{length}s"
+            else:
+                pack, read = pack + code, read + code
+        found = self._layouts[lengths] = struct.Struct(pack), struct.Struct(read)
         return found

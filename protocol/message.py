@@ -48,3 +48,16 @@ class Message:
     def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
         """Raises ProtocolError unless `body` has exactly this message's form."""
         return cls(*cls._form.unpack(body))
+
+    @classmethod
+    def pack_one(cls, *row: Any) -> bytes | None:
+        """The body of a message about one block, without the message: a value of each column, in wire order. None: it has to be made the
+        usual way, which says what is wrong. For forms of a batch (`BatchOfOne`)."""
+        assert cls._form.of_one is not None
+        return cls._form.of_one.pack_row(list(row))
+
+    @classmethod
+    def unpack_one(cls, body: bytes | bytearray | memoryview) -> list[Any] | None:
+        """What `pack_one` was given. None: it is about several blocks, or wrong: `unpack` tells."""
+        assert cls._form.of_one is not None
+        return cls._form.of_one.unpack_row(body)

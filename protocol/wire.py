@@ -189,7 +189,7 @@ class Form:
     length.
     """
 
-    __slots__ = ("_of_one", "_order", "_readers", "_writers")
+    __slots__ = ("_order", "_readers", "_writers", "of_one")
 
     def __init__(self, columns: Sequence[tuple[str, str]], parameters: Sequence[str]) -> None:
         self._writers: list[tuple[Callable[[Any], Any], Callable[[Any], bytes]]] = []
@@ -205,16 +205,17 @@ class Form:
                 self._readers.append(read)
         wire = [name for name, kind in columns if kind != "count"]
         self._order = [wire.index(name) for name in parameters] if wire != list(parameters) else []
-        self._of_one = BatchOfOne(columns) if BatchOfOne.suits(columns) else None
+        self.of_one = BatchOfOne(columns) if BatchOfOne.suits(columns) else None
+        """For messages of one entry; None: the form has none."""
 
     def pack(self, message: object) -> bytes:
-        if self._of_one is not None and (body := self._of_one.pack(message)) is not None:
+        if self.of_one is not None and (body := self.of_one.pack(message)) is not None:
             return body
         return b"".join([pack(get(message)) for get, pack in self._writers])
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any]:
         """The values in the order of `parameters`. Raises ProtocolError unless `data` has exactly this form."""
-        values = self._of_one.unpack(data) if self._of_one is not None else None
+        values = self.of_one.unpack(data) if self.of_one is not None else None
         if values is None:
             body, values = _Body(data), []
             for read in self._readers:

@@ -2,7 +2,8 @@
 take several times as long as the node does. What is not as plain as that goes their way: nothing has been stored then.
 """
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 import xxhash
 
@@ -15,8 +16,7 @@ from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ASK_AGAIN, STORED
-from kvstore.protocol.one_put import MAX_NAMESPACE_BYTES, OnePut
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
@@ -24,6 +24,20 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Pool
 
 _ACKS: Final = {"node": ACK_NODE, "cluster": ACK_CLUSTER}
+
+
+@dataclass(slots=True)
+class _OnePut:
+    """A Put of a block that nobody has reserved, packed."""
+
+    TYPE: ClassVar[int] = Put.TYPE
+    body: bytes
+    key: bytes
+    size_bytes: int
+    ack: int
+
+    def pack(self) -> bytes:
+        return self.body
 
 
 class LocalPuts:
@@ -52,11 +66,13 @@ class LocalPuts:
         if deadline_s is not None:
             check_deadline(deadline_s)
         source = as_source(value)
-        label = namespace.encode()
         address = node.route.address()
-        if len(source) > settings.put_inline_bytes or len(label) > MAX_NAMESPACE_BYTES or not address.unix:
+        if len(source) > settings.put_inline_bytes or not address.unix:
             return None
-        put = OnePut(label, key, len(source), xxhash.xxh3_64_intdigest(source), parent, told)
+        body = Put.pack_one(told, namespace, key, len(source), 0, xxhash.xxh3_64_intdigest(source), parent)
+        if body is None:
+            return None
+        put = _OnePut(body, key, len(source), told)
         deadline = Deadline(settings.deadline_s if deadline_s is None else deadline_s)
         try:
             loan = self._pool.take(address, deadline)
@@ -72,7 +88,7 @@ class LocalPuts:
         loan.give_back()
         return self._told(node, put, flag)
 
-    def _ask(self, node: KnownNode, address: Address, channel: Channel | None, put: OnePut, source: memoryview, deadline: Deadline) -> int:
+    def _ask(self, node: KnownNode, address: Address, channel: Channel | None, put: _OnePut, source: memoryview, deadline: Deadline) -> int:
         """The node's answer; ASK_AGAIN, too, where it was not asked: the connection is new, or another's."""
         if channel is None or not node.route.is_meant(address, channel.welcome):
             return ASK_AGAIN
@@ -84,7 +100,7 @@ class LocalPuts:
             early.answered(node, channel.welcome.epoch)
         return reply.flags[0] if reply.flags else ASK_AGAIN
 
-    def _told(self, node: KnownNode, put: OnePut, flag: int) -> bool | None:
+    def _told(self, node: KnownNode, put: _OnePut, flag: int) -> bool | None:
         resources = self._resources
         if flag == STORED:
             resources.hints.learn(((put.key, Hint(node.node_id, UNRESERVED, put.size_bytes)),))

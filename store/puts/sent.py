@@ -8,7 +8,6 @@ from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
-from kvstore.protocol.one_put import unpack_one_put
 from kvstore.protocol.session_messages import ROLE_NODE, Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
@@ -48,17 +47,20 @@ class SentPuts:
         """Store and answer a small value that has come along with its message, and that is kept here whatever the master knows. False, with
         nothing done, where there is more to it: another writer, no room, a wrong checksum, a caller who may not."""
         value, caller = session.arrived_payload(), session.context
-        if value is None or not isinstance(caller, Caller) or caller.role == ROLE_NODE or (put := unpack_one_put(body)) is None:
+        if value is None or not isinstance(caller, Caller) or caller.role == ROLE_NODE or (row := Put.unpack_one(body)) is None:
             return False
-        table, tenant, key = self._table, caller.tenant, put.key
+        ack, namespace, key, size_bytes, generation, told, parent = row
+        if ack != ACK_NODE or generation:
+            return False
+        table, tenant = self._table, caller.tenant
         answer = _ALREADY_THERE
         if table.find(tenant, key) is None:
-            if put.size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
+            if size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
                 return False
-            table.check_room(put.size_bytes)
-            if xxhash.xxh3_64_intdigest(value) != put.checksum:
+            table.check_room(size_bytes)
+            if xxhash.xxh3_64_intdigest(value) != told:
                 return False
-            block = Block(tenant, key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+            block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
             slot = table.place(block)
             if slot is None:
                 return False
@@ -66,7 +68,7 @@ class SentPuts:
             table.keep(block)
             if table.events.is_recording:
                 table.events.stored(tenant, [block])
-            self.in_bytes += put.size_bytes
+            self.in_bytes += size_bytes
             answer = _STORED
         session.take_payload()
         session.reply_packed(header.request_id, Flags.TYPE, answer)

@@ -9,12 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.protocol import batch_of_one as module
 from kvstore.protocol.batch_of_one import BatchOfOne
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.wire import Form
 
 KEYED = (("engine", "u8"), ("lease", "u64"), ("keys", "keys"), ("sizes", "u64s"), ("slabs", "u32s"), ("flags", "u8s"))
+PUT = (
+    ("ack", "u8"),
+    ("namespace", "text"),
+    ("keys", "keys"),
+    ("sizes", "u64s"),
+    ("flags", "u8s"),
+    ("checksums", "u64s"),
+    ("parents", "parents"),
+)
+"""Much as the message Put."""
 COUNTED = (("share", "f64"), ("flags", "count"), ("flags", "u8s"), ("sizes", "u64s"), ("weight", "u16"), ("wait", "u32"))
+KEYS = st.binary(min_size=1, max_size=255)
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U8 = st.integers(0, 255)
@@ -23,7 +35,7 @@ U8 = st.integers(0, 255)
 def by_columns(columns: tuple[tuple[str, str], ...]) -> Form:
     """The form as it would be without batches of one."""
     form = Form(columns, [name for name, kind in columns if kind != "count"])
-    form._of_one = None
+    form.of_one = None
     return form
 
 
@@ -36,7 +48,13 @@ def plain(values: list[Any]) -> list[Any]:
     return [list(value) if isinstance(value, tuple | array) else value for value in values]
 
 
-@given(st.binary(min_size=1, max_size=255), U64, U64, U32, U8)
+def put(*keys: bytes, namespace: str = "ns", parent: bytes = b"", **values: Any) -> Any:
+    many = len(keys)
+    columns = {"sizes": [4] * many, "flags": bytes(many), "checksums": [5] * many, "parents": [parent] * many}
+    return row(ack=1, namespace=namespace, keys=list(keys), **(columns | values))
+
+
+@given(KEYS, U64, U64, U32, U8)
 def test_one_key_is_packed_and_read_as_the_columns_do(key: bytes, lease: int, size: int, slab: int, flag: int) -> None:
     one, columns = BatchOfOne(KEYED), by_columns(KEYED)
     message = row(engine=1, lease=lease, keys=[key], sizes=[size], slabs=array("I", [slab]), flags=bytes([flag]))
@@ -55,6 +73,71 @@ def test_one_entry_without_a_key_too(flag: int, size: int, weight: int, wait: in
     assert body == columns.pack(message)
     assert one.unpack(body) == [share, bytes([flag]), (size,), weight, wait]
     assert columns.unpack(body) == [share, bytes([flag]), array("Q", [size]), weight, wait]
+
+
+@given(st.text(max_size=60), KEYS, st.binary(max_size=255), U64, U64)
+def test_texts_and_parents_too(namespace: str, key: bytes, parent: bytes, size: int, checksum: int) -> None:
+    one, columns = BatchOfOne(PUT), by_columns(PUT)
+    message = put(key, namespace=namespace, parent=parent, sizes=[size], checksums=[checksum])
+    body = one.pack(message)
+    assert body == columns.pack(message)
+    for data in (body, memoryview(bytearray(body))):
+        assert one.unpack(data) == [1, namespace, [key], (size,), b"\0", (checksum,), [parent]]
+        assert plain(columns.unpack(data)) == [1, namespace, [key], [size], b"\0", [checksum], [parent]]
+
+
+@given(st.text(max_size=60), KEYS, st.binary(max_size=255), U64)
+def test_a_row_has_a_value_of_each_column(namespace: str, key: bytes, parent: bytes, size: int) -> None:
+    values = [1, namespace, key, size, b"\1", 7, parent]
+    body = BatchOfOne(PUT).pack_row(values.copy())
+    assert body == by_columns(PUT).pack(put(key, namespace=namespace, parent=parent, sizes=[size], flags=b"\1", checksums=[7]))
+    assert BatchOfOne(PUT).unpack_row(body) == values
+    counted = [0.5, 1, b"\1", size, 2, 3]
+    body = BatchOfOne(COUNTED).pack_row(counted.copy())
+    assert body is not None
+    assert BatchOfOne(COUNTED).unpack_row(body) == counted
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        put(b"k", namespace="n" * 256),
+        put(b"k", parent=bytes(256)),
+        put(b"k", parents=[]),
+        put(b"k", flags=b""),
+        put(b"k", flags=[0]),  # the columns take it, too
+    ],
+)
+def test_what_is_too_long_or_of_another_number_is_left_to_the_columns(message: Any) -> None:
+    assert BatchOfOne(PUT).pack(message) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        by_columns(PUT).pack(put()),
+        by_columns(PUT).pack(put(b"a", b"b")),
+        by_columns(PUT).pack(put(b"a", b"longer")),
+        by_columns(PUT).pack(put(b"a", namespace="x" * 256)),
+        by_columns(PUT).pack(put(b"a", parents=[b"b", b"c"])),
+        by_columns(PUT).pack(put(b"a", parent=bytes(256))),
+        by_columns(PUT).pack(put(b"a")).replace(b"ns", b"\xff\xff"),
+        by_columns(PUT).pack(put(b"")),
+    ],
+)
+def test_other_bodies_with_texts_and_parents_are_not_read(body: bytes) -> None:
+    assert BatchOfOne(PUT).unpack(body) is None
+
+
+def test_layouts_of_lengths_that_a_peer_chooses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LAYOUTS", 4)
+    one = BatchOfOne(PUT)
+    for length in range(1, 20):
+        values = [0, "", bytes(length), 1, b"\0", 1, bytes(length)]
+        body = one.pack_row(values.copy())
+        assert body is not None
+        assert one.unpack_row(body) == values
+        assert len(one._layouts) <= 4
 
 
 @pytest.mark.parametrize("keys", [[], [b"a", b"b"], [bytes(256)]])
@@ -81,7 +164,7 @@ def test_bodies_of_other_batches_are_not_read(keys: list[bytes]) -> None:
     assert count == 1 or BatchOfOne(COUNTED).unpack(by_columns(COUNTED).pack(counted)) is None
 
 
-@pytest.mark.parametrize("columns", [KEYED, COUNTED])
+@pytest.mark.parametrize("columns", [KEYED, COUNTED, PUT])
 def test_bytes_of_another_form_are_not_read(columns: tuple[tuple[str, str], ...]) -> None:
     message = row(
         engine=0,
@@ -92,7 +175,11 @@ def test_bytes_of_another_form_are_not_read(columns: tuple[tuple[str, str], ...]
         flags=b"\1",
         share=0.0,
         weight=1,
-        wait=2,  # of both forms
+        wait=2,
+        ack=1,
+        namespace="ns",
+        checksums=[9],
+        parents=[b"p"],  # of all forms
     )
     one = BatchOfOne(columns)
     body = one.pack(message)
@@ -101,13 +188,13 @@ def test_bytes_of_another_form_are_not_read(columns: tuple[tuple[str, str], ...]
         assert one.unpack(wrong) is None
         with pytest.raises(ProtocolError):
             by_columns(columns).unpack(wrong)
-    at = body.index(struct.pack("<I", 1), 1)
+    at = body.index(struct.pack("<I", 1), 1)  # the batch's length
     assert one.unpack(body[:at] + struct.pack("<I", 2) + body[at + 4 :]) is None
 
 
 @given(st.binary(max_size=80))
 def test_garbage_is_read_as_the_columns_read_it_or_not_at_all(garbage: bytes) -> None:
-    for columns in (KEYED, COUNTED):
+    for columns in (KEYED, COUNTED, PUT):
         values = BatchOfOne(columns).unpack(garbage)
         if values is not None:
             assert repr(plain(values)) == repr(plain(by_columns(columns).unpack(garbage)))
@@ -117,13 +204,15 @@ def test_garbage_is_read_as_the_columns_read_it_or_not_at_all(garbage: bytes) ->
     "columns",
     [
         (("keys", "keys"),),
-        (("name", "text"), ("keys", "keys")),
-        (("keys", "keys"), ("parents", "parents")),
+        (("labels", "labels"), ("keys", "keys")),
+        (("parents", "parents"), ("keys", "keys")),
         (("a", "count"), ("a", "u8s"), ("b", "count"), ("b", "u8s")),
         (("value", "u64"), ("other", "u8")),
+        (("a", "count"), ("b", "u8s")),
     ],
 )
-def test_forms_with_texts_or_several_batches_or_none_are_not_suited(columns: tuple[tuple[str, str], ...]) -> None:
+def test_forms_with_columns_of_texts_or_several_batches_or_none_are_not_suited(columns: tuple[tuple[str, str], ...]) -> None:
     assert not BatchOfOne.suits(columns)
     assert BatchOfOne.suits(KEYED)
     assert BatchOfOne.suits(COUNTED)
+    assert BatchOfOne.suits(PUT)

@@ -52,3 +52,11 @@ def test_a_message_without_fields_has_no_bytes() -> None:
 def test_a_body_of_another_form_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         Parcel.unpack(body)
+
+
+def test_the_body_of_a_message_about_one_block_is_made_and_read_without_the_message() -> None:
+    body = Parcel([b"ab"], [7], 9).pack()
+    assert Parcel.pack_one(9, b"ab", 7) == body
+    assert Parcel.unpack_one(body) == [9, b"ab", 7]
+    assert Parcel.pack_one(256, b"ab", 7) is None
+    assert Parcel.unpack_one(Parcel([b"ab", b"cd"], [7, 8]).pack()) is None
