@@ -49,6 +49,11 @@ engines: $(BIN)/.dev  ## environments with real engines and this checkout's whee
 test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was written for Mooncake) on a real cluster
 	$(PYTEST) tests/engines/live
 
+.PHONY: test-pins
+test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine pins, without the engine
+	$(BIN)/python -m tests.engines.live.environments pins
+	$(PYTEST) tests/engines/live/test_pins.py -k '[pins]'
+
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
