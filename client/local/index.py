@@ -116,16 +116,17 @@ class IndexView:
 
     def find(self, key: bytes) -> Place | None:
         """The place of a key. None as well for what is no key, or a longer one than is shown."""
-        if type(key) is not bytes or len(key) > MAX_KEY_BYTES:
+        if type(key) is not bytes or (key_bytes := len(key)) > MAX_KEY_BYTES:
             return None
         tag = tag_of(key)
         number = tag >> self._shift
-        tags = _unpack_tags(self._memory, self._tags_bytes + _SET_BYTES * number)
-        if tag not in tags:
+        try:
+            way = _unpack_tags(self._memory, self._tags_bytes + _SET_BYTES * number).index(tag)
+        except ValueError:  # to ask first would take as long again for what is here, and what is not takes a message anyway
             return None
-        at = self.entries + (number * WAYS + tags.index(tag)) * ENTRY_WORDS
-        sequence, _, place, offset, size, _, checksum, slot, shown = _unpack_up_to_key[len(key)](self._memory, 8 * at)
-        if sequence & 1 or shown != key or place >> KEY_BYTES_SHIFT != len(key):
+        at = self.entries + (number * WAYS + way) * ENTRY_WORDS
+        sequence, _, place, offset, size, _, checksum, slot, shown = _unpack_up_to_key[key_bytes](self._memory, 8 * at)
+        if sequence & 1 or shown != key or place >> KEY_BYTES_SHIFT != key_bytes:
             return None
         if not self._is_ordered and not self._is_whole(at):
             return None

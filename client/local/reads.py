@@ -82,20 +82,15 @@ class LocalReads:
         """The value. None: it is to be asked for."""
         for node in nodes:
             for _ in range(ATTEMPTS):
-                index = node.index
-                place = index.find(key)
-                if place is None:
+                found = self._find(node, key)
+                if found is None:
                     break
-                at, sequence, slab, offset, size, checksum, _ = place
-                memory = node.slabs.get(slab)
-                if memory is None or offset + size > len(memory):
-                    self.wanted.append((node, slab))
-                    break
+                index, (at, sequence, _, _, size, checksum, _), source = found
                 if size < COPY_BYTES:
-                    value = memory[offset : offset + size].tobytes()
+                    value = source.tobytes()
                 else:
                     value, view = fresh_bytes(size)
-                    self._copy(view, memory[offset : offset + size])
+                    self._copy(view, source)
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(value) != checksum:
                         break
@@ -107,22 +102,17 @@ class LocalReads:
         """The size of a value that is in `view` now. None: it is to be asked for; the view's content is undefined then."""
         for node in nodes:
             for _ in range(ATTEMPTS):
-                index = node.index
-                place = index.find(key)
-                if place is None:
+                found = self._find(node, key)
+                if found is None:
                     break
-                at, sequence, slab, offset, size, checksum, _ = place
-                memory = node.slabs.get(slab)
-                if memory is None or offset + size > len(memory):
-                    self.wanted.append((node, slab))
-                    break
+                index, (at, sequence, _, _, size, checksum, _), source = found
                 if size > len(view):
                     break
                 room = view if size == len(view) else view[:size]
                 if size < COPY_BYTES:
-                    room[:] = memory[offset : offset + size]
+                    room[:] = source
                 else:
-                    self._copy(room, memory[offset : offset + size])
+                    self._copy(room, source)
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(room) != checksum:
                         break
@@ -142,20 +132,28 @@ class LocalReads:
         """A view of the value. None: it is to be asked for."""
         for node in nodes:
             for _ in range(ATTEMPTS):
-                index = node.index
-                place = index.find(key)
-                if place is None:
+                found = self._find(node, key)
+                if found is None:
                     break
-                at, sequence, slab, offset, size, _, _ = place
-                memory = node.slabs.get(slab)
-                if memory is None or offset + size > len(memory):
-                    self.wanted.append((node, slab))
-                    break
+                index, place, source = found
                 hazard = node.desk.look(index, place)
                 if hazard is not None:
-                    node.desk.read_one(index, at, sequence, size)
-                    return LocalView(node.desk, hazard, memory[offset : offset + size])
+                    node.desk.read_one(index, place[0], place[1], place[4])
+                    return LocalView(node.desk, hazard, source)
         return None
+
+    def _find(self, node: LocalNode, key: bytes) -> tuple[IndexView, Place, memoryview] | None:
+        """The node's index, what it says of the block, and where that says the value is. None: it is to be asked for."""
+        index = node.index
+        place = index.find(key)
+        if place is None:
+            return None
+        _, _, slab, offset, size, _, _ = place
+        memory = node.slabs.get(slab)
+        if memory is None or offset + size > len(memory):
+            self.wanted.append((node, slab))
+            return None
+        return index, place, memory[offset : offset + size]
 
     def _copy(self, destination: memoryview, source: memoryview) -> None:
         self._copier.copy(
@@ -199,17 +197,12 @@ class LocalReads:
         pairs: list[Pair] = []
         for number, key in enumerate(keys):
             for node in nodes:
-                index = node.index
-                place = index.find(key)
-                if place is None:
+                here = self._find(node, key)
+                if here is None:
                     continue
-                _, _, slab, offset, size, _, _ = place
-                memory = node.slabs.get(slab)
-                if memory is None or offset + size > len(memory):
-                    self.wanted.append((node, slab))
-                    continue
-                room = sink.room(number, size)
-                pairs += copies_out(room, memory[offset : offset + size])
+                index, place, source = here
+                room = sink.room(number, len(source))
+                pairs += copies_out(room, source)
                 found.append((number, node, index, place, room))
                 break
         if not found:
