@@ -87,7 +87,7 @@ class Served:
         """The store, and who is told of its blocks."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
-        self.store.table._emit = self.publisher.emit
+        self.store.emit = self.publisher.emit
 
     def _assemble(self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""

@@ -1,7 +1,7 @@
 """What the tests of the store share: a block table over real tiers, values that name their block, and a mover without threads."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,6 +143,8 @@ class Store:
             assert folder is not None
             self.tiers[NVME] = FailingNvme(folder, capacity_bytes=nvme_bytes, sync=False)
         self.events: list[tuple[int, Block, int]] = []
+        self.emit: Callable[[int, Block], None] = lambda kind, block: self.events.append((kind, block, block.tier_mask()))
+        """Who hears what the table emits; a test may say somebody else."""
         self.codec = make_codec(codec)
         self.values: dict[int, bytes] = {}
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
@@ -152,7 +154,7 @@ class Store:
         self.table = BlockTable(
             self.tiers,
             make_policy=lambda: make_policy(policy),
-            emit=lambda kind, block: self.events.append((kind, block, block.tier_mask())),
+            emit=lambda kind, block: self.emit(kind, block),
             events=EventLog(lambda: self.now_us),
             put_ttl_ns=PUT_TTL_NS,
             high_watermark=high,

@@ -126,7 +126,7 @@ def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, c
     until(node, lambda: bool(master.asked))
     later_ns = node.reactor.now_ns() + PUT_TTL_NS
     emitted: list[tuple[int, int]] = []
-    node.store.table._emit = lambda kind, block: emitted.append((kind, block.generation))
+    node.store.emit = lambda kind, block: emitted.append((kind, block.generation))
     node.call(lambda: node.store.table.expire(now_ns=later_ns))
     master.decide(grants(GRANTED))
     thread.join(TIMEOUT_S)

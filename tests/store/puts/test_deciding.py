@@ -84,7 +84,7 @@ def evict(node: Served, key: bytes) -> None:
 def heard(node: Served) -> list[tuple[int, bytes, int]]:
     """Whatever the table tells the master from now on."""
     events: list[tuple[int, bytes, int]] = []
-    node.store.table._emit = lambda kind, block: events.append((kind, block.key, block.generation))
+    node.store.emit = lambda kind, block: events.append((kind, block.key, block.generation))
     return events
 
 

@@ -376,7 +376,7 @@ def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) ->
     events: list[tuple[int, bytes, int]] = []
 
     def expire_and_decide() -> None:
-        pair.target.store.table._emit = lambda kind, block: events.append((kind, block.key, block.generation))
+        pair.target.store.emit = lambda kind, block: events.append((kind, block.key, block.generation))
         pair.target.store.table.expire(now_ns=pair.target.reactor.now_ns())
         pair.ruler.decide()
 
