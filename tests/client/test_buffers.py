@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.buffers import as_destination, as_rows, as_source, as_sources, fresh_bytes
+from kvstore.client.buffers import as_destination, as_parts, as_rows, as_source, as_sources, fresh_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 SOURCES: list[tuple[Any, bytes]] = [
@@ -175,3 +175,13 @@ if torch.cuda.is_available():
         assert torch.equal(tensor, target)
         with pytest.raises(InvalidArgument):
             as_destination(torch.ones(2, 3, device="cuda").t())
+
+    @pytest.mark.gpu
+    def test_cuda_tensors_are_parts_beside_memory_of_the_host() -> None:
+        tensors, room = [torch.zeros(4, dtype=torch.uint8, device="cuda") for _ in range(2)], bytearray(2)
+        destination = as_destination([tensors[0], room, tensors[1]])
+        for part, value in zip(destination.parts, (b"abcd", b"ef", b"ghij"), strict=True):
+            part[:] = value
+        assert destination.finish is not None
+        destination.finish()
+        assert b"".join(as_parts([tensors[0], room, tensors[1]])) == b"abcdefghij"
