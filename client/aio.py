@@ -245,6 +245,10 @@ class AsyncClient:
         """Which of the blocks can be read now? Asking keeps no block alive."""
         return await self._run(self._operations.exists(keys, deadline_s=deadline_s))
 
+    def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
+        """As `Client.exists_here`; asks nobody, so that there is nothing to await."""
+        return self._operations.exists_here(keys)
+
     async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now?"""
         return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))

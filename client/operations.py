@@ -249,6 +249,14 @@ class Operations:
                 found[index] = is_there
         return found
 
+    def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks nodes of this host show now. Asks nobody."""
+        self.check_process()
+        lengths = check_keys(keys)
+        nodes = self.local.fresh()
+        found: list[bool] = self.near.exists_batch(nodes, keys, lengths).tolist() if nodes and keys else [False] * len(keys)
+        return found
+
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)

@@ -266,6 +266,11 @@ class Client:
         """Which of the blocks can be read now? Asking keeps no block alive."""
         return self._run(self._operations.exists(keys, deadline_s=deadline_s))
 
+    def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks can be read on this host, as far as its nodes show them in shared memory? Asks nobody and never waits: for
+        when nobody answers. False is said of all others, and of all where this client has read nothing here yet."""
+        return self._operations.exists_here(keys)
+
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now?"""
         return self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))

@@ -49,6 +49,11 @@ class Calls:
                 break
         return outcome
 
+    def here(self, job: Job) -> list[bool]:
+        """Which of its keys can be read on this host without asking anybody."""
+        answer = self.ask(lambda: self._client.exists_here(job.keys))
+        return [False] * len(job.keys) if isinstance(answer, KVStoreError) else answer
+
     def ask(self, call: Callable[[], Any]) -> Any:
         """What `call` returns, or the error that it raises, typed."""
         try:

@@ -60,40 +60,35 @@ class Crew:
         """Carry out a lookup here."""
         side = self._reads
         with Shield(), self._lock:
-            refusal = self._refusal(side)
-            if refusal is not None:
-                job.fail(0, len(job.keys), refusal)
-                self._tally.ended(job, is_skipped=True)
-                return
-            epoch = side.breaker.epoch
-        outcome = self._calls.carry_out(job)
+            refusal, epoch = self._refusal(side), side.breaker.epoch
+        if refusal is not None:
+            job.fail(0, len(job.keys), refusal)
+        outcome = self._calls.carry_out(job) if refusal is None else None
+        if isinstance(job.error, UNREACHABLE):
+            job.answer_here(self._calls.here(job))
         with Shield(), self._lock:
-            self._report(side, job, epoch, outcome)
-            self._tally.ended(job)
+            if outcome is not None:
+                self._report(side, job, epoch, outcome)
+            self._tally.ended(job, is_skipped=refusal is not None)
 
     def submit(self, job: Job) -> None:
         """Have it carried out, or end it at once."""
         side = self._side_of(job)
+        may_be_here = side is self._reads and side.breaker.state is not State.CLOSED
+        here = self._calls.here(job) if may_be_here else [False]
         with Shield(), self._lock:
             flaw = job.flaw()
             is_trial = side is self._writes and not self._is_closing and flaw is None and side.breaker.begin_probe()
-            refusal = None if is_trial or flaw is not None else self._refusal(side)
-            if flaw is not None:
-                job.fail(0, len(job.keys), flaw)
-                self._end_here([job])
-            elif refusal is not None:
+            refusal = flaw or (None if is_trial else self._refusal(side))
+            is_away = isinstance(refusal, Unavailable)
+            job.is_here = is_away and job.kind is Kind.LOAD and all(here)
+            if refusal is not None and not job.is_here:
                 job.fail(0, len(job.keys), refusal)
-                self._end_here([job], is_skipped=True)
-            elif side.lane.add(job):
-                self._live.setdefault(job.request, set()).add(job)
-                self._begin_threads(side)
-                side.wakes.notify()
-                if job.deadline_ns < self._clerk_until_ns:
-                    self._clerk_wakes.notify()
-            else:
-                if is_trial:
-                    side.breaker.abandoned(side.breaker.epoch)
-                self._end_here([job])
+                if is_away and job.kind is not Kind.LOAD:
+                    job.answer_here(here)
+                self._end_here([job], is_skipped=flaw is None)
+            elif not self._queue(side, job) and is_trial:
+                side.breaker.abandoned(side.breaker.epoch)
 
     def has(self, request: Hashable) -> bool:
         return request in self._live
@@ -154,6 +149,18 @@ class Crew:
         if self._is_closing:
             return Closed("these jobs were closed")
         return None if side.breaker.admits() else _away()
+
+    def _queue(self, side: "_Side", job: Job) -> bool:
+        """Have it wait for a worker; False if there is no room, and it is over."""
+        if not side.lane.add(job):
+            self._end_here([job])
+            return False
+        self._live.setdefault(job.request, set()).add(job)
+        self._begin_threads(side)
+        side.wakes.notify()
+        if job.deadline_ns < self._clerk_until_ns:
+            self._clerk_wakes.notify()
+        return True
 
     def _begin_threads(self, side: "_Side | None" = None) -> None:
         """The clerk and, of a side that has work, the workers, unless they are there."""
@@ -247,7 +254,8 @@ class Crew:
             outcome = self._calls.carry_out(job)
             with self._lock:
                 side.lane.ended(job)
-                self._report(side, job, epoch, outcome)
+                if not job.is_here:
+                    self._report(side, job, epoch, outcome)
                 self._end(job)
             _tell(job)
 

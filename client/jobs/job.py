@@ -51,6 +51,8 @@ class Job:
         """How many have been, from the first on."""
         self.results: list[Result] = [None] * len(keys)
         self.is_over = False
+        self.is_here = False
+        """Of a load: each of its blocks lies on this host, so that it is carried out though the store cannot be reached."""
         self.is_cancelled = False
         """The caller wants no more of it; it is over once nothing touches its memory any more."""
         self._waiting: list[threading.Lock] = []
@@ -110,6 +112,13 @@ class Job:
         self.answered = start + len(results)
         self.results[start : self.answered] = results
         return next((result for result in results if isinstance(result, ending)), None)
+
+    def answer_here(self, here: Sequence[bool]) -> None:
+        """Of a lookup that failed: these keys are there all the same. Of a prefix only the leading ones count."""
+        count = here.index(False) if self.kind is Kind.PREFIX and False in here else len(here)
+        for index, is_there in enumerate(here[:count]):
+            if is_there:
+                self.results[index] = True
 
     def fail(self, start: int, stop: int, error: KVStoreError) -> None:
         self.results[start:stop] = [error] * (stop - start)

@@ -27,7 +27,8 @@ class Jobs:
     a signal handler raises meanwhile. Stores are bounded in bytes, jobs in number: what is over that is refused with Full, key by key,
     the last ones first. When the store cannot be reached (`breaker_failures` calls in a row) all that waits or comes is answered with
     Unavailable at once, until one call in the background has found it again: for lookups and loads the question that failed, for
-    stores the next one that is submitted once `probe_interval_s` has passed.
+    stores the next one that is submitted once `probe_interval_s` has passed. What nodes of this host show in shared memory is found
+    and loaded all the same: that asks nobody.
 
     In a forked child all is answered with Forked, and `close` does nothing.
     """

@@ -24,7 +24,7 @@ class KindStats:
     refused: int = 0
     """No room in the queue: of stores, what was dropped."""
     skipped: int = 0
-    """The breaker was open."""
+    """The breaker was open, and they are not on this host."""
     unreachable: int = 0
     expired: int = 0
     """The deadline was over, in the queue or in the call."""
@@ -56,12 +56,14 @@ class Tally:
         self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in Kind}
 
     def ended(self, job: Job, *, is_skipped: bool = False) -> None:
-        """A job is over; `is_skipped`: it was answered without asking, with an error for each key."""
+        """A job is over; `is_skipped`: it was answered without asking, with an error for each key that is not on this host."""
         counts = self._counts[job.kind]
         counts["jobs"] += 1
         counts["keys"] += len(job.keys)
         if is_skipped:
-            counts["skipped"] += len(job.keys)
+            here = sum(job.succeeded)
+            counts["succeeded"] += here
+            counts["skipped"] += len(job.keys) - here
             return
         found, missed = job.results.count(True), job.results.count(False)
         if job.kind in (Kind.LOOKUP, Kind.PREFIX) and found + missed == len(job.keys):  # as a rule, and much faster

@@ -20,6 +20,7 @@ import torch
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Closed, Full, InvalidArgument, LeaseExpired, Unavailable
 from kvstore.protocol.settings import Size
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
 SIZES = (1, 1 << 10, (1 << 10) + 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 3)
@@ -211,6 +212,16 @@ class ClientBehaviour:
         for arguments, wrong in (({}, "say of which"), ({"pattern": "x" * 1025}, "1024 bytes"), ({"namespace": 5}, "namespace")):
             with pytest.raises(InvalidArgument, match=wrong):
                 client.remove_matching(**arguments)
+
+    def test_what_lies_on_this_host_is_known_without_asking(self, client: Any, where: str) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"value")
+        client.get(a)
+        if where == "here":
+            eventually(lambda: client.exists_here([a, b]) == [True, False], "the block to be shown")
+        else:
+            assert client.exists_here([a, b]) == [False, False]
+        assert client.exists_here([]) == []
 
     def test_a_namespace_is_a_text_or_an_object_with_an_id(self, client: Any) -> None:
         class Namespace:

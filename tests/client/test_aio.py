@@ -35,6 +35,9 @@ class Blocking:
     def stats(self) -> Any:
         return self._client.stats()
 
+    def exists_here(self, keys: list[bytes]) -> Any:
+        return self._client.exists_here(keys)
+
     def register(self, buffer: Any) -> Any:
         return self._client.register(buffer)
 

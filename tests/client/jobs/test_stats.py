@@ -44,3 +44,4 @@ def test_keys_without_room_were_refused() -> None:
 def test_keys_that_were_answered_without_asking_were_skipped() -> None:
     away = Unavailable("away")
     assert tallied(Kind.LOAD, [away] * 3, is_skipped=True) == KindStats(skipped=3)
+    assert tallied(Kind.PREFIX, [True, away, away], is_skipped=True) == KindStats(succeeded=1, skipped=2)
