@@ -40,15 +40,21 @@ class Hazard:
 
     __slots__ = ("_lost", "_process", "_words", "at", "is_lent")
 
-    def __init__(self, at: int, words: memoryview, lost: list[int]) -> None:
-        self.at = at
-        self.is_lent = False
+    def __init__(self, words: memoryview, lost: list[int]) -> None:
+        """Takes the last of the `lost`. Raises IndexError: there is none.
+
+        It calls nothing, so that a signal handler can raise before it has taken one, and after the word is its own, but not between.
+        """
+        self._process = Process.number
         self._words = words
         self._lost = lost
-        self._process = Process.number
+        self.is_lent = False
+        self.at = lost[-1]
+        del lost[-1]
 
     def __del__(self) -> None:
-        if self._process == Process.number:  # the desk is its parent's to a forked child
+        # One that has taken none was struck before. In a forked child the desk is the parent's.
+        if hasattr(self, "at") and self._process == Process.number:
             self._words[self.at] = 0
             self._lost.append(self.at)
 
@@ -131,7 +137,7 @@ class LocalDesk:
         """
         words = self._words
         try:
-            hazard = self._free.pop() if self._free else Hazard(self._lost.pop(), words, self._lost)
+            hazard = self._free.pop() if self._free else Hazard(words, self._lost)
         except IndexError:
             return None
         with self._lock:

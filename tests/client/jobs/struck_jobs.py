@@ -81,7 +81,9 @@ def main(address: str, signals: int) -> None:
     while striker.count < signals:
         round_ = scene.closed if chosen.random() < 0.3 else scene.cancelled
         scene.begin()
-        striker.struck(round_, within_s=within_s[round_])
+        begun = time.perf_counter()
+        if not striker.struck(round_, within_s=within_s[round_]):  # the first time may have been a slow one
+            within_s[round_] = min(within_s[round_], 1.2 * (time.perf_counter() - begun))
         scene.end(is_closed=round_ == scene.closed)
     scene.begin()
     works = scene.jobs.load(scene.keys, scene.buffers, request="last").wait(60) and bool((scene.buffers == scene.values).all())
