@@ -8,6 +8,8 @@ from kvstore.client.jobs.config import SECTION as JOBS
 from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
+from kvstore.engines.sglang.settings import SECTION as SGLANG
+from kvstore.engines.sglang.settings import SGLangSettings
 from kvstore.engines.sidecar.config import SidecarSettings
 from kvstore.engines.vllm.settings import SECTION as VLLM
 from kvstore.engines.vllm.settings import VllmSettings
@@ -68,6 +70,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         HandoverSettings,
     ),
     (
+        "SGLang's plug-in",
+        "Of `kvstore.engines.sglang`; [engines.md](engines.md#sglang) says what they do. They have no flags: SGLang hands over what its\n"
+        "`--hicache-storage-backend-extra-config` names.\n\n",
+        SGLANG,
+        SGLangSettings,
+    ),
+    (
         "LMCache's plug-ins",
         "Of `kvstore.engines.lmcache`; [engines.md](engines.md#lmcache) says what they do. They have no flags: LMCache hands over what\n"
         "its `adapter_params`, or the entries of a remote connector, name.\n\n",
@@ -101,7 +110,7 @@ def table(section: str, kind: type[Any]) -> str:
     rows = settings_table(section, kind)
     return (
         rows
-        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, VLLM)
+        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, VLLM)
         else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
     )
 

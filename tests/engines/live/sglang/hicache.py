@@ -1,0 +1,30 @@
+"""SGLang on a CPU over our back end, as tests start it."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from tests.engines.live.child import EngineChild
+
+FOLDER: Final = Path(__file__).parent
+CPU: Final = FOLDER / "cpu"
+
+
+def extra_config(master: str, **settings: Any) -> dict[str, Any]:
+    """What `--hicache-storage-backend-extra-config` is given."""
+    names = {"backend_name": "kvstore", "module_path": "kvstore.engines.sglang.storage", "class_name": "KVStoreHiCache", "interface_v1": 1}
+    return names | {"master": master} | settings
+
+
+def path() -> dict[str, str]:
+    """The environment of a Python that runs SGLang without a GPU."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(CPU), os.environ.get("PYTHONPATH")]))}
+
+
+def child(log: Path) -> EngineChild:
+    return EngineChild("sglang", FOLDER / "hicache_child.py", log=log, environment=path())
+
+
+def use(engine: EngineChild, master: str, *, layout: str = "page_first", kind: str = "mha", **settings: Any) -> None:
+    """Have the engine begin anew, with pools and a configuration of this kind."""
+    engine.ask("use", kind=kind, layout=layout, extra=extra_config(master, **{"lookup_deadline_s": 30} | settings))

@@ -1,0 +1,222 @@
+"""Run by SGLang's environment: its own host pools and cache controller over our back end, told what to do by lines of JSON.
+
+`hicache_child.py FD` writes `{}` to descriptor FD, then a line there for each line of standard input. It ends when standard input does.
+Pages are filled with numbers made from a seed; what a page holds is told as a digest.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import sglang.srt.managers.cache_controller as controllers
+import torch
+import torch.distributed
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_hash_str
+from sglang.srt.runtime_context import get_parallel
+
+from kvstore.protocol.errors import ConfigError
+
+PAGE, LAYERS, TOKENS = 16, 3, 1024
+WAIT_S = 60.0
+
+
+def pools(kind: str, layout: str) -> tuple[Any, Any]:
+    """A device pool, and a host pool of twice its size."""
+    sizes = {"size": TOKENS, "page_size": PAGE, "dtype": torch.float32, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+    places = {"device_capacity_tokens": TOKENS, "start_layer": 0, "end_layer": LAYERS, "pin_memory": False}
+    if kind == "mla":
+        device = MLATokenToKVPool(kv_lora_rank=64, qk_rope_head_dim=16, **sizes)
+        return device, MLATokenToKVPoolHost(device._mla_buffer_info(), 2.0, 0, PAGE, layout, target_layer_num=LAYERS, **places)
+    device = MHATokenToKVPool(head_num=2, head_dim=64, **sizes)
+    return device, MHATokenToKVPoolHost(device._mha_buffer_info(), 2.0, 0, PAGE, layout, **places)
+
+
+class Child:
+    storages: list[Any]
+    controller: Any = None
+
+    def __init__(self) -> None:
+        self.storages = []
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        alone = dict.fromkeys(("tp_rank", "pp_rank", "attn_dcp_rank", "attn_tp_rank", "attn_dp_rank"), 0)
+        get_parallel()._stamp.update(alone, tp_size=1, pp_size=1, attn_dcp_size=1, attn_tp_size=1)
+        controllers.is_dp_attention_enabled = lambda: False
+
+    def use(self, kind: str, layout: str, extra: dict[str, Any]) -> Any:
+        """Have pools of KIND `mha` or `mla` from now on, with back ends of this configuration, none yet."""
+        self.close()
+        self.extra, self.kind = extra, kind
+        self.device, self.host = pools(kind, layout)
+        self.sidecar = pools("mha", layout)[1]
+        return {}
+
+    def close(self) -> None:
+        if self.controller is not None:
+            self.controller.detach_storage_backend()
+        for storage in self.storages:
+            storage.close()
+        self.controller, self.storages = None, []
+
+    # --- a back end by itself, of any rank ---
+
+    def open(self, tp: tuple[int, int] = (0, 1)) -> Any:
+        """One more, as the factory makes it; its number, or why there is none."""
+        config = HiCacheStorageConfig(
+            tp_rank=tp[0],
+            tp_size=tp[1],
+            pp_rank=0,
+            pp_size=1,
+            attn_cp_rank=0,
+            attn_cp_size=1,
+            is_mla_model=self.kind == "mla",
+            enable_storage_metrics=False,
+            is_page_first_layout=self.host.layout == "page_first",
+            model_name="some/model",
+            extra_config=self.extra,
+        )
+        try:
+            storage = StorageBackendFactory.create_backend("dynamic", config, self.host)
+        except ConfigError as error:
+            return str(error)
+        storage.register_mem_pool_host(self.host)
+        storage.register_mem_host_pool_v2(self.host, PoolName.KV)
+        storage.register_mem_host_pool_v2(self.sidecar, PoolName.SWA)
+        storage.on_host_pools_registered()
+        self.storages.append(storage)
+        return len(self.storages) - 1
+
+    def pool(self, name: str) -> Any:
+        return self.host if name == "kv" else self.sidecar
+
+    def set(self, storage: int, keys: list[str], seed: int, pool: str | None = None) -> Any:
+        """By v1; by v2 where a pool is named."""
+        place = self.filled(self.pool(pool or "kv"), len(keys), seed)
+        if pool is None:
+            return self.storages[storage].batch_set_v1(keys, place, HiCacheStorageExtraInfo(prefix_keys=["ab" * 32]))
+        return self.storages[storage].batch_set_v2([PoolTransfer(PoolName(pool), host_indices=place, keys=keys)])[pool]
+
+    def get(self, storage: int, keys: list[str], pool: str | None = None) -> Any:
+        """[was it read, what is there] of each page, whose place was all zeros."""
+        host = self.pool(pool or "kv")
+        place = host.alloc(len(keys) * PAGE)
+        for page in place[::PAGE].tolist():
+            host.set_from_flat_data_page(page, torch.zeros_like(host.get_data_page(page)))
+        if pool is None:
+            read = self.storages[storage].batch_get_v1(keys, place)
+        else:
+            read = self.storages[storage].batch_get_v2([PoolTransfer(PoolName(pool), host_indices=place, keys=keys)])[pool]
+        digests = self.digests(host, place)
+        host.free(place)
+        return [list(each) for each in zip(read, digests, strict=True)]
+
+    def exists(self, storage: int, keys: list[str]) -> Any:
+        return self.storages[storage].batch_exists(keys)
+
+    def exists_v2(self, storage: int, keys: list[str], policy: str, window: int) -> Any:
+        transfer = PoolTransfer(PoolName.SWA, keys=keys[:window], hit_policy=PoolHitPolicy(policy))
+        found = self.storages[storage].batch_exists_v2(keys, [transfer])
+        return {"pages": found.kv_hit_pages, "pools": found.extra_pool_hit_pages, "restorable": found.restorable_prefix_pages}
+
+    def nonsense(self, storage: int) -> Any:
+        """Calls that no controller makes: pages without places, a pool that nobody knows."""
+        transfer = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(PAGE), keys=["aa"])
+        backend = self.storages[storage]
+        return [
+            backend.batch_set_v1(["aa", "bb"], torch.arange(PAGE)),
+            backend.batch_get_v2([transfer])[PoolName.MAMBA],
+            backend.batch_exists_v2(["aa"], [transfer]).kv_hit_pages,
+            backend.batch_get_v1([], torch.arange(0)),
+            backend.get("aa"),
+            backend.exists("aa"),
+        ]
+
+    # --- SGLang's controller and its threads ---
+
+    def attach(self) -> Any:
+        device = self.device
+        allocator = type("Allocator", (), {"get_kvcache": lambda self: device})()
+        self.controller = HiCacheController(
+            allocator,
+            self.host,
+            PAGE,
+            torch.distributed.group.WORLD,
+            threading.Event(),
+            write_policy="write_through",
+            io_backend="kernel",
+            storage_backend="dynamic",
+            prefetch_threshold=PAGE,
+            model_name="some/model",
+            storage_backend_extra_config=dict(self.extra),
+        )
+        return self.controller.page_get_func.__name__
+
+    def backup(self, first: int, pages: int, seed: int) -> Any:
+        """Write pages of tokens to the store, in SGLang's thread: how many tokens were, and what the pages hold."""
+        tokens = list(range(first, first + pages * PAGE))
+        place = self.filled(self.host, pages, seed)
+        self.controller.write_storage(place, tokens, get_hash_str(tokens, None, page_size=PAGE))
+        done = self.controller.ack_backup_queue.get(timeout=WAIT_S)
+        return {"tokens": done.completed_tokens, "digests": self.digests(self.host, place)}
+
+    def prefetch(self, first: int, pages: int) -> Any:
+        """Read the pages of tokens that the store has, in SGLang's threads: the tokens found and read, and what the pages hold."""
+        tokens = list(range(first, first + pages * PAGE))
+        self.controller.prefetch("request", tokens, None)
+        hit = self.controller.prefetch_hit_queue.get(timeout=WAIT_S)
+        read, digests = 0, []
+        if hit.storage_hit_count:
+            hit.host_indices = self.host.alloc(hit.storage_hit_count)
+            self.controller.prefetch_buffer.put(hit)
+            ack = self.controller.ack_prefetch_queue.get(timeout=WAIT_S)
+            while not ack.completed_req:
+                read = ack.completed_tokens
+                ack = self.controller.ack_prefetch_queue.get(timeout=WAIT_S)
+            digests = self.digests(self.host, hit.host_indices)
+        return {"found": hit.storage_hit_count, "read": read, "digests": digests}
+
+    def detach(self) -> Any:
+        controller, self.controller = self.controller, None
+        controller.detach_storage_backend()
+        return controller.enable_storage
+
+    def filled(self, host: Any, pages: int, seed: int) -> torch.Tensor:
+        place = host.alloc(pages * PAGE)
+        random = torch.Generator().manual_seed(seed)
+        for page in place[::PAGE].tolist():
+            flat = host.get_data_page(page)
+            host.set_from_flat_data_page(page, torch.randn(flat.shape, generator=random, dtype=flat.dtype))
+        return place
+
+    def digests(self, host: Any, place: torch.Tensor) -> list[str]:
+        pages = (host.get_data_page(page).contiguous().numpy().tobytes() for page in place[::PAGE].tolist())
+        return [hashlib.blake2b(page, digest_size=8).hexdigest() for page in pages]
+
+
+def main() -> None:
+    with open(int(sys.argv[1]), "w", buffering=1) as out:
+        child = Child()
+        print("{}", file=out)
+        for line in sys.stdin:
+            command = json.loads(line)
+            print(json.dumps(getattr(child, command.pop("do"))(**command)), file=out)
+        child.close()
+    os._exit(0)  # SGLang's controller leaves threads that would keep it
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""SGLang's own host pools and cache controller over our back end and a real cluster, in SGLang's environment, on a CPU."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from tests.client.embedded import embedded
+from tests.engines.live.child import EngineChild
+from tests.engines.live.sglang.hicache import child, use
+
+PLAN = ClusterPlan(dram="128MiB", is_private=True)
+PAGE = 16
+"""Tokens."""
+Two = tuple[EngineChild, EngineChild]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with embedded(PLAN) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("engines")
+    one, two = child(folder / "one"), child(folder / "two")
+    with one, two:
+        yield one, two
+
+
+@pytest.fixture(params=["mha page_first", "mha layer_first", "mla page_first", "mla layer_first"])
+def engines(request: pytest.FixtureRequest, cluster: Cluster, processes: Two) -> Two:
+    """Two processes with pools of one kind and layout, a controller each, and back ends of three ranks; no other test has their pages."""
+    kind, layout = request.param.split()
+    for each in processes:
+        use(each, cluster.address, layout=layout, kind=kind, salt=request.node.name)
+        assert each.ask("attach") == "_page_get_zero_copy"
+        assert (each.ask("open"), each.ask("open", tp=[0, 2]), each.ask("open", tp=[1, 2])) == (0, 1, 2)
+    return processes
+
+
+def hashes(*names: int) -> list[str]:
+    return [f"{name:064x}" for name in names]
+
+
+def test_another_process_prefetches_what_the_controller_of_one_has_written(engines: Two) -> None:
+    one, two = engines
+    written = one.ask("backup", first=0, pages=6, seed=1)
+    assert written["tokens"] == 6 * PAGE
+    assert len(set(written["digests"])) == 6
+    assert two.ask("prefetch", first=0, pages=6) == {"found": 6 * PAGE, "read": 6 * PAGE, "digests": written["digests"]}
+    assert two.ask("prefetch", first=0, pages=8)["read"] == 6 * PAGE
+    assert two.ask("prefetch", first=7, pages=4) == {"found": 0, "read": 0, "digests": []}
+
+
+def test_pages_are_read_into_their_places_and_what_is_not_there_is_told(engines: Two) -> None:
+    one, two = engines
+    assert one.ask("set", storage=0, keys=hashes(1, 2, 4), seed=2) == [True, True, True]
+    assert two.ask("exists", storage=0, keys=hashes(1, 2, 3, 4)) == 2
+    nothing = two.ask("get", storage=0, keys=hashes(99))[0][1]
+    first, second, missing, fourth = two.ask("get", storage=0, keys=hashes(1, 2, 3, 4))
+    assert [each[0] for each in (first, second, missing, fourth)] == [True, True, False, True]
+    assert missing[1] == nothing
+    assert [first, second, fourth] == one.ask("get", storage=0, keys=hashes(1, 2, 4))
+    assert one.ask("set", storage=0, keys=hashes(1, 2), seed=3) == [True, True], "pages that are there are stored"
+    assert two.ask("get", storage=0, keys=hashes(1))[0] == first, "and stay what they were"
+
+
+def test_ranks_share_pages_only_where_they_hold_the_same(engines: Two, request: pytest.FixtureRequest) -> None:
+    one, two = engines
+    one.ask("set", storage=1, keys=hashes(11), seed=4)
+    is_replicated = "mla" in request.node.name
+    assert two.ask("exists", storage=1, keys=hashes(11)) == 1
+    assert two.ask("exists", storage=2, keys=hashes(11)) == is_replicated
+    assert two.ask("exists", storage=0, keys=hashes(11)) == is_replicated
+
+
+def test_pools_beside_the_primary_one_have_pages_of_their_own(engines: Two) -> None:
+    one, two = engines
+    keys = hashes(21, 22, 23, 24)
+    one.ask("set", storage=0, keys=keys, seed=5)
+    assert two.ask("exists_v2", storage=0, keys=keys, policy="all_pages", window=4) == {"pages": 0, "pools": {"kv": 4}, "restorable": []}
+    assert one.ask("set", storage=0, keys=hashes(21, 23, 24), seed=6, pool="swa") == [True, True, True]
+    everything = two.ask("exists_v2", storage=0, keys=keys, policy="all_pages", window=4)
+    assert everything == {"pages": 1, "pools": {"kv": 4, "swa": 1}, "restorable": [1]}
+    window = two.ask("exists_v2", storage=0, keys=keys, policy="trailing_pages", window=2)
+    assert window == {"pages": 4, "pools": {"kv": 4, "swa": 4}, "restorable": [1, 4]}
+    read = two.ask("get", storage=0, keys=keys, pool="swa")
+    assert [each[0] for each in read] == [True, False, True, True]
+    assert read == one.ask("get", storage=0, keys=keys, pool="swa")
+    assert two.ask("get", storage=0, keys=hashes(23), pool="kv") == two.ask("get", storage=0, keys=hashes(23))
+    assert two.ask("get", storage=0, keys=hashes(23)) != two.ask("get", storage=0, keys=hashes(23), pool="swa")
+
+
+def test_calls_that_make_no_sense_are_misses(engines: Two) -> None:
+    assert engines[0].ask("nonsense", storage=0) == [[False, False], [False], 0, [], None, False]
+
+
+def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
+    pages, layers = processes
+    for each, layout in ((pages, "page_first"), (layers, "layer_first")):
+        use(each, cluster.address, layout=layout, salt="layouts")
+        assert each.ask("open") == 0
+    assert pages.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
+    assert pages.ask("exists", storage=0, keys=hashes(1)) == 1
+    assert layers.ask("exists", storage=0, keys=hashes(1)) == 0
+
+
+def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Two) -> None:
+    engine = processes[0]
+    with embedded(PLAN) as cluster:
+        use(engine, cluster.address, load_deadline_s=5, store_deadline_s=5)
+        engine.ask("attach")
+        engine.ask("open")
+        assert engine.ask("backup", first=0, pages=2, seed=1)["tokens"] == 2 * PAGE
+        assert engine.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
+        cluster.kill_node(0)
+        os.kill(cluster.master_pid, signal.SIGKILL)
+        assert engine.ask("get", storage=0, keys=hashes(1))[0][0] is False
+        assert engine.ask("exists", storage=0, keys=hashes(1)) == 0
+        assert engine.ask("set", storage=0, keys=hashes(2), seed=1) == [False]
+        assert engine.ask("prefetch", first=0, pages=2) == {"found": 0, "read": 0, "digests": []}
+        assert engine.ask("backup", first=100, pages=2, seed=2)["tokens"] == 0
+        assert engine.ask("detach") is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"), [({"interface_v1": 0}, 'add "interface_v1": 1'), ({"masters": "kv:1"}, "unknown setting masters")]
+)
+def test_settings_that_make_no_sense_keep_the_engine_from_attaching(
+    cluster: Cluster, processes: Two, settings: dict[str, Any], reason: str
+) -> None:
+    use(processes[0], cluster.address, **settings)
+    assert reason in processes[0].ask("open")

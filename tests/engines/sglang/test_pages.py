@@ -1,0 +1,89 @@
+"""Names and places of SGLang's pages."""
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstore.client.memory import Memory
+from kvstore.engines.sglang.pages import Pool, Rank
+
+POOL = Pool(
+    name="kv",
+    model="llama",
+    revision="",
+    salt="",
+    dtype="float16",
+    layout="page_first",
+    page_tokens=16,
+    regions=(4096, 4096),
+    rank=Rank(tp=(0, 2)),
+    is_replicated=False,
+)
+HASH = "ab" * 32
+
+
+def key(page_hash: str = HASH, **changed: Any) -> bytes:
+    return replace(POOL, **changed).keys([page_hash])[0]
+
+
+def test_equal_pools_of_two_engines_have_equal_keys() -> None:
+    assert key() == replace(POOL).keys([HASH])[0]
+    assert key().startswith(POOL.namespace.id)
+    assert key().endswith(bytes.fromhex(HASH))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "swa"},
+        {"model": "llama-2"},
+        {"revision": "a1"},
+        {"salt": "secret"},
+        {"dtype": "bfloat16"},
+        {"layout": "layer_first"},
+        {"page_tokens": 32},
+        {"regions": (4096, 4096, 4096, 4096)},
+        {"regions": (8192,)},
+        {"rank": Rank(tp=(1, 2))},
+        {"rank": Rank(tp=(0, 4))},
+        {"rank": Rank(tp=(0, 1))},
+        {"rank": Rank(tp=(0, 2), pp=(0, 2))},
+        {"rank": Rank(tp=(0, 2), pp=(1, 2))},
+        {"rank": Rank(tp=(0, 2), cp=(1, 2))},
+        {"rank": Rank(tp=(0, 2), dcp=(1, 2))},
+        {"is_replicated": True},
+    ],
+)
+def test_pools_that_differ_in_what_changes_bytes_share_nothing(changed: dict[str, Any]) -> None:
+    assert key(**changed) != key()
+
+
+def test_ranks_that_hold_the_same_share_their_pages_at_any_size() -> None:
+    keys = {key(rank=Rank(tp=tp), is_replicated=True) for tp in ((0, 1), (0, 2), (1, 2), (3, 8))}
+    assert len(keys) == 1
+
+
+def test_any_name_of_a_page_makes_a_key_that_the_store_takes() -> None:
+    names = [HASH, HASH.upper(), HASH[:-2], "x" * 200, "x" * 201, "x" * 202, "é" * 100, ""]
+    keys = POOL.keys(names)
+    assert len(set(keys)) == len(names)
+    assert max(map(len, keys)) <= 255
+
+
+def test_the_regions_of_each_page_are_in_order() -> None:
+    buffer = ctypes.create_string_buffer(4 * 4096)
+    at = ctypes.addressof(buffer)
+    pointers = [at + 8192, at + 12288, at, at + 4096]
+    first, second = POOL.places(pointers, [4096] * 4, 2)
+    assert first == [Memory(at + 8192, 4096), Memory(at + 12288, 4096)]
+    assert second == [Memory(at, 4096), Memory(at + 4096, 4096)]
+    assert POOL.places([], [], 0) == []
+    assert POOL.page_bytes == 8192
+
+
+@pytest.mark.parametrize(("pointers", "sizes", "pages"), [([1, 2], [4096, 4096], 2), ([1, 2], [4096, 2048], 1), ([1], [4096, 4096], 1)])
+def test_regions_that_are_not_those_of_the_pages_are_refused(pointers: list[int], sizes: list[int], pages: int) -> None:
+    with pytest.raises(ValueError, match="regions are not those of"):
+        POOL.places(pointers, sizes, pages)
