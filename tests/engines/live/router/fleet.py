@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from kvstore.kvcache.namespace import ID_BYTES
 from tests.client.processes import Cluster, Process, cluster
 from tests.engines.live.environments import ROOT, python_of
 from tests.ports import free_ports
@@ -96,13 +97,24 @@ class Fleet:
     """A context manager: servers, sidecars and a router, all ready inside."""
 
     def __init__(
-        self, folder: Path, model: Path, *, servers: int = 2, blocks: int = 256, dram: str = "512MiB", dispatcher: str = ""
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        servers: int = 2,
+        blocks: int = 256,
+        dram: str = "512MiB",
+        dispatcher: str = "",
+        has_store: bool = True,
     ) -> None:
+        """`blocks`: of each engine's own cache; `dispatcher`: the master's, "" for its default; without a store engines have their own
+        caches only."""
         self._folder = folder
         self._model = model
         self._count = servers
         self._blocks = blocks
         self._dram = dram
+        self._has_store = has_store
         self._dispatcher = ("--dispatcher", dispatcher) if dispatcher else ()
         self._ending = contextlib.ExitStack()
         self._naming: tuple[str, ...] = ()
@@ -116,7 +128,8 @@ class Fleet:
             self.store = beginning.enter_context(cluster(self._folder, "--report-interval-s", "0.1", *self._dispatcher))
             self.store.start_node("--dram", self._dram)
             for number in range(self._count):
-                self.servers.append(Server(self._model, self.store.address, log=self._folder / f"vllm{number}.log", blocks=self._blocks))
+                log = self._folder / f"vllm{number}.log"
+                self.servers.append(Server(self._model, self.store.address, log=log, blocks=self._blocks, store=self._has_store))
                 beginning.callback(self.servers[-1].close)
             self._naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
             beginning.callback(self._stop_sidecars)
@@ -174,8 +187,9 @@ class Fleet:
         return sum(round(server.metric("vllm:external_prefix_cache_hits_total")) for server in self.servers)
 
     def _namespace_id(self) -> str:
+        """Without a store the engines' blocks have names all the same, for what they have themselves."""
         [found] = {server.await_ready() for server in self.servers}
-        return found
+        return found or "00" * ID_BYTES
 
 
 def connection(url: str) -> http.client.HTTPConnection:
