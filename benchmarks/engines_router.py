@@ -1,8 +1,9 @@
 """kvstore-router before two real vLLM servers on requests of the conversation trace's shape: where requests go, and what a store adds.
 
 Four runs of the same requests: Algorithm 1 or random, with the store or without. A block of the trace is one of vLLM's here, 32 tokens for
-512, of tokens that follow from its id; conversations are drawn from the whole trace; each engine's own cache is small enough to lose some. Rows: the share of prompt tokens that were not
-computed, and the time to the first token through the router, both as ratios to random routing in the same run.
+512, of tokens that follow from its id; conversations are drawn from the whole trace; each engine's own cache is small enough to lose some.
+Rows: the share of prompt tokens that were not computed, and the time to the first token through the router, both as ratios to random
+routing in the same run.
 """
 
 import random
