@@ -5,7 +5,7 @@ vLLM's objects on to them.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -24,21 +24,18 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvstore.client import Client
-from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.connecting import connect
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.facts import block_tokens, check_engine, rank_facts
 from kvstore.engines.vllm.identity import Shard, shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import Plan, StepPlan
-from kvstore.engines.vllm.settings import VllmSettings, from_extra_config, job_settings
+from kvstore.engines.vllm.settings import from_extra_config, job_settings
 from kvstore.engines.vllm.trouble import LOG
 from kvstore.engines.vllm.worker import Worker
 from kvstore.kvcache.namespace import Namespace
-
-CONNECT_TIMEOUT_S: Final = 0.5
-"""A master that does not answer for so long is not connected to now: the engine computes instead."""
 
 
 @dataclass
@@ -109,9 +106,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
         found = {told.namespace: None for told in metadata.values() if isinstance(told, RankMetadata)}
         shards = [Shard(Namespace.from_canonical(canonical)) for canonical in found]
-        self._client = _client(self._settings)
+        self._client = connect(self._settings)
         self._jobs = Jobs(self._client, job_settings(self._settings))
         self._lookup = Lookup(self._jobs, shards, deadline_s=self._settings.lookup_deadline_s)
+        self._lookup.connect()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         wanted = [] if request.skip_reading_prefix_cache else self._plan.wanted(request, num_computed_tokens)
@@ -145,6 +143,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_block_frees(self) -> bool:
         return self._plan.is_holding
 
+    def reset_cache(self) -> bool:
+        """Never done: the blocks are other engines', too. Weights that change are another `revision`."""
+        return False
+
     # --- a rank's ---
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -152,7 +154,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._shard = shard(facts, salt=self._settings.salt)
         LOG.info("kvstore: blocks of this rank are of the namespace %s", self._shard.namespace.id.hex())
         pools = LayerPools(list(kv_caches.values()), self._kv_cache_config.num_blocks)
-        self._worker = Worker(_client(self._settings), self._shard, pools, self._settings, is_writer=facts.is_writer)
+        self._worker = Worker(connect(self._settings), self._shard, pools, self._settings, is_writer=facts.is_writer)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return RankMetadata(self._shard.namespace.canonical()) if self._shard is not None else None
@@ -214,10 +216,3 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)
         return metadata.plan
-
-
-def _client(settings: VllmSettings) -> Client:
-    """Each role and rank has one of its own: they may be processes of their own."""
-    return Client(
-        settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
-    )

@@ -5,10 +5,14 @@ While the store cannot be reached the answer is 0 at once: see Jobs.
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.identity import Shard
+
+CONNECT_S: Final = 5.0
+"""For an engine that begins, which takes longer than that."""
 
 
 class Lookup:
@@ -20,6 +24,10 @@ class Lookup:
         self._shards = shards
         self._deadline_s = deadline_s
         self.counters = Counters()
+
+    def connect(self) -> None:
+        """Ask once, so that no request waits for the connection: for CONNECT_S at the most, and whatever comes of it."""
+        self._jobs.match_prefix([shard.key(b"") for shard in self._shards[:1]], deadline_s=CONNECT_S)
 
     def count(self, hashes: Sequence[bytes]) -> int:
         """How many of the blocks, from the first on without a gap, can be read now; 0 if the store does not say so in time."""

@@ -57,3 +57,12 @@ def test_without_time_left_the_store_is_not_asked(client: FaultyClient, shards: 
     with Jobs(client) as jobs:
         assert Lookup(jobs, shards[:1], deadline_s=0).count(HASHES) == 0
     assert not client.calls
+
+
+def test_connecting_asks_once_and_needs_no_answer(client: FaultyClient, shards: list[Shard]) -> None:
+    with Jobs(client) as jobs:
+        client.faults.append(raises(Unavailable("away")))
+        lookup = Lookup(jobs, shards, deadline_s=60)
+        lookup.connect()
+        assert [name for name, _ in client.calls] == ["match"]
+        assert lookup.counters.take().lookups == 0

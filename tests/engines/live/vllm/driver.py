@@ -11,7 +11,10 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
+from kvstore.protocol.errors import KVStoreError
 from tests.engines.live.vllm import faults
 
 
@@ -49,19 +52,26 @@ class Engine:
         done: bool = self._llm.reset_prefix_cache()
         return done
 
-    def flush(self) -> None:
-        """Come back when what the engine has saved is in the store, for all to read."""
-        get_kv_transfer_group().flush()
+    def flush(self) -> str:
+        """Come back when what the engine has saved is in the store, for all to read; what the store says of it, "" if all is well."""
+        try:
+            get_kv_transfer_group().flush()
+        except KVStoreError as error:
+            return str(error)
+        return ""
 
     def lose(self, places: list[int]) -> None:
         """These blocks of the next load vanish before it."""
         faults.VANISHING[:] = places
 
-    def saved(self) -> list[str]:
-        """Keys of what was saved since the last call, in hexadecimal digits."""
-        keys = [key.hex() for key in faults.SAVED]
-        faults.SAVED.clear()
-        return keys
+    def keys(self, prompt: list[int], block_tokens: int) -> list[str]:
+        """Of the prompt's blocks in the store, in hexadecimal digits."""
+        hashes: list[bytes] = []
+        function = get_hash_fn_by_name("sha256")
+        for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
+            parent = hashes[-1] if hashes else None
+            hashes.append(hash_block_tokens(function, parent, prompt[start : start + block_tokens]))
+        return [key.hex() for key in get_kv_transfer_group()._shard.keys(hashes)]
 
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import pytest
 
+from tests.client.processes import Cluster
 from tests.engines.live.child import EngineChild
 from tests.engines.live.environments import ROOT
 
@@ -18,6 +19,8 @@ DRIVER: Final = Path(__file__).with_name("driver.py")
 NUMBERS: Final = itertools.count()
 BLOCK_TOKENS: Final = 32
 """The smallest that vLLM has on a CPU."""
+PATIENT: Final[dict[str, Any]] = {"lookup_deadline_s": 30, "load_deadline_s": 60}
+"""What a slow machine makes late is no miss."""
 SAME_LOGPROB: Final = 1e-4
 """Of one token by two ways in float32: kernels add in another order where a batch is of another shape."""
 
@@ -41,10 +44,16 @@ class Answer:
 class Engine:
     """A context manager: an engine that is ready inside."""
 
-    def __init__(self, model: Path, *, store: dict[str, Any] | None = None, connector: str = "", **options: Any) -> None:
-        """`store`: the connector's settings, none for an engine without a store; `connector`: MODULE:CLASS of another than kvstore's,
-        :CLASS of one of vLLM's own.
-
+    def __init__(
+        self,
+        model: Path,
+        *,
+        store: dict[str, Any] | None = None,
+        connector: str = "kvstore.engines.vllm.connector:KVStoreConnector",
+        transfer: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """`store`: settings of the connector MODULE:CLASS, or :CLASS of vLLM's own; `transfer`: a whole configuration in place of that.
         `options` are arguments of `vllm.LLM`."""
         options = {
             "model": str(model),
@@ -55,14 +64,16 @@ class Engine:
             "num_gpu_blocks_override": 64,
         } | options
         if store is not None:
-            module, _, name = (connector or "kvstore.engines.vllm.connector:KVStoreConnector").partition(":")
-            options["kv_transfer_config"] = {
+            module, _, name = connector.partition(":")
+            transfer = {
                 "kv_connector": name,
                 "kv_connector_module_path": module or None,
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": store,
             }
+        if transfer is not None:
+            options["kv_transfer_config"] = transfer
         environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -90,6 +101,11 @@ class Engine:
         """Its own prefix cache, so that it must ask the store."""
         assert self.tell("reset")
 
+    def flush(self) -> None:
+        """What it has saved is in the store then, for all to read."""
+        error = self.tell("flush")
+        assert not error, error
+
     def tell(self, command: str, **arguments: Any) -> Any:
         """What the driver answers."""
         return self._child.ask(command, **arguments)
@@ -104,5 +120,14 @@ class Engine:
 
 def prompt(seed: int, blocks: int = 5) -> list[int]:
     """Tokens of so many blocks and a few more: other ones for each seed."""
+    return random_tokens(seed, blocks * BLOCK_TOKENS + 7)
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
     numbers = random.Random(seed)
-    return [numbers.randrange(3, 1000) for _ in range(blocks * BLOCK_TOKENS + 7)]
+    return [numbers.randrange(3, 1000) for _ in range(count)]
+
+
+def start_node(store: Cluster) -> None:
+    """The store's node, after the first time with the name and the NVMe that it had."""
+    store.start_node("--name", "n", "--dram", "32MiB", "--nvme", f"{store.folder / 'nvme'}:128MiB")

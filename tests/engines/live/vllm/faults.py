@@ -1,4 +1,4 @@
-"""kvstore's connector, telling what it saves, and with a fault: blocks vanish after the engine heard of them and before it loads them."""
+"""kvstore's connector with a fault: blocks vanish between the moment the engine is told of them and the moment it loads them."""
 
 from typing import Any
 
@@ -7,8 +7,6 @@ from kvstore.engines.vllm.connector import KVStoreConnector
 
 VANISHING: list[int] = []
 """Places of blocks in the next load, the first is 0."""
-SAVED: list[bytes] = []
-"""Keys of the blocks that were to be saved."""
 
 
 class LosingConnector(KVStoreConnector):
@@ -22,8 +20,3 @@ class LosingConnector(KVStoreConnector):
                 client.remove([keys[place] for place in VANISHING], force=True)
             VANISHING.clear()
         super().start_load_kv(forward_context, **kwargs)
-
-    def wait_for_save(self) -> None:
-        super().wait_for_save()
-        if self._shard is not None:
-            SAVED.extend(self._shard.keys(block for transfer in self._step().saves for block in transfer.hashes))

@@ -2,9 +2,7 @@
 
 import itertools
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,50 +10,12 @@ import pytest
 from kvstore.client import Client
 from kvstore.protocol.errors import DeadlineExceeded, Full
 from kvstore.transfer.testing.waiting import eventually
-from tests.client.processes import Cluster, cluster
-from tests.engines.live.environments import ROOT
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, Answer, Engine, prompt
+from tests.client.processes import Cluster
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Answer, Engine, prompt, start_node
+from tests.ports import free_ports
 
-LOSING = "tests.engines.live.vllm.faults:LosingConnector"
 BLOCKS = 5
 CACHED = BLOCKS * BLOCK_TOKENS
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by a process of its own: what makes it takes seconds to load."""
-    folder = tmp_path_factory.mktemp("engines") / "model"
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, "tiny"], cwd=ROOT, check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("store")
-    with cluster(folder) as started:
-        start_node(started)
-        yield started
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Engine]:
-    """Without a store: what the others are held to."""
-    with Engine(model) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def waiting(model: Path, store: Cluster) -> Iterator[Engine]:
-    """Its steps wait for what they load. It gives up soon what a full store does not take."""
-    with Engine(model, store={"master": store.address, "load_async": False, "save_deadline_s": 10}, connector=LOSING) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def loading(model: Path, store: Cluster) -> Iterator[Engine]:
-    """Loads between its steps."""
-    with Engine(model, store={"master": store.address}, connector=LOSING) as engine:
-        yield engine
 
 
 def expected(plain: Engine, *prompts: list[int], tokens: int = 8) -> list[Answer]:
@@ -69,7 +29,7 @@ def test_a_prompt_that_one_engine_computed_is_another_s(plain: Engine, waiting: 
     (cold,) = waiting.generate(asked)
     cold.check_same(right)
     assert cold.cached == 0
-    waiting.tell("flush")
+    waiting.flush()
     waiting.forget()
     for engine in (waiting, loading):
         (warm,) = engine.generate(asked)
@@ -81,7 +41,7 @@ def test_blocks_of_a_salted_request_are_for_those_with_its_salt(plain: Engine, w
     asked = prompt(2)
     (right,) = expected(plain, asked)
     waiting.generate(asked, salts=["one"])
-    waiting.tell("flush")
+    waiting.flush()
     for salt, cached in (("another", 0), ("one", CACHED)):
         (answer,) = loading.generate(asked, salts=[salt])
         answer.check_same(right)
@@ -97,12 +57,12 @@ def test_a_block_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(
     asked = prompt(10 + 2 * place + is_async)
     (right,) = expected(plain, asked)
     other.generate(asked)
-    other.tell("flush")
+    other.flush()
     other.forget()
     loser.tell("lose", places=[place])
     (answer,) = loser.generate(asked)
     answer.check_same(right)
-    loser.tell("flush")
+    loser.flush()
     (again,) = other.generate(asked)
     again.check_same(right)
     assert again.cached == CACHED
@@ -117,7 +77,7 @@ def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(plain: Engine
         engine.forget()
         for answer, wanted in zip(engine.generate(*asked, tokens=110), right, strict=True):
             answer.check_same(wanted)
-        engine.tell("flush")
+        engine.flush()
         assert engine.tell("metrics")["vllm:num_preemptions"] > before
 
 
@@ -129,7 +89,7 @@ def test_two_engines_may_compute_the_same_prompts_at_once(plain: Engine, waiting
     for engine in (waiting, loading):
         for answer, wanted in zip(engine.answers(), right, strict=True):
             answer.check_same(wanted)
-        engine.tell("flush")
+        engine.flush()
     for engine in (waiting, loading):
         engine.forget()
         for answer, wanted in zip(engine.generate(*asked), right, strict=True):
@@ -140,12 +100,22 @@ def test_two_engines_may_compute_the_same_prompts_at_once(plain: Engine, waiting
 def test_an_engine_of_another_element_type_shares_nothing(model: Path, store: Cluster, waiting: Engine) -> None:
     asked = prompt(40)
     waiting.generate(asked)
-    waiting.tell("flush")
-    with Engine(model, store={"master": store.address}, dtype="bfloat16") as other:
+    waiting.flush()
+    with Engine(model, store=PATIENT | {"master": store.address}, dtype="bfloat16") as other:
         assert other.generate(asked)[0].cached == 0
-        other.tell("flush")
+        other.flush()
         other.forget()
         assert other.generate(asked)[0].cached == CACHED
+
+
+def test_an_engine_may_begin_without_the_store(plain: Engine, model: Path) -> None:
+    asked = prompt(45)
+    (right,) = expected(plain, asked)
+    with Engine(model, store={"master": f"127.0.0.1:{free_ports(1)[0]}"}) as lonely:
+        for _ in range(2):
+            (answer,) = lonely.generate(asked)
+            answer.check_same(right)
+            lonely.forget()
 
 
 def test_a_full_store_costs_only_what_it_does_not_take(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
@@ -155,14 +125,14 @@ def test_a_full_store_costs_only_what_it_does_not_take(plain: Engine, store: Clu
         pinned = fill(client)
         (answer,) = waiting.generate(asked)
         answer.check_same(right)
-        waiting.tell("flush")
+        waiting.flush()
         assert loading.generate(asked)[0].cached < CACHED
         client.unpin(pinned)
         client.remove(pinned, force=True)
     waiting.forget()
     loading.forget()
     waiting.generate(asked)
-    waiting.tell("flush")
+    waiting.flush()
     (answer,) = loading.generate(asked)
     answer.check_same(right)
     assert answer.cached == CACHED
@@ -173,7 +143,7 @@ def test_a_master_that_is_killed_costs_only_what_it_knows(plain: Engine, store: 
     right_known, right_later = expected(plain, known, later)
     (right,) = expected(plain, asked, tokens=200)
     waiting.generate(known)
-    waiting.tell("flush")
+    waiting.flush()
     loading.begin(asked, tokens=200)
     store.master.stop(signal.SIGKILL)
     (answer,) = loading.answers()
@@ -199,11 +169,21 @@ def test_a_master_that_is_killed_costs_only_what_it_knows(plain: Engine, store: 
 def test_a_node_that_is_killed_comes_back_with_what_was_on_nvme(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
     asked, meanwhile = prompt(70), prompt(71)
     right, right_meanwhile = expected(plain, asked, meanwhile)
-    waiting.tell("saved")
-    waiting.generate(asked)
-    waiting.tell("flush")
+    keys = [bytes.fromhex(key) for key in waiting.tell("keys", prompt=asked, block_tokens=BLOCK_TOKENS)]
+    numbers = itertools.count()
     with Client(store.address) as client:
-        push_down(client, [bytes.fromhex(key) for key in waiting.tell("saved")])
+
+        def is_down() -> bool:
+            """Other blocks push them out of DRAM; those that were lost on the way are computed again."""
+            if not all(client.locate(keys)):
+                waiting.forget()
+                waiting.generate(asked)
+                waiting.flush()
+            client.put_batch([f"other-{next(numbers)}".encode() for _ in range(16)], [bytes(1 << 17)] * 16)
+            client.flush(deadline_s=60)
+            return all(places and "nvme" in places[0].tiers for places in client.locate(keys))
+
+        eventually(is_down, "the prompt's blocks are on NVMe")
     store.nodes[-1].stop(signal.SIGKILL)
     (answer,) = loading.generate(meanwhile)
     answer.check_same(right_meanwhile)
@@ -216,11 +196,15 @@ def test_a_node_that_is_killed_comes_back_with_what_was_on_nvme(plain: Engine, s
         return answer.cached == CACHED
 
     eventually(is_found, "the blocks that were on NVMe are loaded")
+    seeds = itertools.count(1000)
 
+    def is_stored(engine: Engine) -> bool:
+        """What was put at a node that is gone is lost, which is told once."""
+        engine.generate(prompt(next(seeds)))
+        return not engine.tell("flush")
 
-def start_node(store: Cluster) -> None:
-    """The store's node, after the first time with the name and the NVMe that it had."""
-    store.start_node("--name", "n", "--dram", "32MiB", "--nvme", f"{store.folder / 'nvme'}:64MiB")
+    for engine in (waiting, loading):
+        eventually(partial(is_stored, engine), "what the engine saves goes to the new node")
 
 
 def fill(client: Client) -> list[bytes]:
@@ -236,14 +220,3 @@ def fill(client: Client) -> list[bytes]:
         except (Full, DeadlineExceeded):
             pass
     return pinned
-
-
-def push_down(client: Client, keys: list[bytes]) -> None:
-    """Put other blocks until all of `keys` are on NVMe."""
-    numbers = itertools.count()
-
-    def is_down() -> bool:
-        client.put_batch([f"other-{next(numbers)}".encode() for _ in range(64)], [bytes(1 << 17)] * 64)
-        return all(places and "nvme" in places[0].tiers for places in client.locate(keys))
-
-    eventually(is_down, "the blocks went down to NVMe")

@@ -1,0 +1,92 @@
+"""Chunks of an offloading engine's host memory, stored and loaded by jobs: what a secondary tier does, without vLLM."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.client import Client
+from kvstore.client.jobs.job import Job, Kind
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.settings import VllmSettings, job_settings
+from kvstore.engines.vllm.trouble import Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of one of the engine's jobs."""
+
+    job_id: int
+    hashes: tuple[bytes, ...]
+    """Those of its chunks that were stored or loaded."""
+    missing: tuple[bytes, ...]
+    is_load: bool
+    moved_bytes: int
+    seconds: float
+
+
+class Chunks:
+    """Never raises an error of the store: what it cannot do is missing. Used by one thread, but for `exists`."""
+
+    def __init__(self, client: Client, shard: Shard, memory: memoryview, settings: VllmSettings) -> None:
+        """It owns `client`. `memory`, `[chunks, bytes]`, is the engine's host memory."""
+        self._client = client
+        self._jobs = Jobs(client, job_settings(settings))
+        self._shard = shard
+        self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)
+        self._begun: dict[int, tuple[Job, tuple[bytes, ...], float]] = {}
+        self._troubles = {
+            Kind.LOAD: Trouble("loading chunks", "they are computed"),
+            Kind.STORE: Trouble("storing chunks", "they stay in the engine only"),
+        }
+
+    def exists(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which chunks can be loaded now; none if the store does not say so in time."""
+        return self._jobs.exists(self._shard.keys(hashes))
+
+    def store(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Begin to store chunks from these rows of the memory, which must not change until the job has been told."""
+        keys = self._shard.keys(hashes)
+        job = self._jobs.store(keys, self._memory(rows), namespace=self._shard.namespace, request=job_id)
+        self._begun[job_id] = (job, tuple(hashes), time.monotonic())
+
+    def load(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Begin to load chunks into these rows of the memory."""
+        job = self._jobs.load(self._shard.keys(hashes), self._memory(rows), request=job_id)
+        self._begun[job_id] = (job, tuple(hashes), time.monotonic())
+
+    def take_moved(self) -> list[Moved]:
+        """The jobs that have ended since the last call."""
+        return [self._moved(job) for job in self._jobs.finished()]
+
+    @property
+    def is_busy(self) -> bool:
+        """Jobs have begun that were not told yet."""
+        return bool(self._begun)
+
+    def drain(self) -> None:
+        """Come back when nothing uses the memory: within the deadlines of what has begun."""
+        for job, _, _ in self._begun.values():
+            job.wait()
+
+    def close(self, *, drain_s: float) -> None:
+        """Let stores come to an end for so long, give up the rest, and hang up."""
+        self._jobs.close(drain_s=drain_s)
+        self._client.close()
+
+    def _memory(self, rows: Sequence[int]) -> list[NDArray[np.uint8]]:
+        return [self._rows[row] for row in rows]
+
+    def _moved(self, job: Job) -> Moved:
+        assert isinstance(job.request, int)
+        _, hashes, begin_s = self._begun.pop(job.request)
+        self._troubles[job.kind].saw(job.error)
+        row_bytes = self._rows.shape[1]
+        is_load = job.kind is Kind.LOAD
+        done = [result == row_bytes for result in job.results] if is_load else job.succeeded
+        there = tuple(name for name, is_done in zip(hashes, done, strict=True) if is_done)
+        missing = tuple(name for name, is_done in zip(hashes, done, strict=True) if not is_done)
+        return Moved(job.request, there, missing, is_load, len(there) * row_bytes, time.monotonic() - begin_s)

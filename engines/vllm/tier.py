@@ -1,0 +1,129 @@
+"""The store as a secondary tier of vLLM's offloading: `type` KVStoreTier, `module_path` kvstore.engines.vllm.tier (docs/engines.md).
+
+vLLM copies blocks between GPU and host memory itself; this tier moves chunks of that memory to the store and back. It runs in the
+scheduler's process and never waits for the store there.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingSpec,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvstore.engines.settings import settings_from
+from kvstore.engines.vllm.chunks import Chunks, Moved
+from kvstore.engines.vllm.connecting import connect
+from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.settings import SECTION, VllmSettings
+from kvstore.kvcache.namespace import Namespace
+
+
+class KVStoreTier(SecondaryTierManager):
+    """Chunks that the engine's host memory lets go are the store's, for all engines of the same configuration."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **parameters: Any,
+    ) -> None:
+        """`parameters`: the other entries of the tier's configuration, as the connector's settings. Raises ConfigError."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = settings_from(VllmSettings, SECTION, parameters, source="secondary_tiers", engine_names={"locality"})
+        self._settings = settings
+        self._chunks = Chunks(connect(settings), chunk_shard(offloading_spec.config, settings), primary_kv_view, settings)
+        self._lookups = _Lookups(self._chunks, tier_type)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        is_there = self._lookups.lookup(key, req_context)
+        if is_there is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if is_there else LookupResult.MISS
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._lookups.flush()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._lookups.cleanup(req_context.req_id)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._chunks.store(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._chunks.load(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        return [self._result(moved) for moved in self._chunks.take_moved()]
+
+    def has_pending_work(self) -> bool:
+        return self._chunks.is_busy
+
+    def drain_jobs(self) -> None:
+        self._chunks.drain()
+
+    def shutdown(self) -> None:
+        self._lookups.shutdown()
+        self._chunks.close(drain_s=self._settings.save_deadline_s)
+
+    def _result(self, moved: Moved) -> JobResult:
+        """What did not come is not looked for again by the requests that asked for it."""
+        if moved.is_load:
+            self._lookups.mark_miss([OffloadKey(name) for name in moved.missing])
+        loaded = [OffloadKey(name) for name in moved.hashes] if moved.is_load and moved.missing else None
+        return JobResult(moved.job_id, not moved.missing, loaded, transfer_time=moved.seconds, transfer_bytes=moved.moved_bytes)
+
+
+class _Lookups(AsyncLookupManager):
+    """Asks for all chunks that a step looks for at once, in a thread of vLLM's."""
+
+    def __init__(self, chunks: Chunks, tier_type: str) -> None:
+        self._chunks = chunks
+        super().__init__(tier_type)
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
+        return self._chunks.exists(keys)
+
+
+def chunk_shard(config: OffloadingConfig, settings: VllmSettings) -> Shard:
+    """What engines must agree on to share chunks. A chunk has the bytes of all ranks. In which order its attention backend has them vLLM
+    does not tell a tier: the device stands for it, with the processor's instruction set."""
+    parallel = config.parallel
+    is_cpu = current_platform.is_cpu()
+    form = (config.groups, config.cache, config.worker_kv_bytes_per_block, config.kv_cache_layout)
+    ranks = (parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
+    flags = (config.replicated_layout, config.canonical_layout)
+    return Shard(
+        Namespace(
+            model=settings.model or config.model.name,
+            revision=settings.revision,
+            dtype=config.model.dtype.removeprefix("torch."),
+            block_tokens=config.groups[0].tokens_per_block * config.cache.blocks_per_chunk,
+            extra={
+                "engine": "vllm offloading",
+                "form": hashlib.sha256(repr((form, ranks, flags)).encode()).hexdigest()[:32],
+                "device": f"cpu {torch.backends.cpu.get_cpu_capability()}" if is_cpu else current_platform.get_device_name(),
+            },
+            salt=settings.salt,
+            hash="sha256",
+        )
+    )

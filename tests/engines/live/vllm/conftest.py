@@ -1,0 +1,51 @@
+"""One store, and engines that all tests of this folder share: each takes long to begin. Each test has prompts of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.processes import Cluster, cluster
+from tests.engines.live.environments import ROOT
+from tests.engines.live.vllm.engines import PATIENT, Engine, start_node
+
+LOSING = "tests.engines.live.vllm.faults:LosingConnector"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made by a process of its own: what makes it takes seconds to load."""
+    folder = tmp_path_factory.mktemp("engines") / "model"
+    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, "tiny"], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("store")
+    with cluster(folder) as started:
+        start_node(started)
+        yield started
+
+
+@pytest.fixture(scope="session")
+def plain(model: Path) -> Iterator[Engine]:
+    """Without a store: what the others are held to."""
+    with Engine(model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def waiting(model: Path, store: Cluster) -> Iterator[Engine]:
+    """Its steps wait for what they load. It gives up soon what a full store does not take."""
+    with Engine(model, store=PATIENT | {"master": store.address, "load_async": False, "save_deadline_s": 10}, connector=LOSING) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def loading(model: Path, store: Cluster) -> Iterator[Engine]:
+    """Loads between its steps."""
+    with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
+        yield engine
