@@ -161,24 +161,24 @@ class SlabAllocator:
         return found
 
     def free(self, slot: Slot) -> None:
-        slab = self.find(slot)
-        self._withdraw(slab, slot)
-        self._give_back(slab, slot)
+        slab, position = self.find(slot), position_of(slot)
+        self._withdraw(slab, position)
+        self._give_back(slab, position)
 
     def quarantine(self, slot: Slot) -> None:
-        slab = self.find(slot)
-        self._withdraw(slab, slot)
-        slab.quarantined[position_of(slot)] = slot.generation
+        slab, position = self.find(slot), position_of(slot)
+        self._withdraw(slab, position)
+        slab.quarantined[position] = slot.generation
         self.quarantined_bytes += slab.group.slot_bytes
 
     def release(self, slot: Slot) -> None:
         """Raises StaleHandle unless the slot is in quarantine."""
-        slab = self._slabs.get(slab_number_of(slot))
-        if slab is None or slab.quarantined.get(position_of(slot)) != slot.generation:
+        slab, position = self._slabs.get(slab_number_of(slot)), position_of(slot)
+        if slab is None or slab.quarantined.get(position) != slot.generation:
             raise StaleHandle(f"slot {slot.index} is not in quarantine")
-        del slab.quarantined[position_of(slot)]
+        del slab.quarantined[position]
         self.quarantined_bytes -= slab.group.slot_bytes
-        self._give_back(slab, slot)
+        self._give_back(slab, position)
 
     def find(self, slot: Slot) -> Slab:
         """The slab of an allocated slot. Raises StaleHandle when it was given back."""
@@ -243,14 +243,14 @@ class SlabAllocator:
             assert group.size_bytes == sum(slab.size_bytes for slab in slabs if slab.group is group)
             assert all(self._slabs.get(number) is slab for number, slab in (group.open | group.vacant).items())
 
-    def _withdraw(self, slab: Slab, slot: Slot) -> None:
-        slab.slots[position_of(slot)] = None
+    def _withdraw(self, slab: Slab, position: int) -> None:
+        slab.slots[position] = None
         slab.used -= 1
         slab.group.used -= 1
         self.used_bytes -= slab.group.slot_bytes
 
-    def _give_back(self, slab: Slab, slot: Slot) -> None:
-        slab.returned.append(position_of(slot))
+    def _give_back(self, slab: Slab, position: int) -> None:
+        slab.returned.append(position)
         group = slab.group
         if slab.is_vacant:
             group.open.pop(slab.number, None)

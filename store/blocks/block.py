@@ -100,7 +100,7 @@ class Block:
 
     def is_also_outside(self, tier: int) -> bool:
         """Whether there is a copy in another tier."""
-        return any(slot is not None for other, slot in enumerate(self.slots) if other != tier)
+        return len(self.slots) - self.slots.count(None) > (self.slots[tier] is not None)
 
     def check_integrity(self) -> None:
         """Assert what holds of every visible block. For tests."""

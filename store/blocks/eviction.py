@@ -76,6 +76,8 @@ class EvictionOrder:
 
     def tell(self) -> None:
         """Have the policies know of all reads so far. To be called now and then, for they have clocks."""
+        if not self._untold:
+            return
         untold, self._untold = self._untold, []
         for group, key in untold:
             self._groups[group].policy.touch(key)

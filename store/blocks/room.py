@@ -54,6 +54,24 @@ class Room:
                 if still_here:
                     return None
 
+    def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
+        """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
+        be copied first. False: none has left."""
+        group = level.tier.group(size_bytes, tenant=tenant)
+        is_lowest = self._lower(level.index) is None
+        has_left = False
+        for _ in range(count):
+            victims = level.victims(group)
+            if not victims or not (is_lowest or all(block.is_also_outside(level.index) for block in victims)):
+                break
+            slot = victims[0].slots[level.index]
+            for block in victims:
+                self.evict(block, level)
+            has_left = True
+            if slot is not None and slot.group != group:
+                break
+        return has_left
+
     def evict(self, block: Block, level: Level) -> bool:
         """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
         if block.is_also_outside(level.index):

@@ -140,8 +140,18 @@ class BlockTable:
             raise
         return found
 
+    def free_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
+        """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other."""
+        found = self.spare_slots(tenant, size_bytes, count)
+        while len(found) < count and self.room.free_at_once(self._landing, size_bytes, tenant, count - len(found)):
+            more = self.spare_slots(tenant, size_bytes, count - len(found))
+            if not more:
+                break
+            found += more
+        return found
+
     def give_back(self, slots: Iterable[Slot]) -> None:
-        """Slots of `spare_slots` that no put has."""
+        """Slots of `spare_slots` or `free_slots` that no put has."""
         for slot in slots:
             self._landing.tier.free(slot)
 

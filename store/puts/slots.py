@@ -96,15 +96,15 @@ class Slots:
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
     def _open_whole(self, session: Session, tenant: str, message: Open | Put) -> Opening | None:
-        """A batch of many new blocks of one size, at keys that nobody is at, and for which nobody has to leave. None: key by key, with
-        nothing done."""
+        """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
+        block opened; those that would leave for them may have left."""
         table, keys, sizes = self._table, message.keys, message.sizes
         count = len(keys)
         if count < MIN_WHOLE or max(sizes) != min(sizes) or len(set(keys)) < count or not table.are_new(tenant, keys):
             return None
         if table.undecided.claims and not all(is_kept(message, generation) for generation in set(message.generations)):
             return None
-        slots = table.spare_slots(tenant, sizes[0], count)
+        slots = table.free_slots(tenant, sizes[0], count)
         if len(slots) < count:
             table.give_back(slots)
             return None

@@ -350,3 +350,33 @@ def test_a_damaged_copy_is_given_up_and_the_block_with_its_last_one(make_store: 
     store.table.copies.drop_copy(block, DRAM)
     assert kinds(store) == [(EVENT_GONE, "a", 0)]
     assert store.names() == "b"
+
+
+def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store: MakeStore) -> None:
+    store = make_store(300, nvme_bytes=10_000)
+    first, second, third = (store.put(name) for name in "abc")
+    landing = store.table._landing
+    assert not store.table.room.free_at_once(landing, 100, "red", 3)
+    assert store.names() == "abc"
+    store.table.room.evict(first, landing)
+    store.settle()
+    slot = store.table.begin_promotion(first)
+    assert slot is not None
+    store.table.finish_move(first, NVME, DRAM, slot, is_done=True)
+    for block in (second, third):
+        store.read("red", block.key, 0)
+    assert store.table.room.free_at_once(landing, 100, "red", 3)
+    assert (first.slots[DRAM], first.slots[NVME] is not None) == (None, True)
+    assert store.names() == "abc"
+    assert len(store.table.free_slots("red", 100, 3)) == 1
+
+
+def test_for_many_another_groups_slab_is_taken_as_for_one(make_store: MakeStore) -> None:
+    store = make_store(4 * 4096, slab_bytes=4096)
+    for name in "abcd":
+        store.put(name, 4096)
+    slots = store.table.free_slots("red", 1024, 6)
+    assert len(slots) == 6
+    assert store.names() == "cd"
+    store.table.give_back(slots)
+    store.table.check_integrity()

@@ -127,6 +127,41 @@ def test_spare_slots_are_those_that_nobody_leaves_for(two: tuple[Table, Table]) 
     assert table.table.find("red", b"first") is not None
 
 
+def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(two: tuple[Table, Table]) -> None:
+    table, other = two
+    for one in two:
+        put_each(one, [block(b"%d" % number) for number in range(18)])
+        found = one.table.find("red", b"0")
+        assert found is not None
+        one.table.hit(found)
+    slots = table.table.free_slots("red", SIZE, 9)
+    assert len(slots) == len(set(slots)) == 9
+    new = [block(b"new-%d" % number) for number in range(9)]
+    for opened, slot in zip(new, slots, strict=True):
+        opened.slots[DRAM] = slot
+    table.table.commit_all_undecided(table.table.open_all(new, OWNER, now_ns=1), range(9))
+    puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
+    for number, put in enumerate(puts):
+        assert put is not None
+        other.table.commit_undecided(put, number)
+    assert state(table) == state(other)
+    assert order(table) == order(other)
+
+
+def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table, Table]) -> None:
+    table, _ = two
+    put_each(table, [block(b"%d" % number) for number in range(20)])
+    for number in range(15):
+        one = table.table.find("red", b"%d" % number)
+        assert one is not None
+        table.table.copies.acquire(one)
+    slots = table.table.free_slots("red", SIZE, 9)
+    assert len(slots) == 5
+    table.table.give_back(slots)
+    assert table.names() == "".join(sorted(str(number) for number in range(15)))
+    table.table.check_integrity()
+
+
 def test_no_more_slots_are_spare_than_blocks_may_be_known() -> None:
     table = Table(max_blocks=5)
     put_each(table, [block(b"a"), block(b"b")])
