@@ -110,6 +110,15 @@ class OpenPuts:
         if not of_tenant:
             del self._writers[put.block.tenant]
 
+    def close_all(self, puts: Sequence[OpenPut]) -> None:
+        """As `close`, of different puts of one tenant; there is at least one."""
+        tenant = puts[0].block.tenant
+        by_id, of_tenant = self._puts, self._writers[tenant]
+        for put in puts:
+            del by_id[put.put_id], of_tenant[put.block.key]
+        if not of_tenant:
+            del self._writers[tenant]
+
     def expire(self, *, now_ns: int) -> list[OpenPut]:
         """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
         expired = []

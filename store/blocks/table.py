@@ -198,12 +198,12 @@ class BlockTable:
 
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
         """As `commit_undecided`, of puts of one tenant."""
-        close = self._puts.close
-        blocks = []
-        for put, checksum in zip(puts, checksums, strict=True):
-            close(put)
-            put.block.checksum = checksum
-            blocks.append(put.block)
+        if not puts:
+            return
+        self._puts.close_all(puts)
+        blocks = [put.block for put in puts]
+        for block, checksum in zip(blocks, checksums, strict=True):
+            block.checksum = checksum
         self.copies.show_all(blocks)
         self.undecided.add_all(blocks)
 

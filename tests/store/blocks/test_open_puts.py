@@ -71,6 +71,19 @@ def test_a_closed_put_is_open_no_more_and_does_not_expire(puts: OpenPuts) -> Non
     puts.check_integrity()
 
 
+def test_many_puts_are_closed_as_one_by_one(puts: OpenPuts) -> None:
+    many = puts.add_all([Block("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
+    other = puts.add(Block("blue", b"1", 1, 1), RED, now_ns=3)
+    puts.close_all(many[1:4])
+    puts.check_integrity()
+    assert [put for put in [*many, other] if puts.holds(put)] == [many[0], many[4], other]
+    assert puts.of_key("red", b"2") is None
+    puts.close_all([many[0], many[4]])
+    puts.check_integrity()
+    assert not puts.has_any("red", [b"%d" % number for number in range(5)])
+    assert puts.expire(now_ns=99) == [other]
+
+
 def test_puts_expire_at_their_time_in_order(puts: OpenPuts) -> None:
     first, second = add(puts, "a"), add(puts, "b", now_ns=5)
     assert puts.expire(now_ns=9) == []
