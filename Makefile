@@ -91,6 +91,10 @@ bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster 
 bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plans, hand-over layer by layer over shaped rails; writes benchmarks/out/kvcache.json
 	$(BIN)/python -m benchmarks.kvcache
 
+.PHONY: bench-engines
+bench-engines: engines  ## real engines with the store against the same without it, and against Mooncake; writes benchmarks/out/engines.json
+	$(BIN)/python -m benchmarks.engines
+
 .PHONY: docs
 docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/remapping.svg and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py > docs/settings.md
