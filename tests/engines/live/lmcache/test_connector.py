@@ -94,6 +94,8 @@ def test_a_store_that_is_gone_is_misses_and_the_engine_goes_on(tmp_path: Path) -
         assert engine.ask("ping") == 0
         cluster.kill_node(0)
         os.kill(cluster.master_pid, signal.SIGKILL)
+        while engine.ask("contains", names=[1, 2])["leading"]:
+            pass  # what a node that has just died shows on its host counts for 0.1 s more
         assert engine.ask("get", names=[1, 2]) == [None, None]
         assert engine.ask("contains", names=[1, 2]) == {"one": [False, False], "leading": 0, "async": 0}
         assert engine.ask("put", names=[3], tokens=[FULL]) == {"told": True, "references": [1]}
