@@ -8,6 +8,7 @@ from kvstore.client.jobs.config import SECTION as JOBS
 from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
+from kvstore.engines.publisher.config import PublisherSettings
 from kvstore.engines.sglang.settings import SECTION as SGLANG
 from kvstore.engines.sglang.settings import SGLangSettings
 from kvstore.engines.sidecar.config import SidecarSettings
@@ -41,6 +42,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ("kvstore-node", "", "node", NodeSettings),
     ("kvstore-router", "", "router", RouterSettings),
     ("kvstore-sidecar", "", "sidecar", SidecarSettings),
+    ("kvstore-publisher", "", "publisher", PublisherSettings),
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"

@@ -26,6 +26,7 @@ PARTS = {
     ),
     "client/jobs": "breaker lane stats",
     "engines/vllm": "counters identity plan settings staging trouble",
+    "engines/publisher": "form sockets",
     "engines/sidecar": "blocks events load subscriber",
     "handover": "arguments description handles latch",
     "handover/sending": "request",

@@ -1,0 +1,80 @@
+"""kvstore-publisher with a real cluster, asked again and again for all that it has told."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from kvstore.client import Client
+from kvstore.client.tools.child import Child
+from kvstore.protocol.errors import ConfigError
+from tests.client.processes import Cluster, cluster
+from tests.ports import free_ports
+from tests.system.running import until
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("store")) as started:
+        started.start_node("--dram", "16MiB")
+        yield started
+
+
+def publisher(master: str, *flags: str) -> Child:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+    return Child(
+        "publisher",
+        "kvstore.engines.publisher.daemon",
+        ("--master", master, *flags),
+        environment=environment,
+        on_log=lambda _name, _line: None,
+        on_end=lambda _child: None,
+    )
+
+
+def told(replay_endpoint: str) -> list[dict[str, Any]]:
+    """All events since it began."""
+    found: list[dict[str, Any]] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(replay_endpoint)
+        asking.send_multipart((b"", bytes(8)))
+        while True:
+            assert asking.poll(round(DEADLINE_S * 1000))
+            _, _, number, payload = asking.recv_multipart()
+            if number == b"\xff" * 8:
+                return found
+            found += msgspec.msgpack.decode(payload)[1]
+
+
+def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
+    child = publisher(store.address, "--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*", "--poll-interval-s", "0.01")
+    try:
+        replay = child.facts("ready", deadline_s=DEADLINE_S)["events_replay"]
+        with Client(store.address) as client:
+            client.put_batch([b"one", b"two"], [b"1", b"2"], parents=[None, b"one"])
+            client.flush()
+            client.remove([b"two"])
+        until(lambda: any(each["type"] == "BlockRemoved" for each in told(replay)), "the removal", DEADLINE_S)
+        stored = [each for each in told(replay) if each["type"] == "BlockStored"]
+        [removed] = [each for each in told(replay) if each["type"] == "BlockRemoved"]
+        assert [key for each in stored for key in each["block_hashes"]] == [b"one", b"two"]
+        assert (removed["block_hashes"], removed["ownership"]) == ([b"two"], "n0")
+        assert child.stop()
+    finally:
+        child.kill()
+
+
+def test_without_a_master_it_says_so_and_ends() -> None:
+    [nowhere] = free_ports(1)
+    child = publisher(f"127.0.0.1:{nowhere}", "--events", "tcp://127.0.0.1:*", "--events-replay", "")
+    try:
+        with pytest.raises(ConfigError, match="no master can be reached"):
+            child.facts("ready", deadline_s=DEADLINE_S)
+    finally:
+        child.kill()
