@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from benchmarks.mooncake_stress_child import OBJECT_BYTES, OBJECTS, THREADS
+from benchmarks.engines.stress_child import OBJECT_BYTES, OBJECTS, THREADS
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, mooncake_python, serving, tool
 from kvstore.client.tools.bench_report import Row, at_least, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
@@ -28,7 +28,7 @@ TURNS: Final = 2
 AIM: Final = 2
 MAX_HIT_OF_COLD: Final = 0.08
 MAX_HIT_OF_MOONCAKE: Final = 0.15
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "engines" / "mooncake" / "distribution"
 DEADLINE_S: Final = 300
 PROMPTS: Final = 2
@@ -61,7 +61,7 @@ def stress_rows() -> Iterator[Row]:
 
 def stress(python: str, master: str, environment: dict[str, str]) -> list[list[float]]:
     """Seconds of puts and gets of each round."""
-    said = tool([python, "-m", "benchmarks.mooncake_stress_child", master], environment, deadline_s=DEADLINE_S)
+    said = tool([python, "-m", "benchmarks.engines.stress_child", master], environment, deadline_s=DEADLINE_S)
     rounds: list[list[float]] = json.loads(said.strip().splitlines()[-1])
     return rounds
 

@@ -12,16 +12,16 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import engine_lmcache, engine_mooncake, engine_vllm, engines_router
+from benchmarks.engines import lmcache, mooncake, router, vllm
 from benchmarks.transfer_peers import Trouble
 from kvstore.client.tools.bench_report import Row, table, write
 
-OUT: Final = Path(__file__).parent / "out" / "engines.json"
+OUT: Final = Path(__file__).parents[1] / "out" / "engines.json"
 PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {
-    "vllm": engine_vllm.rows,
-    "lmcache": engine_lmcache.rows,
-    "mooncake": engine_mooncake.rows,
-    "router": engines_router.rows,
+    "vllm": vllm.rows,
+    "lmcache": lmcache.rows,
+    "mooncake": mooncake.rows,
+    "router": router.rows,
 }
 
 

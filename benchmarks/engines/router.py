@@ -20,7 +20,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from tests.engines.live.router.fleet import BLOCK_TOKENS, Fleet
 from tests.engines.live.tiny_model import make
 
-TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/conversation_trace.jsonl"
+TRACE: Final = Path(__file__).parents[3] / "shared/data/traces/conversation_trace.jsonl"
 REQUESTS: Final = 200
 MAX_BLOCKS: Final = 96
 """Longer prompts of the trace are left out: the tiny model takes 4,096 tokens."""
