@@ -97,10 +97,8 @@ def test_an_interrupt_ends_every_process() -> None:
         run_jobs(JOBS, TALK, processes=2, on_done=interrupt)
 
 
-# Where the suite itself runs in the background of a shell without job control, SIGINT is ignored, and that is inherited.
 INTERRUPTED = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys
 from tests.lab.test_runs import JOBS, TALK, faulty, run_jobs
 try:
     run_jobs([JOBS[0], faulty("waits"), faulty("waits")], TALK, processes=2, on_done=lambda job: print("done", flush=True))
