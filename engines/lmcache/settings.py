@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.engines.settings import StoreSettings, settings_from
+from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 
 SECTION: Final = "lmcache"
@@ -17,16 +18,21 @@ class LMCacheSettings(StoreSettings):
     """Of an L2 adapter and of a remote connector."""
 
     dtype: str = setting(
-        "auto",
-        "Element type or quantisation of the cache, in the name of its chunks. An L2 adapter is not told it: name it wherever servers of "
-        "one model differ in it. A remote connector's chunks have LMCache's.",
+        "",
+        "Element type or quantisation of the cache, in the name of its chunks. An L2 adapter needs it, for LMCache's keys of objects hold "
+        "none: servers of one model that differ in it would read each other's chunks. A remote connector's chunks have LMCache's.",
     )
     chunk_tokens: int = setting(256, "Tokens in a chunk, as LMCache's --chunk-size.", minimum=1, maximum=65_536)
 
 
 def from_parameters(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> LMCacheSettings:
-    """What `adapter_params`, or the entries of a remote connector, say. Raises ConfigError."""
-    return settings_from(LMCacheSettings, SECTION, given, source="adapter_params", environ=environ)
+    """What an L2 adapter's `adapter_params` say. Raises ConfigError."""
+    settings = settings_from(LMCacheSettings, SECTION, given, source="adapter_params", environ=environ)
+    if not settings.dtype:
+        raise ConfigError(
+            'adapter_params name no dtype: give that of the engines\' cache, as "dtype": "bfloat16"; LMCache does not tell it'
+        )
+    return settings
 
 
 def from_extra_config(extra: Mapping[str, Any], name: str, environ: Mapping[str, str] | None = None) -> LMCacheSettings:

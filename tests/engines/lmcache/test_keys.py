@@ -39,7 +39,11 @@ class Layer(Chunk):
     layer_id: int = 0
 
 
-KEYS = Keys(LMCacheSettings())
+def settings(**changed: Any) -> LMCacheSettings:
+    return LMCacheSettings(**({"dtype": "bfloat16"} | changed))
+
+
+KEYS = Keys(settings())
 
 
 def object_key(changed: dict[str, Any], settings: LMCacheSettings | None = None) -> bytes:
@@ -48,7 +52,7 @@ def object_key(changed: dict[str, Any], settings: LMCacheSettings | None = None)
 
 
 def test_equal_objects_of_equal_settings_have_one_key() -> None:
-    assert object_key({}) == object_key({}, LMCacheSettings())
+    assert object_key({}) == object_key({}, settings())
 
 
 @pytest.mark.parametrize(
@@ -73,16 +77,16 @@ def test_a_rank_is_not_taken_for_a_group_nor_a_group_for_a_hash() -> None:
 
 @pytest.mark.parametrize("changed", [{"dtype": "float16"}, {"revision": "a1"}, {"salt": "secret"}, {"chunk_tokens": 128}])
 def test_servers_that_differ_in_what_changes_bytes_share_nothing(changed: dict[str, Any]) -> None:
-    assert object_key({}, LMCacheSettings(**changed)) != object_key({})
+    assert object_key({}, settings(**changed)) != object_key({})
 
 
 def test_who_and_where_the_store_is_changes_no_key() -> None:
-    assert object_key({}, LMCacheSettings(master="other:1", load_deadline_s=1.0)) == object_key({})
+    assert object_key({}, settings(master="other:1", load_deadline_s=1.0)) == object_key({})
 
 
 def test_a_salt_of_the_settings_is_not_taken_for_one_of_a_user() -> None:
-    assert object_key({"cache_salt": "b"}, LMCacheSettings(salt="a")) != object_key({"cache_salt": ""}, LMCacheSettings(salt="ab"))
-    assert object_key({"cache_salt": "ab"}) != object_key({}, LMCacheSettings(salt="ab"))
+    assert object_key({"cache_salt": "b"}, settings(salt="a")) != object_key({"cache_salt": ""}, settings(salt="ab"))
+    assert object_key({"cache_salt": "ab"}) != object_key({}, settings(salt="ab"))
 
 
 def test_objects_of_one_model_and_user_are_of_one_namespace_whatever_their_rank() -> None:
@@ -90,7 +94,7 @@ def test_objects_of_one_model_and_user_are_of_one_namespace_whatever_their_rank(
     assert len(namespaces) == 1
     namespace, key = KEYS.of_object(Object())
     assert key.startswith(namespace.id)
-    assert (namespace.model, namespace.dtype, namespace.block_tokens) == ("llama", "auto", 256)
+    assert (namespace.model, namespace.dtype, namespace.block_tokens) == ("llama", "bfloat16", 256)
 
 
 def test_a_hash_of_any_length_makes_a_key_that_the_store_takes() -> None:
@@ -145,7 +149,7 @@ def test_tags_of_any_kind_and_length_make_a_key_that_the_store_takes() -> None:
 
 
 def test_what_one_plug_in_stores_the_other_does_not_see() -> None:
-    assert KEYS.of_chunk(Chunk(), "auto", "naive")[0].id != KEYS.of_object(Object())[0].id
+    assert KEYS.of_chunk(Chunk(), "bfloat16", "naive")[0].id != KEYS.of_object(Object())[0].id
 
 
 def test_keys_of_one_namespace_are_put_together() -> None:

@@ -7,19 +7,25 @@ from kvstore.protocol.errors import ConfigError
 
 
 def test_what_is_given_is_taken_and_the_rest_has_defaults() -> None:
-    settings = from_parameters({"master": "kv:1", "load_deadline_s": 2, "write_behind_bytes": "64MiB"}, {})
+    settings = from_parameters({"master": "kv:1", "dtype": "float32", "load_deadline_s": 2, "write_behind_bytes": "64MiB"}, {})
     assert (settings.master, settings.load_deadline_s, settings.write_behind_bytes) == ("kv:1", 2.0, 64 << 20)
-    assert (settings.chunk_tokens, settings.dtype) == (256, "auto")
+    assert (settings.chunk_tokens, settings.dtype) == (256, "float32")
 
 
 def test_a_token_may_come_from_the_environment_and_need_not_stand_in_a_command() -> None:
-    settings = from_parameters({"tenant": "a"}, {"KVSTORE_LMCACHE_TOKEN": "secret", "KVSTORE_LMCACHE_TENANT": "b"})
+    settings = from_parameters({"tenant": "a", "dtype": "float32"}, {"KVSTORE_LMCACHE_TOKEN": "secret", "KVSTORE_LMCACHE_TENANT": "b"})
     assert (settings.tenant, settings.token) == ("a", "secret")
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigError, match=r"adapter_params: unknown setting num_workers; known are .*load_deadline_s"):
         from_parameters({"num_workers": 4}, {})
+
+
+def test_an_l2_adapter_needs_the_element_type_which_lmcache_does_not_tell_it() -> None:
+    with pytest.raises(ConfigError, match=r'name no dtype: .* as "dtype": "bfloat16"'):
+        from_parameters({"master": "kv:1"}, {})
+    assert from_parameters({}, {"KVSTORE_LMCACHE_DTYPE": "bfloat16"}).dtype == "bfloat16"
 
 
 def test_a_value_outside_its_range_is_refused() -> None:
@@ -43,5 +49,5 @@ def test_a_remote_storage_plug_in_has_entries_of_its_own() -> None:
 
 
 def test_deadlines_and_room_are_those_of_jobs() -> None:
-    jobs = from_parameters({"lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}).jobs()
+    jobs = from_parameters({"dtype": "any", "lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}).jobs()
     assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.store_deadline_s, jobs.queue_bytes) == (1.0, 5.0, 3.0, 2 << 20)

@@ -56,7 +56,7 @@ class Scene:
         self.tasks: Tasks[Key] = Tasks(
             self.client,
             self.jobs,
-            Keys(LMCacheSettings()),
+            Keys(LMCacheSettings(dtype="float32")),
             on_stored=lambda keys, sizes: self.stored.extend(zip(keys, sizes, strict=True)),
             on_loaded=self.loaded.extend,
         )
@@ -206,7 +206,7 @@ def test_a_listener_that_fails_keeps_no_task_from_ending(cluster: Cluster, caplo
         raise RuntimeError("the listener's own trouble")
 
     with Client(cluster.address) as client, Jobs(client) as jobs:
-        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings()), on_stored=fail, on_loaded=fail)
+        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), on_stored=fail, on_loaded=fail)
         keys = keys_named("listened")
         assert ended(tasks.stores, tasks.store(keys, memory(b"12345"))) == Stored(True, 5)
         assert ended(tasks.loads, tasks.load(keys, memory(bytes(5)))) == [True]
