@@ -25,8 +25,10 @@ Gather = tuple[memoryview, Sequence[memoryview]]
 """(destination, sources that fill it in order): one value."""
 C = TypeVar("C", bound=tuple[memoryview, object])
 
-COPY_BYTES: Final = 64 << 10
-"""From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
+COPY_BYTES: Final = 512 << 10
+"""From here on a copy goes through numpy, which lets other threads run meanwhile. Below it keeps the GIL, for some 50 us at most: beside a
+thread that computes, as an engine's does, to get it back takes up to the interpreter's switch interval of 5 ms. 480 pieces of 256 KiB took
+1.0 s so and take 0.11; beside nobody, by two threads at once, 23 and 33 ms."""
 PARALLEL_BYTES: Final = 4 << 20
 """Below this, handing work to another thread costs more than it saves: about 0.1 ms for a thread that sleeps."""
 
