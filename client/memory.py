@@ -11,7 +11,6 @@ from typing import Final
 import xxhash
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.transfer.memory.memcpy import Pair
 
 Parts = Sequence[memoryview]
 """The bytes of one value, in order; none of the views is empty."""
@@ -81,17 +80,6 @@ def in_pieces(parts: Parts, piece_bytes: int) -> Iterator[list[memoryview]]:
                 piece, left = [], piece_bytes
     if piece:
         yield piece
-
-
-def copies_out(parts: Parts, memory: memoryview) -> list[Pair]:
-    """What copies `memory` into the parts, which are as long together."""
-    if len(parts) == 1:
-        return [(parts[0], memory)]
-    pairs, at = [], 0
-    for part in parts:
-        pairs.append((part, memory[at : at + len(part)]))
-        at += len(part)
-    return pairs
 
 
 def checksum(parts: Parts) -> int:

@@ -11,10 +11,9 @@ from kvstore.client.effects import Operation, work
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.local.view import LocalView
-from kvstore.client.memory import copies_out
 from kvstore.client.reads.sinks import FreshEach
 from kvstore.protocol.errors import Fenced, InvalidArgument, KVStoreError
-from kvstore.transfer.memory.memcpy import MemcpyPool, Pair
+from kvstore.transfer.memory.memcpy import MemcpyPool, Scatter
 
 WHOLE_AT_ONCE: Final = 32
 """Values that are brought here whole are kept until their ranges have been copied: so many at a time."""
@@ -82,19 +81,19 @@ class RangeReads:
 
     def _take(self, key: bytes, value: memoryview) -> Operation[None]:
         """Copy the ranges of a value to their rooms."""
-        pairs: list[Pair] = []
+        scatters: list[Scatter] = []
         for index in self._left[key]:
             room, offset = self._rooms[index], self._offsets[index]
             assert isinstance(room, Destination)
             if 0 <= offset <= len(value) - room.size_bytes:
-                pairs += copies_out(room.parts, value[offset : offset + room.size_bytes])
+                scatters.append((value[offset : offset + room.size_bytes], room.parts))
                 self.results[index] = room.size_bytes
             else:
                 end = offset + room.size_bytes
                 self.results[index] = InvalidArgument(
                     f"bytes {offset} to {end} are outside the value of key {index}, of {len(value)} bytes"
                 )
-        yield from work(lambda: self._copier.copy(pairs), sum(len(source) for _, source in pairs))
+        yield from work(lambda: self._copier.scatter(scatters), sum(len(source) for source, _ in scatters))
         for index in self._left[key]:
             room = self._rooms[index]
             if isinstance(room, Destination) and room.finish is not None and isinstance(self.results[index], int):

@@ -20,11 +20,11 @@ from kvstore.client.local.gathering import by_slab, gather
 from kvstore.client.local.index import Flags, FoundBatch, Indexes, IndexView, Place
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.view import LocalView
-from kvstore.client.memory import Parts, copies_out
+from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
 from kvstore.protocol.shown_index import MAX_KEY_BYTES, ORDERED, Words, words_of
-from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Pair
+from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Scatter
 
 PIECE_BYTES: Final = 1 << 20
 """Larger values are copied in pieces, by several threads."""
@@ -194,7 +194,7 @@ class LocalReads:
     def _read_few(self, nodes: Nodes, keys: Sequence[bytes], sink: Sink[Any]) -> Operation[list[int]]:
         """As `read`."""
         found: list[tuple[int, LocalNode, IndexView, Place, Parts]] = []
-        pairs: list[Pair] = []
+        scatters: list[Scatter] = []
         for number, key in enumerate(keys):
             for node in nodes:
                 here = self._find(node, key)
@@ -202,12 +202,12 @@ class LocalReads:
                     continue
                 index, place, source = here
                 room = sink.room(number, len(source))
-                pairs += copies_out(room, source)
+                scatters.append((source, room))
                 found.append((number, node, index, place, room))
                 break
         if not found:
             return list(range(len(keys)))
-        yield from work(lambda: self._copier.copy(pairs), sum(place[4] for *_, place, _ in found))
+        yield from work(lambda: self._copier.scatter(scatters), sum(place[4] for *_, place, _ in found))
         left = set(range(len(keys)))
         for number, node, index, (at, sequence, _, _, size, checksum, _), room in found:
             if index.words[at] == sequence and (ORDERED or checksum_of(room) == checksum):
@@ -231,8 +231,8 @@ class LocalReads:
             yield from work(gather_all, int(sizes.sum()))
             return
         places = zip(batch.indexes.tolist(), _memory(batch), strict=True)
-        pairs = [pair for index, memory in places for pair in copies_out(sink.room(index, len(memory)), memory)]
-        yield from work(lambda: self._copier.copy(pairs), int(sizes.sum()))
+        scatters = [(memory, sink.room(index, len(memory))) for index, memory in places]
+        yield from work(lambda: self._copier.scatter(scatters), int(sizes.sum()))
 
     def exists_batch(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Flags:
         """Which are here."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvstore.client.effects import Operation, Post, work
-from kvstore.client.memory import copies_out
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.progress import Progress
 from kvstore.client.resources import ClientResources
@@ -36,8 +35,8 @@ class CopyOut:
     def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
         blocks = answer.blocks
         rooms = [progress.room(answer.wanted[place][0], len(part)) for place, part in zip(places, memory, strict=True)]
-        copies = [pair for room, part in zip(rooms, memory, strict=True) if room is not None for pair in copies_out(room, part)]
-        yield from work(lambda: self._copier.copy(copies), sum(len(part) for _, part in copies))
+        scatters = [(part, room) for room, part in zip(rooms, memory, strict=True) if room is not None]
+        yield from work(lambda: self._copier.scatter(scatters), sum(len(part) for part, _ in scatters))
         in_time = self._clock_ns() < blocks.lease_until_ns
         yield Post(answer.loan.channel, Release([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]

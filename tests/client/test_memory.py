@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.memory import Memory, checksum, copies_out, first_bytes, in_pieces, size_of
+from kvstore.client.memory import Memory, checksum, first_bytes, in_pieces, size_of
 from kvstore.protocol.errors import InvalidArgument
 
 
@@ -37,7 +37,3 @@ def test_parts_are_their_value_however_they_are_cut(value: bytes, places: list[i
     pieces = [b"".join(piece) for piece in in_pieces(parts, piece_bytes)]
     assert pieces == [value[at : at + piece_bytes] for at in range(0, len(value), piece_bytes)]
     assert b"".join(first_bytes(parts, min(piece_bytes, len(value)))) == value[:piece_bytes]
-    room = bytearray(len(value))
-    for destination, source in copies_out([memoryview(room)[begin:end] for begin, end in pairwise(ends)], memoryview(value)):
-        destination[:] = source
-    assert room == value

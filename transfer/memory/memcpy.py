@@ -25,10 +25,13 @@ Gather = tuple[memoryview, Sequence[memoryview]]
 """(destination, sources that fill it in order): one value."""
 C = TypeVar("C", bound=tuple[memoryview, object])
 
-COPY_BYTES: Final = 512 << 10
-"""From here on a copy goes through numpy, which lets other threads run meanwhile. Below it keeps the GIL, for some 50 us at most: beside a
-thread that computes, as an engine's does, to get it back takes up to the interpreter's switch interval of 5 ms. 480 pieces of 256 KiB took
-1.0 s so and take 0.11; beside nobody, by two threads at once, 23 and 33 ms."""
+Scatter = tuple[memoryview, Sequence[memoryview]]
+"""(source, destinations that take it in order): one value."""
+COPY_BYTES: Final = 64 << 10
+"""From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
+PART_BYTES: Final = 512 << 10
+"""Below this the parts of one value are copied with the GIL: beside a thread that computes, as an engine's does, to get it back after each
+takes up to the interpreter's switch interval of 5 ms. 480 parts of 256 KiB: benchmarks/RESULTS.md, Engines."""
 PARALLEL_BYTES: Final = 4 << 20
 """Below this, handing work to another thread costs more than it saves: about 0.1 ms for a thread that sleeps."""
 
@@ -44,6 +47,10 @@ class MemcpyPool:
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Copy every source to its destination."""
         self._spread(copy_all, pairs)
+
+    def scatter(self, scatters: Sequence[Scatter]) -> None:
+        """Fill the destinations of every source from it."""
+        self._spread(scatter_all, scatters)
 
     def gather_and_sum(self, gathers: Sequence[Gather]) -> list[int]:
         """Fill every destination from its sources; the values' checksums."""
@@ -154,6 +161,17 @@ def copy_all(pairs: Sequence[Pair]) -> None:
         copy(destination, source)
 
 
+def scatter_all(scatters: Sequence[Scatter]) -> None:
+    for source, destinations in scatters:
+        if len(destinations) == 1:
+            copy(destinations[0], source)
+            continue
+        at = 0
+        for destination in destinations:
+            _copy_part(destination, source[at : at + len(destination)])
+            at += len(destination)
+
+
 def gather_and_sum_all(gathers: Sequence[Gather]) -> list[int]:
     """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
     sums = []
@@ -169,10 +187,17 @@ def gather_and_sum_all(gathers: Sequence[Gather]) -> list[int]:
 def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview]) -> int:
     digest, at = xxhash.xxh3_64(), 0
     for source in sources:
-        copy(destination[at : at + len(source)], source)
+        _copy_part(destination[at : at + len(source)], source)
         digest.update(source)
         at += len(source)
     return digest.intdigest()
+
+
+def _copy_part(destination: memoryview, source: memoryview) -> None:
+    if len(source) < PART_BYTES:
+        destination[:] = source
+    else:
+        copy(destination, source)
 
 
 def copy_and_sum_all_rows(pairs: Sequence[Pair], row_bytes: int) -> list[int]:

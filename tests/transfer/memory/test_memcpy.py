@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import xxhash
 
-from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, MemcpyPool, copy
+from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, PART_BYTES, MemcpyPool, copy
 from kvstore.transfer.testing.waiting import eventually
 
 
@@ -56,6 +56,19 @@ def test_values_are_gathered_from_their_parts_and_summed_as_wholes(copier: Memcp
     ]
     assert copier.gather_and_sum(gathers) == list(map(xxhash.xxh3_64_intdigest, sources))
     assert destinations == sources
+
+
+@pytest.mark.parametrize("size", [10, COPY_BYTES + 7, PART_BYTES + 7, PARALLEL_BYTES])
+def test_values_are_scattered_over_their_parts(copier: MemcpyPool, size: int) -> None:
+    values = [os.urandom(size) for _ in range(3)]
+    rooms = [bytearray(size) for _ in values]
+    ends = [(size,), (size // 3, size), (1, size - 1, size)]
+    scatters = [
+        (memoryview(value), [memoryview(room)[begin:end] for begin, end in pairwise((0, *of_one))])
+        for value, room, of_one in zip(values, rooms, ends, strict=True)
+    ]
+    copier.scatter(scatters)
+    assert rooms == values
 
 
 @pytest.mark.parametrize("rows", [1, 5, PARALLEL_BYTES // 1000 + 7])
