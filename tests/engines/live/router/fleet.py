@@ -18,6 +18,7 @@ from tests.ports import free_ports
 
 BLOCK_TOKENS: Final = 32
 PATIENCE_S: Final = 240.0
+RETRY_S: Final = 0.1
 MODEL: Final = "tiny"
 NAMESPACE: Final = re.compile(r"of the namespace ([0-9a-f]{32})")
 
@@ -166,21 +167,18 @@ class Fleet:
             self._sidecars.pop().stop()
 
     def ask(self, prompt: list[int], tokens: int = 4) -> Answer:
-        """Through the router, as a stream, until its end."""
+        """Through the router, as a stream, until its end. Asked again, as clients do, while there is no room; the wait counts."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-        with contextlib.closing(connection(f"http://{self.address}")) as asked:
-            begin_s = time.monotonic()
-            asked.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            response = asked.getresponse()
-            assert response.status == 200, response.read()
-            texts, first_s = [], 0.0
-            for line in response:
-                if line.startswith(b"data: {"):
-                    first_s = first_s or time.monotonic() - begin_s
-                    event = json.loads(line[6:])
-                    assert "error" not in event, event
-                    texts.append(event["choices"][0]["text"])
-            return Answer("".join(texts), json.loads(response.headers["x-kvstore-decision"]), first_s)
+        begin_s = time.monotonic()
+        while True:
+            with contextlib.closing(connection(f"http://{self.address}")) as asked:
+                asked.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+                response = asked.getresponse()
+                if response.status == http.HTTPStatus.OK:
+                    return _read(response, begin_s)
+                assert response.status == http.HTTPStatus.TOO_MANY_REQUESTS, response.read()
+                assert time.monotonic() - begin_s < PATIENCE_S, response.read()
+            time.sleep(RETRY_S)
 
     def loaded_tokens(self) -> int:
         """That the engines took from the store, all together."""
@@ -190,6 +188,17 @@ class Fleet:
         """Without a store the engines' blocks have names all the same, for what they have themselves."""
         [found] = {server.await_ready() for server in self.servers}
         return found or "00" * ID_BYTES
+
+
+def _read(response: http.client.HTTPResponse, begin_s: float) -> Answer:
+    texts, first_s = [], 0.0
+    for line in response:
+        if line.startswith(b"data: {"):
+            first_s = first_s or time.monotonic() - begin_s
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            texts.append(event["choices"][0]["text"])
+    return Answer("".join(texts), json.loads(response.headers["x-kvstore-decision"]), first_s)
 
 
 def connection(url: str) -> http.client.HTTPConnection:
