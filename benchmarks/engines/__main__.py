@@ -12,13 +12,14 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.engines import lmcache, mooncake, router, vllm
+from benchmarks.engines import lmcache, mooncake, offload, router, vllm
 from benchmarks.transfer_peers import Trouble
 from kvstore.client.tools.bench_report import Row, table, write
 
 OUT: Final = Path(__file__).parents[1] / "out" / "engines.json"
 PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {
     "vllm": vllm.rows,
+    "offload": offload.rows,
     "lmcache": lmcache.rows,
     "mooncake": mooncake.rows,
     "router": router.rows,

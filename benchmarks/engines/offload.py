@@ -1,0 +1,57 @@
+"""What it costs an engine to save all that it computes: rows of `make bench-engines`.
+
+Two vLLM servers of one model, one without a connector and one with kvstore's, take turns: the same new prompts, all at once, and so many
+tokens made of each. Nothing is found in the store, everything goes there. The ratio is the median of the turns' ratios.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from benchmarks.engines.vllm import cluster
+from kvstore.client.tools.bench_report import Row, at_least
+from tests.engines.live.environments import ROOT
+from tests.engines.live.vllm.engines import Engine, random_tokens
+
+TURNS: Final = 7
+AT_ONCE: Final = 8
+PROMPT_TOKENS: Final = 500
+OUTPUT_TOKENS: Final = 64
+WARM_UP: Final = 2
+MIN_SHARE: Final = 0.97
+OPTIONS: Final = {"max_model_len": 1024, "block_size": 128, "num_gpu_blocks_override": 128}
+
+
+def rows() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder, cluster() as running:
+        running.wait_ready()
+        model = Path(folder, "model")
+        subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "small"], cwd=ROOT, check=True)
+        with Engine(model, **OPTIONS) as alone, Engine(model, store={"master": running.address}, **OPTIONS) as saving:
+            for turn in range(WARM_UP):
+                tokens_per_s(alone, -1 - turn)
+                tokens_per_s(saving, -1 - turn)
+            pairs = []
+            for turn in range(TURNS):
+                first, second = (alone, saving) if turn % 2 else (saving, alone)
+                rates = {first: tokens_per_s(first, turn), second: tokens_per_s(second, turn)}
+                pairs.append((rates[alone], rates[saving]))
+            saving.flush()
+    yield Row("vLLM: tokens generated, without a connector", statistics.median(rate for rate, _ in pairs), "tokens/s")
+    yield Row("vLLM: tokens generated, all blocks saved", statistics.median(rate for _, rate in pairs), "tokens/s")
+    share = statistics.median(saved / plain for plain, saved in pairs)
+    yield at_least("vLLM: tokens generated, all blocks saved / without a connector", share, "ratio", MIN_SHARE)
+
+
+def tokens_per_s(engine: Engine, turn: int) -> float:
+    prompts = [random_tokens(1000 + turn * AT_ONCE + at, PROMPT_TOKENS) for at in range(AT_ONCE)]
+    begin_s = time.perf_counter()
+    answers = engine.generate(*prompts, tokens=OUTPUT_TOKENS)
+    took_s = time.perf_counter() - begin_s
+    assert not any(answer.cached for answer in answers), [answer.cached for answer in answers]
+    return sum(len(answer.tokens) for answer in answers) / took_s
