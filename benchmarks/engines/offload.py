@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.engines.vllm import cluster
 from kvstore.client.tools.bench_report import Row, at_least
@@ -24,7 +24,7 @@ PROMPT_TOKENS: Final = 500
 OUTPUT_TOKENS: Final = 64
 WARM_UP: Final = 2
 MIN_SHARE: Final = 0.97
-OPTIONS: Final = {"max_model_len": 1024, "block_size": 128, "num_gpu_blocks_override": 128}
+OPTIONS: Final[dict[str, Any]] = {"max_model_len": 1024, "block_size": 128, "num_gpu_blocks_override": 128}
 
 
 def rows() -> Iterator[Row]:
