@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 MAGIC: Final = b"kV"
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
 

@@ -36,6 +36,7 @@ class Welcome(Message):
 
     `unix` is a socket path, usable by processes for which it is the socket file that `host_id` tells of (rpc.address.socket_id: its host's
     boot id, its device and inode); `control` is a master's gRPC address. Name and `host_id` together tell whether this is who was meant.
+    `owner` is where the master that owns the catalog listens for frames (HOST:PORT), from one that stands by; "" from the owner, or a node.
     """
 
     TYPE = 2
@@ -47,6 +48,7 @@ class Welcome(Message):
         ("host_id", "text"),
         ("unix", "text"),
         ("control", "text"),
+        ("owner", "text"),
     )
     server: int
     name: str
@@ -55,6 +57,7 @@ class Welcome(Message):
     host_id: str = ""
     unix: str = ""
     control: str = ""
+    owner: str = ""
 
 
 @dataclass(slots=True)

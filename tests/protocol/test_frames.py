@@ -26,7 +26,7 @@ U8, U32 = st.integers(0, 255), st.integers(0, 2**32 - 1)
 
 def test_the_header_is_24_bytes_in_this_order() -> None:
     packed = pack_header(7, 0x01020304, 5, 6, 8)
-    assert packed == b"kV\x03\x07" + b"\x04\x03\x02\x01" + b"\x08\0\0\0" + b"\x05\0\0\0" + b"\x06\0\0\0\0\0\0\0"
+    assert packed == b"kV\x04\x07" + b"\x04\x03\x02\x01" + b"\x08\0\0\0" + b"\x05\0\0\0" + b"\x06\0\0\0\0\0\0\0"
     assert len(packed) == HEADER_BYTES == 24
 
 

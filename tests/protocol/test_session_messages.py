@@ -15,4 +15,4 @@ def test_the_bytes_of_a_message_are_those_of_its_vector(kind: type[Message]) -> 
 
 def test_defaults_are_sent_like_any_value() -> None:
     assert Hello.unpack(Hello(ROLE_CLIENT).pack()) == Hello(ROLE_CLIENT, "", "", "", 0)
-    assert Welcome.unpack(Welcome(SERVER_NODE, "node-1").pack()) == Welcome(SERVER_NODE, "node-1", 0, 0, "", "", "")
+    assert Welcome.unpack(Welcome(SERVER_NODE, "node-1").pack()) == Welcome(SERVER_NODE, "node-1", 0, 0, "", "", "", "")
