@@ -127,6 +127,8 @@ class KnownNodes:
         self._master_epoch = 0
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
+        self.closed: set[int] = set()
+        """Nodes that said that they take no new blocks, until the master grants a put at them again."""
         self.is_known = False
         self.version = 0
         """Rises whenever the master named other nodes than before."""
@@ -151,6 +153,7 @@ class KnownNodes:
         """A master of this epoch answered. Ids of another's are forgotten: one without a catalog that lasts gives them anew."""
         if master_epoch != self._master_epoch:
             self._master_epoch, self._nodes, self.local_id, self.is_known = master_epoch, {}, 0, False
+            self.closed = set()
 
     def replace(self, table: NodeTable) -> None:
         """Take over the master's answer. What was learned about the way to a node that is the same process at the same place is kept, and a

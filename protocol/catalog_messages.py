@@ -6,6 +6,7 @@ from kvstore.protocol.message import Ints, Message
 
 EVENT_COMMIT, EVENT_GONE, EVENT_MOVED = 1, 2, 3
 PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
+DRAIN_NOT, DRAIN_CLOSED, DRAIN_SAVE = 0, 1, 2
 
 
 @dataclass(slots=True)
@@ -162,3 +163,14 @@ class Copied(Message):
     keys: list[bytes]
     generations: Ints
     arrived: bytes
+
+
+@dataclass(slots=True)
+class Drain(Message):
+    """Master to node: it is to be stopped, or (`mode` DRAIN_NOT) it is not any more. It takes no new blocks of clients; with DRAIN_SAVE it
+    copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
+
+    TYPE = 36
+    FORM = (("epoch", "u64"), ("mode", "u8"))
+    epoch: int
+    mode: int

@@ -151,7 +151,7 @@ class HeartbeatReply(_message.Message):
     def __init__(self, master_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates")
+    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class NodeStatus(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     name: str
     host_id: str
@@ -187,7 +188,24 @@ class NodeStatus(_message.Message):
     version: str
     transports: _containers.RepeatedScalarFieldContainer[str]
     rates: _containers.RepeatedCompositeFieldContainer[PeerRate]
-    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ...) -> None: ...
+    drain: DrainStatus
+    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ...) -> None: ...
+
+class DrainStatus(_message.Message):
+    __slots__ = ("to", "is_done", "left_blocks", "kept_blocks", "copying_blocks", "lacks_room")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPYING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LACKS_ROOM_FIELD_NUMBER: _ClassVar[int]
+    to: str
+    is_done: bool
+    left_blocks: int
+    kept_blocks: int
+    copying_blocks: int
+    lacks_room: bool
+    def __init__(self, to: _Optional[str] = ..., is_done: bool = ..., left_blocks: _Optional[int] = ..., kept_blocks: _Optional[int] = ..., copying_blocks: _Optional[int] = ..., lacks_room: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -249,6 +267,20 @@ class ForgetRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class ForgetReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("node", "to", "cancel")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    to: str
+    cancel: bool
+    def __init__(self, node: _Optional[str] = ..., to: _Optional[str] = ..., cancel: bool = ...) -> None: ...
+
+class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -59,6 +59,11 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.ForgetReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvstore.v1.Control/Drain',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.ListKeys = channel.unary_stream(
                 '/kvstore.v1.Control/ListKeys',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
@@ -104,6 +109,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """A node is to be stopped: it takes no new blocks, and what only it has goes elsewhere. Its NodeStatus says how far that is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListKeys(self, request, context):
         """The keys of one tenant, in no particular order.
         """
@@ -138,6 +150,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.ForgetRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.ForgetReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.DrainReply.SerializeToString,
             ),
             'ListKeys': grpc.unary_stream_rpc_method_handler(
                     servicer.ListKeys,
@@ -280,6 +297,33 @@ class Control(object):
             '/kvstore.v1.Control/Forget',
             kvstore_dot_protocol_dot_control__pb2.ForgetRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.ForgetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/Drain',
+            kvstore_dot_protocol_dot_control__pb2.DrainRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

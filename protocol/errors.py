@@ -3,7 +3,8 @@
     KVStoreError
     ├── Retry          the world broke it: try again, later or elsewhere
     │   ├── Unavailable        the peer cannot be reached, or cannot serve this now
-    │   │   └── Unreachable        no connection to it could be had, or it broke
+    │   │   ├── Unreachable        no connection to it could be had, or it broke
+    │   │   └── Draining           the node takes no new blocks: it is to be stopped
     │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
     │   ├── Full               no room was freed before the deadline
     │   └── CatalogUnavailable the catalog (etcd, disk) does not take writes now
@@ -54,6 +55,12 @@ class Unreachable(Unavailable):
     """No connection to the peer could be had, or it broke before the answer."""
 
     code = 105
+
+
+class Draining(Unavailable):
+    """The node takes no new blocks, because it is to be stopped; what it has can be read."""
+
+    code = 106
 
 
 class DeadlineExceeded(Retry, TimeoutError):

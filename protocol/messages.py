@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import (
@@ -67,6 +67,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Claim,
         Copy,
         Copied,
+        Drain,
         Put,
         Open,
         Opened,

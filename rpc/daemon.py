@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kvstore.rpc.reactor import Reactor
@@ -21,10 +22,21 @@ def begin_logging() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
-def stop_on_signals(reactor: Reactor) -> None:
-    """Have SIGTERM and SIGINT end the reactor's `run`. For the main thread."""
+def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> None:
+    """Have SIGTERM and SIGINT end the reactor's `run`: by `ask_to_end`, called in the loop at the first of them, and at once at the second.
+    None: at once at the first. For the main thread."""
+    asked = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal asked
+        if ask_to_end is None or asked:
+            reactor.stop()
+        else:
+            asked = True
+            reactor.call_soon(ask_to_end)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: reactor.stop())
+        signal.signal(number, on_signal)
 
 
 def say(event: str, facts: dict[str, Any]) -> None:

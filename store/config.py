@@ -112,6 +112,12 @@ class NodeSettings:
         minimum=MIN_PEER_TIMEOUT_S,
         maximum=MAX_PEER_TIMEOUT_S,
     )
+    drain_s: float = setting(
+        10.0,
+        "At SIGTERM or SIGINT: time to write to NVMe what only memory holds, so that the next process of the node has it. A second signal "
+        "ends the node at once. 0: nothing is written.",
+        minimum=0,
+    )
     shutdown_timeout_s: float = setting(5.0, "Time that copies under way get at the end.", minimum=0.001)
 
 

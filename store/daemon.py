@@ -1,4 +1,4 @@
-"""kvstore-node: settings in, one node out, until a signal.
+"""kvstore-node: settings in, one node out, until a signal; then it has `drain_s` to write to NVMe what only memory holds.
 
 Standard output carries two JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
 the master knows it and all of its DRAM has been touched. Logs go to standard error. Exit code 2: the settings cannot be met.
@@ -50,7 +50,7 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-node: error: {error}", err=True)
         sys.exit(2)
     places = node.start()
-    stop_on_signals(node.reactor)
+    stop_on_signals(node.reactor, node.end)
     facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
     say("serving", facts)
     node.prefault()

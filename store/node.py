@@ -28,9 +28,11 @@ from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
+from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mastering import MasterSession
 from kvstore.store.moves.mover import TierMover
+from kvstore.store.moves.saving import Saver
 from kvstore.store.naming import NodeName
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.page_sizes import PageSizes
@@ -62,6 +64,9 @@ BEAT_S = 0.02
 """How often the indexes say that the node lives, and what clients read by themselves is counted."""
 FLUSH_INTERVAL_S = 1.0
 """How often queued deletions are written down in a tier that nothing else is written to."""
+SAVED_BATCHES = 4
+"""Batches of `move_batch` that are planned at once when memory is written down: the mover always has one, and no more than these are
+written yet when the time is over."""
 PEERS_INTERVAL_S = 1.0
 """How often nodes that this one has copied nothing from for long are looked for: see `peer_ttl_s`."""
 
@@ -203,6 +208,8 @@ class Node:
             timeout_s=settings.copy_timeout_s,
             engine=self._engine,
         )
+        saver = Saver(self._table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self._service.link is not None)
+        self._leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=self.reactor.now_ns)
         self._pages = PageSizes(dram, asks=settings.transparent_hugepages)
         self._prefaulter = Prefaulter(self.reactor, dram, self._pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
 
@@ -243,6 +250,7 @@ class Node:
             self._copies,
             self._showing,
             self._deciding,
+            self._leaving,
             identity=self._identity,
         )
         self._server.handler = self._service
@@ -261,6 +269,7 @@ class Node:
             codec_name=self._codec.name if self._codec is not None else "",
             max_table_bytes=max_table_bytes(self._settings),
             connections=lambda: len(self._server.sessions),
+            is_closed=lambda: self._leaving.is_closed,
         )
 
     def _find_master(self, masters: Sequence[Address], on_synced: Callable[[], None]) -> None:
@@ -292,7 +301,7 @@ class Node:
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
-        self.reactor.after_events += [self._mover.kick, self._publisher.flush, self._deciding.flush]
+        self.reactor.after_events += [self._leaving.step, self._mover.kick, self._publisher.flush, self._deciding.flush]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(BEAT_S, self._beat)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
@@ -306,6 +315,11 @@ class Node:
     def prefault(self) -> None:
         """Touch all of DRAM once, in a thread: see Prefaulter."""
         self._prefaulter.start()
+
+    def end(self) -> None:
+        """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
+        self._leaving.end(self._settings.drain_s, self.reactor.stop)
+        self._link.describe()  # a heartbeat, at once: new blocks are to go elsewhere
 
     def close(self) -> None:
         """Hang up, let copies under way end, close the tiers."""
@@ -350,6 +364,7 @@ class Node:
             self._waiting.retry,  # whatever made room: an answer that has been sent lets go of its blocks without a word
             self._copies.step,
             self._showing.sweep,
+            self._leaving.tick,
         ]
         if self._regions is not None:
             work.append(self._regions.sweep)

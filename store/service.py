@@ -4,19 +4,20 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvstore.protocol.catalog_messages import Copy, Drop, Hold
+from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
-from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Welcome
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Ok, Welcome
 from kvstore.protocol.shown_index import ACCESSES
 from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
+from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.puts.deciding import Deciding
@@ -52,6 +53,7 @@ class NodeService:
         copies: ReplicaQueue,
         showing: Showing,
         deciding: Deciding,
+        leaving: Leaving,
         *,
         identity: Identity,
     ) -> None:
@@ -66,6 +68,7 @@ class NodeService:
         self._regions = regions
         self._copies = copies
         self._showing = showing
+        self._leaving = leaving
         self._identity = identity
         self.node_id = 0
         self.master_epoch = 0
@@ -91,6 +94,7 @@ class NodeService:
             Drop.TYPE: self._drop,
             Hold.TYPE: self._hold,
             Copy.TYPE: self._copy,
+            Drain.TYPE: self._drain,
             Events.TYPE: self._events,
             Flush.TYPE: deciding.await_all,
         }
@@ -107,12 +111,14 @@ class NodeService:
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
+        self._leaving.check_open()
         self._take_accesses(session)
         if self._sent.put_at_once(session, header, body):
             return None
         return self._sent.payload(session, header, Put.unpack(body))
 
     def _open(self, session: Session, header: Header, message: Open) -> None:
+        self._leaving.check_open()
         self._take_accesses(session)
         self._in_place.open(session, header, message)
 
@@ -220,6 +226,7 @@ class NodeService:
         self.link, self.node_id = link, node_id
         self.master_epoch, self.token_digests = master_epoch, token_digests
         self._unheard = set(self._held)
+        self._leaving.drain(DRAIN_NOT)  # another master, or none, may have said so; this one says it if it is so
 
     def synced(self) -> None:
         """The master has the inventory, and has named what is pinned of it before it said so: what it did not name was let go, or
@@ -294,3 +301,8 @@ class NodeService:
         shown = node_pass(self.token_digests or {}, message.tenant, master_epoch=message.epoch, source=message.source)
         hello = Hello(ROLE_NODE, message.tenant, shown, self._identity.name, message.epoch)
         session.reply(header.request_id, Flags(self._copies.take(message, hello)))
+
+    def _drain(self, session: Session, header: Header, message: Drain) -> None:
+        self._check_master(session, message.epoch)
+        self._leaving.drain(message.mode)
+        session.reply(header.request_id, Ok())

@@ -37,8 +37,10 @@ class NodeStatus:
         codec_name: str,
         max_table_bytes: int,
         connections: Callable[[], int],
+        is_closed: Callable[[], bool],
     ) -> None:
-        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` counts them."""
+        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` counts them,
+        `is_closed`: the node takes no new blocks."""
         self._table = table
         self._in_place = in_place
         self._sent = sent
@@ -53,6 +55,7 @@ class NodeStatus:
         self._codec_name = codec_name
         self._max_table_bytes = max_table_bytes
         self._connections = connections
+        self._is_closed = is_closed
 
     def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         """Tiers and counters as the master hears them."""
@@ -99,6 +102,7 @@ class NodeStatus:
             "undecided": len(self._table.undecided),
             "moving": self._table.room.under_way,
             "publish_backlog": self._publisher.backlog,
+            "closed": int(self._is_closed()),
             "synced": int(self._publisher.is_synced),
             **self._copies.counters(),
         }

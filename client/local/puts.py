@@ -14,7 +14,7 @@ from kvstore.client.locations import Hint
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED
-from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.errors import Draining, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
@@ -57,7 +57,7 @@ class LocalPuts:
         node = self._nodes.get(self._nodes.local_id)
         is_plain = type(key) is bytes and 0 < len(key) <= MAX_KEY_BYTES and type(namespace) is str and type(value) not in (list, tuple)
         told = _ACKS.get(ack or settings.ack)
-        if node is None or not is_plain or told is None or Process.number != self._process:
+        if node is None or node.node_id in self._nodes.closed or not is_plain or told is None or Process.number != self._process:
             return None
         if parent is None:
             parent = b""
@@ -82,8 +82,10 @@ class LocalPuts:
             flag = self._ask(node, address, loan.channel if loan.reused else None, put, source, deadline)
         except BaseException as error:
             loan.give_back(error)
-            if isinstance(error, Unavailable) and not loan.channel.is_open:
-                return None  # it hung up, and may have begun anew
+            if isinstance(error, Draining):
+                self._nodes.closed.add(node.node_id)
+            if isinstance(error, Draining) or (isinstance(error, Unavailable) and not loan.channel.is_open):
+                return None  # it takes no new blocks; or it hung up, and may have begun anew
             raise
         loan.give_back()
         return self._told(node, put, flag)

@@ -18,7 +18,7 @@ MISUSE_STATUS: Final = 2
 """Exit status of a daemon whose settings cannot be met."""
 LAST_WORDS: Final = re.compile(r"kvstore-\w+: error: (.*)")
 """What a daemon says when it ends because it cannot do what it was told."""
-STOP_DEADLINE_S: Final = 10.0
+STOP_DEADLINE_S: Final = 20.0
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
 
 

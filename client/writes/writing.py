@@ -12,7 +12,7 @@ from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
 from kvstore.client.writes.slots import SlotWriting
-from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.errors import Draining, KVStoreError, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED
@@ -108,7 +108,8 @@ class Writing:
         resources = self._resources
         if not resources.daemons.nodes.is_known:
             yield from resources.daemons.refresh_nodes(self._deadline)
-        if not resources.daemons.nodes.local_id or resources.daemons.nodes.local_id == self._avoid:
+        local_id = resources.daemons.nodes.local_id
+        if not local_id or local_id == self._avoid or local_id in resources.daemons.nodes.closed:
             return [], pending
         sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
         unreserved = pending if self._is_early else [i for i in pending if sizes[i] <= inline_bytes]
@@ -134,6 +135,7 @@ class Writing:
                 busy.append(i)
             else:
                 self._batch.was_there((i,))
+        resources.daemons.nodes.closed -= by_node.keys()
         return by_node
 
     # --- writing to one node ---
@@ -146,6 +148,16 @@ class Writing:
                 raise Unavailable(f"node {node_id} is not among the live nodes")
             for part in self._parts(indices):
                 yield from self._write(node, part, busy)
+        except Draining:
+            # The master may not know it yet: then it says once more that the node is to be written to, and a moment later it does not.
+            self._resources.daemons.nodes.closed.add(node_id)
+            left = [i for i in indices if i in self._batch.granted]
+            yield from self._batch.cancel(left)
+            if self._avoid:
+                busy += left
+                return []
+            self._avoid = node_id
+            return left
         except Unavailable:
             if self._avoid:
                 raise

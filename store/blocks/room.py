@@ -102,6 +102,13 @@ class Room:
         if hbm.takes_values:
             self._plan_move(block, self._levels[DRAM], hbm)
 
+    def save(self, block: Block) -> bool:
+        """Plan a copy of the block to NVMe, beside those that it has; False: none can be made, or it is being copied already."""
+        source, nvme = block.fastest(), self._levels.get(NVME)
+        if nvme is None or source is None or block.slots[NVME] is not None or block.moving or not nvme.takes_values:
+            return False
+        return self._plan_move(block, self._levels[source], nvme, stays=True)
+
     def suspend(self, index: int, *, is_suspended: bool) -> None:
         """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
         self._levels[index].is_suspended = is_suspended
@@ -123,7 +130,8 @@ class Room:
             if lower is None or not self._plan_move(block, level, lower):
                 return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
 
-    def _plan_move(self, block: Block, source: Level, target: Level) -> bool:
+    def _plan_move(self, block: Block, source: Level, target: Level, *, stays: bool = False) -> bool:
+        """`stays`: the copy is to make no room in the source."""
         if block.generation == UNDECIDED:
             return False  # what a durable tier holds comes back with the next process, and must have the generation it was granted
         is_demotion = target.index > source.index
@@ -139,7 +147,7 @@ class Room:
             return False
         block.moving = True
         self.under_way += 1
-        if is_demotion:
+        if is_demotion and not stays:
             block.leaving = source.index
             source.leaving_bytes += block.size_bytes
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))

@@ -315,7 +315,7 @@ class BlockTable:
         block.hits = 0
         self.copies.add(block, target, slot)
         if not was_leaving:
-            self._levels[target].counts.promotions += 1
+            self._levels[target].counts.promotions += target < source
         else:
             self._levels[source].counts.demotions += 1
             if not block.readers and not block.pinned:

@@ -12,7 +12,7 @@ from kvstore.client import effects
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.errors import Draining, KVStoreError, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import (
@@ -234,7 +234,7 @@ class Oracle:
         if scripted:
             answer = scripted.popleft()
             if isinstance(answer, BaseException):
-                if not isinstance(answer, KVStoreError) or isinstance(answer, Unavailable):
+                if not isinstance(answer, KVStoreError) or (isinstance(answer, Unavailable) and not isinstance(answer, Draining)):
                     channel.close()
                 raise answer
             return answer(channel, message) if callable(answer) else answer

@@ -13,7 +13,8 @@ from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
 from kvstore.rpc.reactor import Reactor
 begin_logging()
 reactor = Reactor()
-stop_on_signals(reactor)
+reactor.every(0.1, lambda: None)  # as daemons have: Python hears of a signal that strikes just before the wait when that ends
+stop_on_signals(reactor ASK)
 say("ready", {"pid": os.getpid()})
 serve(reactor)
 reactor.close()
@@ -21,8 +22,9 @@ say("over", {})
 """
 
 
-def start() -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(ask_to_end: str = "") -> "subprocess.Popen[str]":
+    program = PROGRAM.replace(" ASK", ask_to_end)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -31,6 +33,17 @@ def test_a_signal_ends_it_cleanly_and_every_line_is_json(number: signal.Signals)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline()) == {"event": "ready", "pid": process.pid}
     process.send_signal(number)
+    out, errors = process.communicate(timeout=120)
+    assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
+
+
+def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signal() -> None:
+    process = start(', lambda: say("asked", {})')
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert json.loads(process.stdout.readline()) == {"event": "asked"}
+    process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 

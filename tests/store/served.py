@@ -24,10 +24,12 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server
 from kvstore.rpc.session import DEFAULT_LIMITS, Session
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
+from kvstore.store.moves.saving import Saver
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
@@ -132,6 +134,8 @@ class Served:
 
     def _serve(self, folder: Path, limits: SendLimits, tokens: Mapping[str, bytes]) -> None:
         """Listen; who connects has the service."""
+        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: self.service.link is not None)
+        self.leaving = Leaving(saver, has_nvme=NVME in self.store.tiers, clock_ns=self.reactor.now_ns)
         self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
@@ -148,11 +152,12 @@ class Served:
             self.copies,
             self.store.showing,
             self.deciding,
+            self.leaving,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
         self.service.node_id, self.service.token_digests = 5, tokens
         self.server.handler = self.service
-        self.reactor.after_events += [self.mover.kick, self.publisher.flush, self.deciding.flush]
+        self.reactor.after_events += [self.leaving.step, self.mover.kick, self.publisher.flush, self.deciding.flush]
 
     def _publish(self, message: Publish, answered: Callable[[KVStoreError | None], None]) -> None:
         if self.acknowledges:

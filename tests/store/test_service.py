@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import Copy, Drop, Hold, Publish
-from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, Unavailable
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Publish
+from kvstore.protocol.errors import Denied, Draining, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
@@ -194,7 +194,9 @@ def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client
 # --- the master ---
 
 
-@pytest.mark.parametrize("message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"]), copy_of(b"b", epoch=9)])
+@pytest.mark.parametrize(
+    "message", [Drop(9, "red", [b"a"], [9], 1), Hold(9, "red", [b"a"]), copy_of(b"b", epoch=9), Drain(9, DRAIN_CLOSED)]
+)
 def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
     client.put({"a": b"a"})
     with pytest.raises(Unauthorized, match="master"):
@@ -209,6 +211,26 @@ def test_a_drop_deletes_what_is_not_newer_than_the_command(node: Served, client:
     assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 0, 0)))
     assert client.read("a", "b")[1] == [None, b"b"]
     assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((0,)))
+
+
+def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    assert master.ask(Drain(1, DRAIN_CLOSED)) == Ok()
+    with pytest.raises(Draining):
+        client.put({"b": b"b"})
+    with pytest.raises(Draining):
+        client.open({"b": 100})
+    assert client.read("a", "b")[1] == [b"a", None]
+    assert master.ask(Drain(1, DRAIN_NOT)) == Ok()
+    assert client.put({"b": b"b"}) == [1]
+
+
+def test_a_new_link_says_anew_whether_the_node_is_drained(node: Served, client: Client, master: Master) -> None:
+    master.ask(Drain(1, DRAIN_CLOSED))
+    link = node.service.link
+    assert link is not None
+    node.call(lambda: node.service.link_up(link, node_id=5, master_epoch=1, token_digests={}))
+    assert client.put({"b": b"b"}) == [1]
 
 
 def test_leased_and_pinned_blocks_go_only_by_force(node: Served, client: Client, master: Master) -> None:

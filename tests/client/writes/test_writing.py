@@ -4,12 +4,12 @@ import pytest
 
 from kvstore.client.buffers import as_sources
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Flags
-from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, OracleNode, Pair
 from tests.client.writes.puts import put
 
 
@@ -150,6 +150,34 @@ def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(nod
         put(oracle, [b"a"], [BIG])
     shared = [loan.channel for loan in oracle.loans if loan.channel.address.unix]
     assert [channel.is_open for channel in shared] == [False]
+
+
+DRAINING = Draining("this node is to be stopped")
+
+
+def test_what_a_node_refuses_because_it_is_drained_goes_elsewhere_until_the_master_grants_there_again(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.script[Put].append(DRAINING)
+    assert put(oracle, [b"a"], [b"v"]) == [True]
+    assert [message.avoid for message in oracle.sent(Reserve)] == [1]
+    assert b"a" in nodes[1].blocks
+    oracle.script[Reserve].append(Grants(bytes([GRANTED]), [2], [50]))
+    assert put(oracle, [b"b"], [b"v"]) == [True]
+    assert (len(oracle.sent(Reserve)), oracle.sent(Reserve)[-1].local_node) == (2, 1), "it is not asked, but the master is told of it"
+    assert put(oracle, [b"c"], [b"v"]) == [True]
+    assert b"c" in nodes[0].blocks, "granted there: it takes blocks again"
+    assert put(oracle, [b"d"], [b"v"]) == [True]
+    assert len(oracle.sent(Reserve)) == 3, "and is asked first from then on"
+
+
+def test_where_every_node_is_drained_a_put_waits_for_its_deadline(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Reserve].extend(Grants(bytes([GRANTED]), [2], [50 + i]) for i in range(1000))
+    oracle.script[Put].extend([DRAINING] * 1000)
+    with pytest.raises(DeadlineExceeded):
+        put(oracle, [b"a"], [b"v"], deadline_s=0.05)
+    assert oracle.slept_s > 0
+    assert len(oracle.sent(Cancel)) == len(oracle.sent(Put)), "no reservation is left behind"
 
 
 def test_an_unreachable_node_is_avoided_once(node: OracleNode, remote: OracleNode) -> None:
