@@ -16,8 +16,8 @@ COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py) \
 	$(wildcard tests/engines/transformers/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
-# Real engines (tests/engines/live) have environments of their own, and a target.
-OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests -path tests/engines/live -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
+# Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
+OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engines/live -o -path tests/upgrade \) -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
 # Half of all that is installed: to compile it takes as long as all else.
 NOT_IMPORTED := /(transformers/models|tests?|testing|_inductor|pip|setuptools|networkx|mypyc?)/
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
@@ -48,6 +48,10 @@ engines: $(BIN)/.dev  ## environments with real engines and this checkout's whee
 .PHONY: test-engines
 test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was written for Mooncake) on a real cluster
 	$(PYTEST) tests/engines/live
+
+.PHONY: test-upgrade
+test-upgrade: $(BIN)/.dev  ## daemons and clients of this release beside those of the one before, which is taken out of git
+	$(PYTEST) tests/upgrade
 
 .PHONY: test-pins
 test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine pins, without the engine

@@ -2,7 +2,7 @@
 
     offset  size  field
     0       2     magic, b"kV"
-    2       1     protocol version
+    2       1     protocol version in which the message got the form that it has; in a Hello, the one that the sender speaks
     3       1     message type
     4       4     request id, chosen by the asker and echoed in the answer; 0 for messages that have no answer
     8       4     milliseconds the asker still waits, 0 in answers
@@ -19,6 +19,8 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 MAGIC: Final = b"kV"
 VERSION: Final = 4
+OLDEST_VERSION: Final = 3
+"""The release before: its frames are read, and it is answered in the forms that it knows. So a cluster is upgraded daemon by daemon."""
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
 
@@ -49,10 +51,14 @@ class Header(NamedTuple):
     deadline_ms: int
     body_bytes: int
     payload_bytes: int
+    version: int = OLDEST_VERSION
 
 
-def pack_header(type: int, request_id: int, body_bytes: int, payload_bytes: int = 0, deadline_ms: int = 0) -> bytes:
-    return HEADER.pack(MAGIC, VERSION, type, request_id, deadline_ms, body_bytes, payload_bytes)
+def pack_header(
+    type: int, request_id: int, body_bytes: int, payload_bytes: int = 0, deadline_ms: int = 0, version: int = OLDEST_VERSION
+) -> bytes:
+    """`version`: a message's SINCE, or what its receiver speaks where that is less."""
+    return HEADER.pack(MAGIC, version, type, request_id, deadline_ms, body_bytes, payload_bytes)
 
 
 def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
@@ -64,13 +70,15 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
     magic, version, type_, request_id, deadline_ms, body_bytes, payload_bytes = HEADER.unpack_from(data, offset)
     if magic != MAGIC:
         raise ProtocolError(f"not a kvstore frame: it starts with {bytes(magic)!r}; check the port and the peer")
-    if version != VERSION:
-        raise ProtocolError(f"the peer speaks protocol version {version}, this side speaks {VERSION}: run the same release on both")
+    if not OLDEST_VERSION <= version <= VERSION:
+        raise ProtocolError(
+            f"the peer speaks protocol version {version}, this side speaks {VERSION} and {OLDEST_VERSION}: run releases next to each other"
+        )
     if body_bytes > MAX_BODY_BYTES:
         raise ProtocolError(f"a body of {body_bytes} bytes is over the limit of {MAX_BODY_BYTES}")
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a payload of {payload_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
-    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes)
+    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes, version)
 
 
 def check_key(key: bytes) -> None:

@@ -7,6 +7,7 @@ control.proto. docs/protocol.md is the byte-for-byte description.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol, Self
 
+from kvstore.protocol.frames import OLDEST_VERSION
 from kvstore.protocol.wire import Form
 
 Ints = Sequence[int]
@@ -25,6 +26,7 @@ class Packable(Protocol):
     """What can be sent: bytes under a type number."""
 
     TYPE: ClassVar[int]
+    SINCE: ClassVar[int]
 
     def pack(self) -> bytes: ...
 
@@ -35,19 +37,41 @@ class Message:
     __slots__ = ()
     TYPE: ClassVar[int]
     FORM: ClassVar[tuple[tuple[str, str], ...]] = ()
+    SINCE: ClassVar[int] = OLDEST_VERSION
+    """The protocol version in which the form became what it is. A form grows at its end only, by fields that have defaults."""
+    FORMER_COLUMNS: ClassVar[int] = 0
+    """How many columns the form had in the version before that; 0 where it has not changed since OLDEST_VERSION."""
     _form: ClassVar[Form]
+    _former: ClassVar[Form | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._form = Form(cls.FORM, tuple(cls.__annotations__))
+        if cls.FORMER_COLUMNS:
+            columns = cls.FORM[: cls.FORMER_COLUMNS]
+            names = {name for name, _kind in columns}
+            cls._former = Form(columns, tuple(name for name in cls.__annotations__ if name in names))
 
     def pack(self) -> bytes:
         return self._form.pack(self)
+
+    def pack_for(self, version: int) -> bytes:
+        """As `pack`, in the form that a peer of this version knows."""
+        if self._former is None or version >= self.SINCE:
+            return self._form.pack(self)
+        return self._former.pack(self)
 
     @classmethod
     def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
         """Raises ProtocolError unless `body` has exactly this message's form."""
         return cls(*cls._form.unpack(body))
+
+    @classmethod
+    def unpack_of(cls, version: int, body: bytes | bytearray | memoryview) -> Self:
+        """As `unpack`, of a frame of this version; fields that it does not know have their defaults."""
+        if cls._former is None or version >= cls.SINCE:
+            return cls.unpack(body)
+        return cls(*cls._former.unpack(body))
 
     @classmethod
     def pack_one(cls, *row: Any) -> bytes | None:

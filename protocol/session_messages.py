@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.message import Message
 
 ROLE_CLIENT: Final = 1
@@ -22,6 +23,7 @@ class Hello(Message):
     """
 
     TYPE = 1
+    SINCE = VERSION  # so that whoever answers knows which forms the asker knows
     FORM = (("role", "u8"), ("tenant", "text"), ("token", "text"), ("name", "text"), ("epoch", "u64"))
     role: int
     tenant: str = ""
@@ -40,6 +42,8 @@ class Welcome(Message):
     """
 
     TYPE = 2
+    SINCE = 4
+    FORMER_COLUMNS = 7
     FORM = (
         ("server", "u8"),
         ("name", "text"),

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
@@ -31,19 +32,21 @@ M = TypeVar("M", bound=Message)
 class AsyncChannel:
     """See the module. Owns its socket; `welcome` says who answered. One task at a time."""
 
-    def __init__(self, address: Address, sock: socket.socket) -> None:
+    def __init__(self, address: Address, sock: socket.socket, version: int = VERSION) -> None:
         self.address = address
         self._sock = sock
         self._incoming = Incoming()
-        self._exchange = Exchange(address)
+        self._exchange = Exchange(address, version)
         self.is_open = True
         self._is_midway = False
         """A request was begun and its answer has not come, or a message without an answer is being sent."""
         self.welcome: Welcome
 
     @classmethod
-    async def open(cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S) -> "AsyncChannel":
-        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`.
+    async def open(
+        cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S, version: int = VERSION
+    ) -> "AsyncChannel":
+        """Connect and introduce, as `Channel.open`.
 
         Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
         """
@@ -56,11 +59,14 @@ class AsyncChannel:
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
-        channel = cls(address, sock)
+        channel = cls(address, sock, version)
         try:
             channel.welcome = await channel.call(hello, Welcome, deadline)
-        except BaseException:
+        except BaseException as error:
             channel.close()
+            older = channel._exchange.version
+            if isinstance(error, ProtocolError) and older < version:
+                return await cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, version=older)
             raise
         return channel
 

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
@@ -42,7 +43,7 @@ _LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 class Channel:
     """See the module. Owns its socket; `welcome` says who answered."""
 
-    def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None) -> None:
+    def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None, version: int = VERSION) -> None:
         """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
         sock.setblocking(True)
         self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
@@ -50,7 +51,7 @@ class Channel:
         self._sock = sock
         self._armed_s = 0.0
         self._incoming = Incoming()
-        self._exchange = Exchange(address)
+        self._exchange = Exchange(address, version)
         self.is_open = True
         self._is_midway = False
         """A request was begun and its answer has not come, or a message without an answer is being sent."""
@@ -65,8 +66,10 @@ class Channel:
         *,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         busy_poll: BusyPoll | None = None,
+        version: int = VERSION,
     ) -> "Channel":
-        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`.
+        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`. A peer of the release
+        before, which cannot read a Hello of this `version`, is connected to once more and spoken to in its own.
 
         Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
         """
@@ -77,11 +80,14 @@ class Channel:
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
-        channel = cls(address, sock, busy_poll)
+        channel = cls(address, sock, busy_poll, version)
         try:
             channel.welcome = channel.call(hello, Welcome, deadline)
-        except BaseException:
+        except BaseException as error:
             channel.close()
+            older = channel._exchange.version
+            if isinstance(error, ProtocolError) and older < version:
+                return cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, busy_poll=busy_poll, version=older)
             raise
         return channel
 

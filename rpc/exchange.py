@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, VERSION, Header, pack_header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure
@@ -24,10 +24,13 @@ MAX_REQUEST_ID = 0xFFFFFFFF
 class Exchange:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
-    __slots__ = ("_address", "_request_id", "payload_left")
+    __slots__ = ("_address", "_request_id", "payload_left", "version")
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, version: int = VERSION) -> None:
+        """`version`: what the peer speaks, as far as is known."""
         self._address = address
+        self.version = version
+        """Of a peer that could not read us, that of its answer: what it speaks."""
         self._request_id = 0
         self.payload_left = 0
         """Bytes of the last answer's payload that have not been read; whoever reads some counts them off."""
@@ -43,7 +46,9 @@ class Exchange:
         body = message.pack()
         payload_bytes = sum(map(len, payload)) if payload else 0
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        head = memoryview(pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms) + body)
+        head = memoryview(
+            pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, min(message.SINCE, self.version)) + body
+        )
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
 
     def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
@@ -52,7 +57,7 @@ class Exchange:
         Raises ProtocolError for any other frame, and the error of a peer that could not read us and hangs up.
         """
         if header.type == kind.TYPE and header.request_id == self._request_id:
-            reply = kind.unpack(body)
+            reply = kind.unpack_of(header.version, body)
             self.payload_left = header.payload_bytes
             return reply
         if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
@@ -60,6 +65,7 @@ class Exchange:
         failure = Failure.unpack(body)
         error = from_code(failure.code, failure.text)
         if not header.request_id:
+            self.version = min(self.version, header.version)
             raise error
         return error
 
@@ -93,7 +99,7 @@ def has_hung_up(sock: socket.socket) -> bool:
 def notice(message: Message) -> deque[memoryview]:
     """A message that has no answer, as the buffers to send."""
     body = message.pack()
-    return deque((memoryview(pack_header(message.TYPE, 0, len(body)) + body),))
+    return deque((memoryview(pack_header(message.TYPE, 0, len(body), version=message.SINCE) + body),))
 
 
 def take_descriptors(ancillary: Iterable[tuple[int, int, bytes]], fds: "array[int]") -> None:

@@ -185,6 +185,7 @@ class _Tracked:
         self.payload = server.handler.payload
 
     def _first_frame(self, session: Session, header: Header, body: memoryview) -> None:
+        session.peer_version = header.version  # until it has introduced itself each frame may be its Hello
         self._server.handler.frame(session, header, body)
         if session.context is not None and self._is_stranger:
             self.frame = self._server.handler.frame

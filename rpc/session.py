@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure
@@ -58,6 +58,8 @@ class Session:
         self.is_local = sock.family == socket.AF_UNIX
         self.context: Any = None
         """The handler's own state for this connection."""
+        self.peer_version = VERSION
+        """The protocol version that the peer speaks."""
         self._sock = sock
         self._fd = sock.fileno()
         self._handler = handler
@@ -261,7 +263,8 @@ class Session:
         `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
         """
         if self.is_open:
-            self._send(message.TYPE, request_id, 0, message.pack(), payload, on_sent, fds)
+            version = min(message.SINCE, self.peer_version)
+            self._send(message.TYPE, request_id, 0, message.pack_for(version), payload, on_sent, fds, version)
         elif on_sent is not None:
             on_sent()
 
@@ -284,7 +287,8 @@ class Session:
         if not self.is_open:
             on_reply(None, Unavailable("the connection is closed"))
             return
-        body = message.pack()
+        version = min(message.SINCE, self.peer_version)
+        body = message.pack_for(version)
         request_id = self._next_request
         self._next_request = self._next_request % 0xFFFFFFFF + 1
 
@@ -293,7 +297,7 @@ class Session:
             on_reply(None, DeadlineExceeded(f"the peer did not answer within {deadline_s:g} s"))
 
         self._requests[request_id] = (on_reply, self.reactor.call_later(deadline_s, expired))
-        self._send(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body)
+        self._send(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body, version=version)
 
     def _on_reply(self, header: Header, body: memoryview) -> None:
         waiting = self._requests.pop(header.request_id, None)
@@ -323,8 +327,9 @@ class Session:
         payload: Sequence[memoryview | bytes] = (),
         on_sent: Callable[[], None] | None = None,
         fds: Sequence[int] = (),
+        version: int = OLDEST_VERSION,
     ) -> None:
-        head = pack_header(kind, request_id, len(body), sum(map(len, payload)), deadline_ms) + body
+        head = pack_header(kind, request_id, len(body), sum(map(len, payload)), deadline_ms, version) + body
         try:
             self._outbox.send(head, payload, on_sent, fds)
         except OSError as error:

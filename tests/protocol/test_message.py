@@ -23,6 +23,19 @@ class Parcel(Message):
 
 
 @dataclass(slots=True)
+class Grown(Message):
+    """Since version 9 it says a colour, too."""
+
+    TYPE = 252
+    FORM = (("weight", "u8"), ("names", "keys"), ("colour", "text"))
+    SINCE = 9
+    FORMER_COLUMNS = 2
+    names: list[bytes]
+    weight: int = 3
+    colour: str = "red"
+
+
+@dataclass(slots=True)
 class Empty(Message):
     TYPE = 251
 
@@ -33,6 +46,25 @@ def test_a_message_comes_back_as_it_was(rows: list[tuple[bytes, int]], weight: i
     for body in (parcel.pack(), memoryview(bytearray(parcel.pack()))):
         found = Parcel.unpack(body)
         assert (found.names, list(found.sizes), found.weight) == (parcel.names, list(parcel.sizes), parcel.weight)
+
+
+def test_a_peer_of_an_older_version_gets_and_gives_the_form_that_it_knows() -> None:
+    said = Grown([b"ab"], 7, "blue")
+    assert said.pack_for(8) == b"\x07" + b"\1\0\0\0\2\0ab"
+    assert said.pack_for(9) == said.pack() == said.pack_for(8) + b"\4\0\0\0blue"
+    assert Grown.unpack_of(8, said.pack_for(8)) == Grown([b"ab"], 7, "red")
+    assert Grown.unpack_of(9, said.pack()) == Grown.unpack_of(10, said.pack()) == said
+
+
+def test_of_another_version_than_its_frames_a_body_is_refused() -> None:
+    for version, body in ((8, Grown([b"ab"]).pack()), (9, Grown([b"ab"]).pack_for(8))):
+        with pytest.raises(ProtocolError):
+            Grown.unpack_of(version, body)
+
+
+def test_what_never_changed_is_the_same_for_every_version() -> None:
+    assert Empty().pack_for(0) == Empty().pack()
+    assert Empty.unpack_of(0, b"") == Empty()
 
 
 def test_fields_travel_in_the_order_of_the_form() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, pack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, pack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
@@ -27,6 +27,7 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import MAX_VECTORS
 from kvstore.transfer.testing.waiting import eventually
+from tests.rpc.older_peer import older_peer
 from tests.rpc.wires import Looks, frame, read_exactly, read_frame
 
 SOON_S = 0.2
@@ -551,6 +552,20 @@ def test_opening_introduces_and_keeps_who_answered(listener: socket.socket, back
     channel = Channel.open(parse_address(f"127.0.0.1:{listener.getsockname()[1]}"), Hello(1), Deadline(10))
     assert channel.welcome == Welcome(SERVER_NODE, "node-1")
     channel.close()
+
+
+def test_a_peer_of_the_release_before_is_spoken_to_in_its_own_version() -> None:
+    with older_peer() as (address, came):
+        Channel.open(address, Hello(1), Deadline(10)).close()
+        assert came == [VERSION, OLDEST_VERSION]
+
+
+def test_what_a_peer_of_the_release_before_refuses_for_another_reason_is_not_said_again(
+    listener: socket.socket, background: Callable[[Callable[[], object]], None]
+) -> None:
+    background(answering(listener, frame(Failure(ProtocolError.code, "no such role"), 1)))
+    with pytest.raises(ProtocolError, match="no such role"):
+        Channel.open(Address(*listener.getsockname()), Hello(1), Deadline(10))
 
 
 def test_a_refusal_is_raised_and_leaves_no_descriptor(listener: socket.socket, background: Callable[[Callable[[], object]], None]) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, VERSION, Header, pack_header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, Failure, Hello, Ok
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Failure, Hello, Ok, Welcome
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, Nobody, Server, allow_many_descriptors, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
-from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
+from tests.rpc.wires import Clock, Recorder, frame, pump, read_exactly, read_frame
 
 
 class Daemon:
@@ -26,6 +26,7 @@ class Daemon:
 
     def __init__(self, max_connections: int = 10, **options: Any) -> None:
         self.clock = Clock()
+        self.answer: Message = Ok()
         self.reactor = Reactor(self.clock)
         self.handler = Recorder(on_frame=self._answer)
         self.server = Server(self.reactor, self.handler, max_connections=max_connections, **options)
@@ -33,7 +34,7 @@ class Daemon:
     def _answer(self, session: Session, header: Header, body: bytes) -> None:
         if header.type == Hello.TYPE:
             session.context = Hello.unpack(memoryview(body)).name
-        session.reply(header.request_id, Ok())
+        session.reply(header.request_id, self.answer)
 
     def connect(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX) if "/" in address else socket.socket()
@@ -53,6 +54,20 @@ class Daemon:
     def close(self) -> None:
         self.server.close()
         self.reactor.close()
+
+
+def test_who_introduced_himself_in_the_version_before_is_answered_in_its_forms(daemon: Daemon) -> None:
+    welcome = Welcome(SERVER_MASTER, "master", owner="elsewhere:1")
+    daemon.answer = welcome
+    for version in (OLDEST_VERSION, VERSION):
+        with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)) as sock:
+            body = Hello(ROLE_CLIENT, name="client").pack()
+            sock.sendall(pack_header(Hello.TYPE, 1, len(body), version=version) + body)
+            asked = len(daemon.handler.frames)
+            pump(daemon.reactor, lambda: len(daemon.handler.frames) > asked)  # noqa: B023
+            header = unpack_header(read_exactly(sock, HEADER_BYTES))
+            assert header.version == version
+            assert read_exactly(sock, header.body_bytes) == welcome.pack_for(version)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Looks(BusyPoll):
 
 def frame(message: Message, request_id: int = 1, payload: bytes = b"") -> bytes:
     body = message.pack()
-    return pack_header(message.TYPE, request_id, len(body), len(payload)) + body + payload
+    return pack_header(message.TYPE, request_id, len(body), len(payload), version=message.SINCE) + body + payload
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytes:

@@ -1,0 +1,100 @@
+"""A cluster is upgraded daemon by daemon: each order of this release and the one before, with clients of both, gives the bytes that were put."""
+
+import itertools
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_ports
+from tests.upgrade.former_release import ROOT, start, tree
+
+CLIENT = str(ROOT / "tests" / "upgrade" / "client_child.py")
+END_S = 60
+NOW, FORMER = "this release", "the release before"
+
+
+class Daemons:
+    """A master and its nodes, each of the release that was asked for; all are ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._port, self._control = free_ports(2)
+        self.address = f"127.0.0.1:{self._port}"
+
+    def start_master(self, release: str) -> None:
+        flags = ("--listen", self.address, "--control", f"127.0.0.1:{self._control}", "--catalog", f"lmdb:{self._folder / 'catalog'}")
+        self._start("master", release, "kvstore.master.daemon", *flags)
+
+    def start_node(self, name: str, release: str, *flags: str) -> None:
+        where = ("--listen", "127.0.0.1:0", "--master", self.address, "--name", name, "--dram", "64MiB")
+        self._start(name, release, "kvstore.store.daemon", *where, *flags)
+
+    def _start(self, name: str, release: str, module: str, *flags: str) -> None:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        found = start(_tree(release), "-m", module, "--run-dir", str(folder), *flags, log=self._folder / f"{name}.log")
+        self._running[name] = found
+        assert found.stdout is not None
+        while True:
+            line = found.stdout.readline()
+            assert line, (self._folder / f"{name}.log").read_text()
+            if json.loads(line)["event"] == "ready":
+                return
+
+    def stop(self, name: str) -> None:
+        daemon = self._running.pop(name)
+        daemon.send_signal(signal.SIGTERM)
+        with daemon:  # which waits for it, and closes what it was heard by
+            daemon.wait(END_S)
+
+    def client(self, release: str, name: str, *earlier: str) -> None:
+        """Puts its own values and gets those of the clients before it."""
+        log = self._folder / "client.log"
+        found = start(_tree(release), CLIENT, self.address, name, *earlier, log=log)
+        out, _ = found.communicate(timeout=2 * END_S)
+        assert out == "done\n", log.read_text()
+
+    def close(self) -> None:
+        for name in list(self._running):
+            with self._running.pop(name) as daemon:
+                daemon.kill()
+
+
+def _tree(release: str) -> Path | None:
+    return tree() if release == FORMER else None
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    started = Daemons(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(("master", "node", "other"), [m for m in itertools.product((NOW, FORMER), repeat=3) if len(set(m)) > 1])
+def test_clients_of_both_releases_find_what_either_put_whatever_the_daemons_are(
+    daemons: Daemons, master: str, node: str, other: str
+) -> None:
+    daemons.start_master(master)
+    daemons.start_node("one", node)
+    daemons.client(FORMER, "a")
+    daemons.start_node("two", other)
+    daemons.client(NOW, "b", "a")
+    daemons.client(FORMER, "c", "a", "b")
+    daemons.client(NOW, "d", "a", "b", "c")
+
+
+def test_a_master_is_upgraded_under_its_nodes_and_clients_and_loses_nothing(daemons: Daemons) -> None:
+    daemons.start_master(FORMER)
+    daemons.start_node("one", FORMER)
+    daemons.start_node("two", FORMER)
+    daemons.client(FORMER, "a")
+    daemons.stop("master")
+    daemons.start_master(NOW)
+    daemons.client(FORMER, "b", "a")
+    daemons.client(NOW, "c", "a", "b")
