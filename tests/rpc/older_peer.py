@@ -1,4 +1,4 @@
-"""A daemon of the release before: it reads no frame of a later version, and answers a Hello with the Welcome that it knows."""
+"""A daemon of the release before: it reads no frame of a later version, and answers a Hello by the Welcome it knows."""
 
 import socket
 import threading

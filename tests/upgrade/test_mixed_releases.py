@@ -1,4 +1,4 @@
-"""A cluster is upgraded daemon by daemon: each order of this release and the one before, with clients of both, gives the bytes that were put."""
+"""A cluster is upgraded daemon by daemon: each mixture of this release and the one before gives clients of both the bytes that were put."""
 
 import itertools
 import json
