@@ -31,6 +31,7 @@ class _OnePut:
     """A Put of a block that nobody has reserved, packed."""
 
     TYPE: ClassVar[int] = Put.TYPE
+    SINCE: ClassVar[int] = Put.SINCE
     body: bytes
     key: bytes
     size_bytes: int
