@@ -1,7 +1,9 @@
-"""Programs that refuse to start, run in this process: they get as far as their settings, and a process of its own costs each 0.7 s."""
+"""Programs that refuse to start. Most run in this process: they get as far as their settings, and a process of its own costs each 0.7 s."""
 
 import logging
 import os
+import subprocess
+import sys
 
 import click
 from click.testing import CliRunner
@@ -38,3 +40,13 @@ def refused_here(command: click.Command, *flags: str) -> str:
     assert done.stdout == ""
     [line] = [*(line for line in done.stderr.splitlines() if line.strip()), *logged.lines]
     return line
+
+
+def refused_alone(*arguments: str) -> str:
+    """What `kvstore` says as it refuses, in a process and a network of its own, where nobody else listens."""
+    program = 'ip link set lo up; exec "$0" -m kvstore.client.cli.main "$@"'
+    command = ["unshare", "--net", "sh", "-c", program, sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("kvstore: error: ")
+    return done.stderr

@@ -10,14 +10,17 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.kvcache.models.named import find_model
 from tests.client.embedded import embedded
 from tests.namespaces import TwoHosts, two_hosts
 
@@ -91,6 +94,40 @@ def test_a_program_runs_as_printed(page: Path, program: str, address: str) -> No
     assert done.stdout
 
 
+class LosesBlock(Client):
+    """A block of the prefix leaves between the question how long it is and the read. It notes the parents that it is told."""
+
+    def __init__(self, address: str, lost: bytes) -> None:
+        super().__init__(address)
+        self._lost = lost
+        self.parents: dict[bytes, bytes | None] = {}
+
+    def get_batch_into(self, keys: Sequence[bytes], *arguments: Any, **named: Any) -> list[int | None]:
+        self.remove([self._lost])
+        return super().get_batch_into(keys, *arguments, **named)
+
+    def put_batch(self, keys: Sequence[bytes], *arguments: Any, **named: Any) -> list[bool]:
+        self.parents |= zip(keys, named["parents"], strict=True)
+        return super().put_batch(keys, *arguments, **named)
+
+
+def test_the_first_program_computes_what_it_has_lost_and_tells_parents(address: str) -> None:
+    code, _, _ = blocks(PAGES[0], "python")[0].partition("\nwith Client(")
+    program: dict[str, Any] = {}
+    exec(code, program)
+    tokens, block_tokens = list(range(500, 820)), program["BLOCK_TOKENS"]
+    keys = program["NAMESPACE"].block_keys(tokens)
+    computed = [program["compute"](tokens[at : at + block_tokens]).tobytes() for at in range(0, len(tokens), block_tokens)]
+    client = LosesBlock(address, keys[7])
+    with client:
+        for cached, lost in ((0, keys[7]), (7, keys[0]), (0, b"none"), (len(keys), b"none")):
+            found, pool = program["prefill"](client, tokens)
+            assert found == cached
+            assert [row.tobytes() for row in pool] == computed
+            client._lost = lost
+        assert client.parents == dict(zip(keys, [None, *keys], strict=False))
+
+
 def test_there_are_programs_with_and_without_torch() -> None:
     assert sorted("import torch" in program for program in blocks(PAGES[0], "python")) == [False, True]
 
@@ -114,6 +151,13 @@ def test_a_command_that_ends_runs_as_printed(
     done = CliRunner(env={"KVSTORE_CLIENT_MASTER": address}).invoke(kvstore, words[1:], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_models_are_called_as_they_are_known(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"\bllama-?\d[\w-]*", text))
+    assert all(find_model(name).name == name for name in names)
 
 
 def test_make_targets_are_there() -> None:

@@ -8,11 +8,8 @@ from kvstore.protocol.extras import install_line
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SOURCES = [
-    path
-    for folder in ("client", "handover", "kvcache", "lab", "master", "protocol", "router", "rpc", "scheduler", "store", "tiers", "transfer")
-    for path in (ROOT / folder).rglob("*.py")
-]
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"].values()
+SOURCES = [path for folder in (*PACKAGES, "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
 
 
@@ -24,6 +21,17 @@ def test_every_extra_that_code_asks_for_exists() -> None:
     calls = re.compile(r"(?:install_line|need)\([^()]*?[\"'](\w+)[\"']\)")
     asked = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
     assert {"ucx", "nixl", "hbm", "router", "plots", "tokenizers"} <= asked <= set(PROJECT["optional-dependencies"])
+
+
+def test_every_extra_that_a_line_to_install_names_exists() -> None:
+    named = re.compile(r"pip install '?\.\[([\w,]+)\]")
+    lines = [found for path in (*SOURCES, *PAGES) for found in named.findall(path.read_text(encoding="utf-8"))]
+    extras = {extra for line in lines for extra in line.split(",")}
+    assert {"ucx", "hbm", "examples", "router", "sidecar"} <= extras <= set(PROJECT["optional-dependencies"])
+
+
+def test_it_is_not_called_as_somebody_elses_package() -> None:
+    assert PROJECT["name"] == "kvstore-llm"
 
 
 def test_nothing_tells_a_reader_to_install_somebody_elses_package() -> None:

@@ -1,8 +1,6 @@
 """Promises of replay.py, through the command line, with clusters of real processes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.block_bytes import block_key
 from tests.client.embedded import embedded
+from tests.refusals import refused_alone
 
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]]
 
@@ -99,11 +98,5 @@ def test_a_block_size_that_is_none_is_misuse(trace: Path, master: str, size: str
 
 
 def test_the_default_address_named_is_a_cluster_that_runs(trace: Path) -> None:
-    """In a network of its own, where nobody listens there: not a cluster of the replay's own, but an error that says so."""
-    program = 'ip link set lo up; exec "$0" -m kvstore.client.cli.main replay "$1" --master 127.0.0.1:7440 --deadline-s 1'
-    done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", program, sys.executable, str(trace)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode != 0
-    assert done.stderr.startswith("kvstore: error: ")
-    assert "127.0.0.1:7440" in done.stderr
+    """Nobody listens there: not a cluster of the replay's own, but an error that says so."""
+    assert "127.0.0.1:7440" in refused_alone("replay", str(trace), "--master", "127.0.0.1:7440", "--deadline-s", "1")

@@ -14,6 +14,7 @@ from kvstore.client.tools.bench import alternate, huge_pages, measure, microseco
 from kvstore.client.tools.bench_report import Row
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol import control_pb2 as pb
+from tests.refusals import refused_alone
 
 LARGE = ["memcpy of {}, one thread", "put_batch {}, used memory", "put_batch {}, fresh memory", "get_batch_into {}"]
 LARGE += ["put_batch {} (used) / memcpy", "put_batch {} (fresh) / memcpy", "put_batch {} fresh / used", "get_batch_into {} / memcpy"]
@@ -79,6 +80,11 @@ def test_the_command_measures_a_cluster_that_is_named(small: None, running: Clus
     result = CliRunner().invoke(kvstore, ["bench", "--json", "--master", running.address])
     assert result.exit_code == 0, result.output
     assert [row["name"] for row in json.loads(result.stdout)[:-1]] == FIGURES
+
+
+def test_the_default_address_named_is_a_cluster_that_runs() -> None:
+    """Nobody listens there: not a cluster of the bench's own, but an error that says so."""
+    assert "127.0.0.1:7440" in refused_alone("bench", "--master", "127.0.0.1:7440", "--deadline-s", "1")
 
 
 def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
