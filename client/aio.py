@@ -9,7 +9,23 @@ from typing import Any, Final, TypeVar, cast
 from kvstore.client.arguments import check_deadline
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
+from kvstore.client.effects import (
+    AnyChannel,
+    Ask,
+    AskForFds,
+    Await,
+    Effect,
+    Fill,
+    Later,
+    Move,
+    Operation,
+    Post,
+    Send,
+    Sleep,
+    Take,
+    Together,
+    Work,
+)
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.locations import Location
@@ -353,6 +369,10 @@ class AsyncClient:
         match effect:
             case Ask():
                 return await _asynchronous(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
+            case Send():
+                return await _asynchronous(effect.channel).ask(effect.message, effect.deadline)
+            case Await():
+                return await _asynchronous(effect.channel).await_answer(effect.answer, effect.until)
             case Take():
                 return await self._pool.take(effect.address, effect.deadline)
             case Fill():

@@ -25,6 +25,18 @@ class ClientSettings:
         choices=("node", "cluster"),
     )
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
+    owner_patience_s: float = setting(
+        1.0,
+        "Where several masters are known: one that has not answered what was asked for so long has the others asked which of them owns "
+        "the catalog, again and again; once another one does, that one is asked. What changes something waits for its answer.",
+        minimum=0.001,
+    )
+    owner_retry_s: float = setting(
+        0.05,
+        "Where several masters are known: pause before they are asked again which of them owns the catalog, while none does; doubles up to "
+        "eight times that. The call waits until its deadline.",
+        minimum=0.001,
+    )
     put_inline_bytes: Size = setting(
         Size(64 << 10),
         "Up to this many bytes, of one value or of a batch's small ones together, are written through the socket even on the same host: it "

@@ -1,27 +1,42 @@
 """How a client reaches masters and nodes: a channel to the daemon that is meant, by the best address that works, and one question to it.
-Sans-I/O: see effects.py."""
+Of several masters the one that owns the catalog is meant. Sans-I/O: see effects.py."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from kvstore.client.effects import AnyLoan, Ask, Operation, Take
-from kvstore.client.routes import IsHere, KnownNode, KnownNodes, Masters, Route
+from kvstore.client.effects import AnyLoan, Ask, Await, Operation, Send, Sleep, Take
+from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import Unavailable, Unreachable
-from kvstore.protocol.master_messages import Nodes, NodeTable
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import Round, pauses
 
 M = TypeVar("M", bound=Message)
+
+ASKED_AGAIN: Final = (Lookup, Exists, MatchPrefix, Nodes, Reserve, Cancel)
+"""What another master may be asked as well while one has not answered: nothing changes, or what was reserved ends with the connection."""
 
 
 class Daemons:
     """The masters and nodes that a client knows. Its threads and tasks share it."""
 
-    def __init__(self, masters: str | Sequence[str], *, is_here: IsHere, spread: int, unshared: Unshared) -> None:
-        """Raises InvalidArgument for a malformed address."""
-        self.masters = Masters(masters, is_here)
+    def __init__(
+        self,
+        masters: str | Sequence[str],
+        *,
+        is_here: IsHere,
+        spread: int,
+        unshared: Unshared,
+        owner_patience_s: float,
+        owner_retry_s: float,
+    ) -> None:
+        """For the last two see the settings. Raises InvalidArgument for a malformed address."""
+        self.masters = MasterRoutes(masters, is_here)
+        self._patience_s = owner_patience_s
+        self._retry_s = owner_retry_s
         self.nodes = KnownNodes(is_here, spread, unshared)
         self.unshared = unshared
 
@@ -45,7 +60,19 @@ class Daemons:
     def _attempt(
         self, route: Route, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview] = ()
     ) -> Operation[tuple[AnyLoan, M] | None]:
-        """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address.
+        """One channel's try; None when another one may work: an idle one's peer has gone since, or there is another address."""
+        loan = yield from self._connect(route, deadline)
+        if loan is None:
+            return None
+        try:
+            return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
+        except BaseException as error:
+            if _gives_back_stale(loan, error):
+                return None
+            raise
+
+    def _connect(self, route: Route, deadline: Deadline) -> Operation[AnyLoan | None]:
+        """A channel to the daemon that is meant; None when it may be had at another address. Raises Unreachable.
 
         Nothing is asked of a daemon that is not the one meant: its answer would be a miss where the value is there.
         """
@@ -66,16 +93,7 @@ class Daemons:
         if not loan.reused:
             route.welcomed(welcome)
             self._note_trouble(route)
-        try:
-            return loan, (yield Ask(loan.channel, message, answer, deadline, payload))
-        except BaseException as error:
-            broke = isinstance(error, Unavailable) and not loan.channel.is_open
-            loan.give_back(error)
-            if broke and loan.reused:
-                return None
-            if broke:
-                raise Unreachable(str(error)) from None
-            raise
+        return loan
 
     def _note_trouble(self, route: Route) -> None:
         """A node that answers though its socket did not is there, and slower than it need be."""
@@ -85,25 +103,96 @@ class Daemons:
     def ask_master(
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None
     ) -> Operation[M]:
-        """Ask the master in use, else the others in order. Raises Unavailable when none answers.
+        """Ask the master that owns the catalog. Where several are known it is waited for, if there is none now; and one that does not
+        answer what may be asked again is left for another one that owns the catalog by then.
+
+        Raises Unavailable when no master answers as the owner: at once where one is known, else at the deadline.
 
         `note`, a function of C, gets the answer before anything can be raised: until it has it, the connection is closed by whatever is.
         """
-        failure: Unreachable | None = None
-        for route in self.masters.in_order():
+        waits = pauses(self._retry_s)
+        while True:
+            asking = Round(self.masters.known)
+            begun = yield from self._ask_owner(asking, message, answer, deadline)
+            if begun is not None:
+                loan, reply = begun
+                if note is not None:
+                    note(reply)
+                self.nodes.heard_from(loan.channel.welcome.epoch)
+                loan.give_back()
+                return reply
+            if not (yield from self._find_owner(asking, deadline)):
+                error, pause_s = asking.error(), next(waits)
+                is_worth_waiting = isinstance(error, Unavailable) and self.masters.known.are_several
+                if not is_worth_waiting or deadline.up_to_s(pause_s) < pause_s:
+                    raise error
+                yield Sleep(pause_s)
+
+    def _ask_owner(self, asking: Round, message: Message, answer: type[M], deadline: Deadline) -> Operation[tuple[AnyLoan, M] | None]:
+        """Ask the master that is the owner as far as is known, and keep the channel. None: it is not, or cannot be reached: `asking` has
+        been told."""
+        while True:
+            route = self.masters.to_owner()
             try:
-                loan, reply = yield from self.begin(route, message, answer, deadline)
+                loan = yield from self._connect(route, deadline)
+                if loan is None:
+                    continue
+                if loan.channel.welcome.owner:
+                    loan.discard()
+                    asking.is_owner(route.primary, loan.channel.welcome)
+                    return None
+                reply = yield from self._answer(loan, route, message, answer, deadline)
             except Unreachable as error:
-                failure = failure or error
+                asking.failed(route.primary, error)
+                return None
+            if reply is not None:
+                return loan, reply
+
+    def _answer(self, loan: AnyLoan, route: Route, message: Message, answer: type[M], deadline: Deadline) -> Operation[M | None]:
+        """What the master says. None: the channel is given back, for it was idle and its peer has gone since, or another master owns the
+        catalog by now."""
+        channel, known = loan.channel, self.masters.known
+        try:
+            if not known.are_several or not isinstance(message, ASKED_AGAIN):
+                reply: M | None = yield Ask(channel, message, answer, deadline)
+                return reply
+            yield Send(channel, message, deadline)
+            while True:
+                reply = yield Await(channel, answer, Deadline(min(self._patience_s, deadline.left_s())))
+                if reply is not None:
+                    return reply
+                if (yield from self._find_owner(Round(known, besides=route.primary), deadline)):
+                    loan.discard()
+                    return None
+        except BaseException as error:
+            if _gives_back_stale(loan, error):
+                return None
+            if isinstance(error, StaleEpoch) and known.are_several:
+                raise Unreachable(f"{route.primary} owns the catalog no longer: {error}") from None
+            raise
+
+    def _find_owner(self, asking: Round, deadline: Deadline) -> Operation[bool]:
+        """Ask who has not been asked yet, until one says that it is the owner; it is the one in use then."""
+        while (address := asking.next()) is not None:
+            try:
+                loan = yield from self._introduce(self.masters.to(address), Deadline(deadline.up_to_s(self._patience_s)))
+            except KVStoreError as error:
+                asking.failed(address, error)
                 continue
-            if note is not None:
-                note(reply)
-            self.nodes.heard_from(loan.channel.welcome.epoch)
-            loan.give_back()
-            self.masters.stick_to(route)
-            return reply
-        assert failure is not None
-        raise Unavailable(f"no master can be reached: {failure}")
+            if asking.is_owner(address, loan.channel.welcome):
+                loan.give_back()
+                return True
+            loan.discard()
+        return False
+
+    def _introduce(self, route: Route, deadline: Deadline) -> Operation[AnyLoan]:
+        """A new channel: what the master says of itself over it holds now."""
+        while True:
+            loan = yield from self._connect(route, deadline)
+            if loan is not None and not loan.reused:
+                return loan
+            if loan is not None:
+                loan.discard()
 
     def refresh_nodes(self, deadline: Deadline) -> Operation[None]:
         self.nodes.replace((yield from self.ask_master(Nodes(), NodeTable, deadline)))
@@ -120,3 +209,13 @@ class Daemons:
         yield from self.refresh_nodes(deadline)
         new = self.nodes.get(node_id)
         return node_id if new is None or new is old else 0
+
+
+def _gives_back_stale(loan: AnyLoan, error: BaseException) -> bool:
+    """Give back a channel over which nothing was answered, but `error` raised: whether it was idle, and its peer has gone since. Raises
+    Unreachable for one that was not, and broke."""
+    broke = isinstance(error, Unavailable) and not loan.channel.is_open
+    loan.give_back(error)
+    if broke and not loan.reused:
+        raise Unreachable(str(error)) from None
+    return broke

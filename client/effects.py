@@ -55,6 +55,24 @@ class Ask:
 
 
 @dataclass(slots=True)
+class Send:
+    """Send `message` and go on: `Await` follows."""
+
+    channel: AnyChannel
+    message: Message
+    deadline: Deadline
+
+
+@dataclass(slots=True)
+class Await:
+    """The answer to what was sent, a message of type `answer`; None if it has not come by `until`, and can be awaited further."""
+
+    channel: AnyChannel
+    answer: type[Message]
+    until: Deadline
+
+
+@dataclass(slots=True)
 class AskForFds:
     """Send `message`; (SlabFds, descriptors), which the operation closes."""
 
@@ -119,7 +137,7 @@ class Together:
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | AskForFds | Fill | Post | Work | Move | Later | Sleep | Together
+Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Later | Sleep | Together
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
 

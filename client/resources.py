@@ -31,7 +31,14 @@ class ClientResources:
         self.settings = settings
         maps = maps_memory(transfer)
         unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
-        self.daemons = Daemons(masters, is_here=is_here if maps else nowhere, spread=spread, unshared=unshared)
+        self.daemons = Daemons(
+            masters,
+            is_here=is_here if maps else nowhere,
+            spread=spread,
+            unshared=unshared,
+            owner_patience_s=settings.owner_patience_s,
+            owner_retry_s=settings.owner_retry_s,
+        )
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)

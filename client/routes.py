@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
 from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.owners import Masters
 
 IsHere = Callable[[str, str], bool]
 """Whether a path is here the Unix socket of which a daemon told this host id: rpc.address.is_here, or `nowhere`."""
@@ -81,25 +81,31 @@ class Route:
         return self.address().unix != ""
 
 
-class Masters:
-    """The masters in the order given; sticks to one that works."""
+MAX_ROUTES: Final = 64
+"""To masters of which something was learned; an operator names a handful."""
+
+
+class MasterRoutes:
+    """The ways to the masters: to those given, in that order, and to owners that they named."""
 
     def __init__(self, addresses: str | Sequence[str], is_here: IsHere) -> None:
         """Raises InvalidArgument: no address, or a malformed one."""
         texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-        self._routes = [Route(parse_address(text.strip()), is_here) for text in texts if text.strip()]
-        if not self._routes:
-            raise InvalidArgument("a client needs the address of at least one master")
-        self._current = self._routes[0]
+        self.known = Masters([parse_address(text.strip()) for text in texts if text.strip()])
+        self._is_here = is_here
+        self._routes: dict[Address, Route] = {}
 
-    def in_order(self) -> list[Route]:
-        """All of them, from the one in use on."""
-        at = self._routes.index(self._current)
-        return self._routes[at:] + self._routes[:at]
+    def to(self, address: Address) -> Route:
+        route = self._routes.get(address)
+        if route is None:
+            if len(self._routes) >= MAX_ROUTES:
+                self._routes.clear()
+            route = self._routes[address] = Route(address, self._is_here)
+        return route
 
-    def stick_to(self, route: Route) -> None:
-        """This one answered."""
-        self._current = route
+    def to_owner(self) -> Route:
+        """To the one that is the owner, as far as is known."""
+        return self.to(self.known.owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,23 @@ from typing import Any, TypeVar, cast
 from kvstore.client.arguments import check_deadline
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import AnyChannel, Ask, AskForFds, Effect, Fill, Later, Move, Operation, Post, Sleep, Take, Together, Work
+from kvstore.client.effects import (
+    AnyChannel,
+    Ask,
+    AskForFds,
+    Await,
+    Effect,
+    Fill,
+    Later,
+    Move,
+    Operation,
+    Post,
+    Send,
+    Sleep,
+    Take,
+    Together,
+    Work,
+)
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.puts import LocalPuts
@@ -384,6 +400,10 @@ class Client:
         match effect:
             case Ask():
                 return _blocking(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
+            case Send():
+                return _blocking(effect.channel).ask(effect.message, effect.deadline)
+            case Await():
+                return _blocking(effect.channel).await_answer(effect.answer, effect.until)
             case Take():
                 return self._pool.take(effect.address, effect.deadline)
             case Fill():

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from kvstore.client.effects import Ask, Effect, Fill, Move, Operation
+from kvstore.client.effects import Ask, Await, Effect, Fill, Move, Operation
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.shield import Shield
@@ -118,6 +118,8 @@ class _Part:
         match effect:
             case Ask():
                 return _AnswerWait(effect)
+            case Await():
+                return _PatientWait(effect)
             case Fill():
                 return _ValuesWait(effect)
             case Move():
@@ -176,6 +178,23 @@ class _AnswerWait(_ChannelWait):
     def proceed(self) -> Any:
         answer = self._channel.take_answer(self._kind)
         return _NOT_YET if answer is None else answer
+
+
+class _PatientWait(_ChannelWait):
+    """For the answer to a question sent before, which may be awaited further."""
+
+    def __init__(self, awaiting: Await) -> None:
+        super().__init__(cast(Channel, awaiting.channel), awaiting.until)
+        self._kind = awaiting.answer
+        self.is_ready = True  # it may have come already
+
+    def proceed(self) -> Any:
+        self.is_ready = False
+        answer = self._channel.take_answer(self._kind)
+        return _NOT_YET if answer is None else answer
+
+    def expire(self) -> None:
+        """The operation is told that there is no answer yet."""
 
 
 class _ValuesWait(_ChannelWait):

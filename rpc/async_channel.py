@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeVar
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import VERSION
+from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
@@ -120,6 +120,20 @@ class AsyncChannel:
         except BaseException as error:
             raise self._broken(error) from None
 
+    async def ask(self, message: Message, deadline: Deadline) -> None:
+        """Send the request; `await_answer` follows. Raises as `call`."""
+        await self._send(message, deadline)
+
+    async def await_answer(self, answer: type[M], until: Deadline) -> M | None:
+        """The answer to `ask`; None if not all of it has come by then, and it can be awaited further. Raises as `call`."""
+        try:
+            frame = await self._next_frame(until)
+        except DeadlineExceeded:
+            return None
+        except BaseException as error:
+            raise self._broken(error) from None
+        return self._answered(frame, answer)
+
     # --- one request and its answer ---
 
     async def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
@@ -132,13 +146,24 @@ class AsyncChannel:
 
     async def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
         """The answer; descriptors that come with it are appended to `fds`."""
-        incoming = self._incoming
         try:
-            while (frame := incoming.next_frame()) is None:
-                room = incoming.room()
-                incoming.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
-            reply = self._exchange.answer(frame[0], frame[1], answer)
+            frame = await self._next_frame(deadline, fds)
         except BaseException as error:
+            raise self._broken(error) from None
+        return self._answered(frame, answer)
+
+    async def _next_frame(self, deadline: Deadline, fds: "array[int] | None" = None) -> tuple[Header, memoryview]:
+        incoming = self._incoming
+        while (frame := incoming.next_frame()) is None:
+            room = incoming.room()
+            incoming.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
+        return frame
+
+    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
+        """What a whole frame says. Raises as `call`."""
+        try:
+            reply = self._exchange.answer(frame[0], frame[1], answer)
+        except KVStoreError as error:
             raise self._broken(error) from None
         self._is_midway = False
         if isinstance(reply, KVStoreError):

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
-from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import VERSION
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
@@ -140,15 +140,27 @@ class Channel:
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
 
-    # --- a request and its answer in steps, for who waits for several channels at once ---
+    # --- a request and its answer in steps, for who waits for several channels at once, or looks after something else meanwhile ---
 
     def fileno(self) -> int:
         """To be polled. Readable: there is something for `take_answer` or `take_values`, or the peer is gone."""
         return self._sock.fileno()
 
     def ask(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
-        """Send the request; `take_answer` follows. Raises as `call`."""
+        """Send the request; `await_answer` or `take_answer` follows. Raises as `call`."""
         self._send(message, deadline, payload)
+
+    def await_answer(self, answer: type[M], until: Deadline) -> M | None:
+        """The answer to `ask`; None if not all of it has come by then, and it can be awaited further. Raises as `call`."""
+        incoming = self._incoming
+        try:
+            while (frame := incoming.next_frame()) is None:
+                incoming.received(self._receive_soon(incoming.room(), until))
+        except DeadlineExceeded:
+            return None
+        except (KVStoreError, OSError) as error:
+            raise self._broken(error) from None
+        return self._answered(frame, answer)
 
     def take_answer(self, answer: type[M]) -> M | None:
         """What has come of the answer to `ask`; None if that is not all of it yet. Raises as `call`."""
@@ -158,15 +170,9 @@ class Channel:
             if frame is None and (got := self._take_some((incoming.room(),))):
                 incoming.received(got)
                 frame = incoming.next_frame()
-            if frame is None:
-                return None
-            reply = self._exchange.answer(frame[0], frame[1], answer)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
-        self._is_midway = False
-        if isinstance(reply, KVStoreError):
-            raise reply
-        return reply
+        return None if frame is None else self._answered(frame, answer)
 
     def values_into(self, destinations: Sequence[memoryview]) -> deque[memoryview]:
         """What `take_values` fills, as `read_into` does. Raises ProtocolError; the channel is closed then."""
@@ -218,8 +224,15 @@ class Channel:
             while (frame := incoming.next_frame()) is None:
                 room = incoming.room()
                 incoming.received(self._receive_soon(room, deadline) if fds is None else self._receive_fds(room, fds, deadline))
-            reply = self._exchange.answer(frame[0], frame[1], answer)
         except (KVStoreError, OSError) as error:
+            raise self._broken(error) from None
+        return self._answered(frame, answer)
+
+    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
+        """What a whole frame says. Raises as `call`."""
+        try:
+            reply = self._exchange.answer(frame[0], frame[1], answer)
+        except KVStoreError as error:
             raise self._broken(error) from None
         self._is_midway = False
         if isinstance(reply, KVStoreError):

@@ -21,5 +21,9 @@ class Deadline:
             raise self.exceeded()
         return left_ns / 1e9
 
+    def up_to_s(self, seconds: float) -> float:
+        """So much of what is left; 0.0 when nothing is."""
+        return max(0.0, min(seconds, (self.at_ns - time.monotonic_ns()) / 1e9))
+
     def exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no answer within the deadline of {self.timeout_s:g} s")

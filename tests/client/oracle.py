@@ -58,6 +58,8 @@ class OracleChannel:
         self.welcome = welcome
         self.is_open = self.is_settled = True
         self.payload = b""
+        self.sent: Message | None = None
+        """A question whose answer is awaited."""
 
     def has_hung_up(self) -> bool:
         return not self.is_open
@@ -120,6 +122,16 @@ class Oracle:
     def __init__(self, *nodes: OracleNode, spread: int = 0, **settings: Any) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.unreachable: set[str] = set()
+        self.owners: dict[str, str] = {}
+        """Masters that stand by, by address, and whom each names as the owner of the catalog."""
+        self.hanging: set[str] = set()
+        """Addresses of masters that answer nothing which was sent."""
+        self.awaited: list[float] = []
+        """Seconds that each answer of a hanging master was awaited for."""
+        self.on_await: Callable[[int], object] = lambda waited: None
+        """Told how often that was, after each time."""
+        self.refusals: dict[str, KVStoreError] = {}
+        """What is raised instead of a connection, by address."""
         self.strangers: dict[str, str] = {}
         """Names of those that answer in the place of the daemon, by address or path."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
@@ -174,6 +186,10 @@ class Oracle:
                 return self._take(effect.address)
             case effects.Ask():
                 return self._ask(cast(OracleChannel, effect.channel), effect.message, [bytes(part) for part in effect.payload])
+            case effects.Send():
+                cast(OracleChannel, effect.channel).sent = effect.message
+            case effects.Await():
+                return self._await(cast(OracleChannel, effect.channel), effect)
             case effects.AskForFds():
                 return self._fds(cast(OracleChannel, effect.channel), effect.message)
             case effects.Fill():
@@ -212,6 +228,8 @@ class Oracle:
         else:
             if str(address) in self.unreachable:
                 raise Unavailable(f"cannot connect to {address}")
+            if str(address) in self.refusals:
+                raise self.refusals[str(address)]
             welcome = self._welcome(address)
             channel = OracleChannel(address, replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name)))
         loan = Loan(channel, lambda channel: None, reused=reused)
@@ -224,8 +242,18 @@ class Oracle:
     def _welcome(self, address: Address) -> Welcome:
         node = self.node_at(address)
         if node is None:
-            return Welcome(1, "master", epoch=7)
+            return Welcome(1, "master", epoch=7, owner=self.owners.get(str(address), ""))
         return Welcome(2, f"n{node.node_id}", node.node_id, node.epoch, HERE if node.local else "there", node.unix)
+
+    def _await(self, channel: OracleChannel, effect: effects.Await) -> Message | None:
+        message = channel.sent
+        assert message is not None
+        channel.is_settled = str(channel.address) not in self.hanging
+        if not channel.is_settled:
+            self.awaited.append(effect.until.timeout_s)
+            self.on_await(len(self.awaited))
+            return None
+        return self._ask(channel, message, [])
 
     def _ask(self, channel: OracleChannel, message: Any, payload: list[bytes]) -> Message:
         assert channel.is_open

@@ -10,11 +10,13 @@ import pytest
 
 from kvstore.client import AsyncClient
 from kvstore.client.aio import INLINE_WORK_BYTES, carry_out, run_together
+from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Work
 from kvstore.protocol.errors import DeadlineExceeded
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, fresh_keys, running, where
 from tests.client.processes import Cluster
 from tests.client.scattered import ScatteredBehaviour
+from tests.client.standing_by import one_hangs_and_the_other_is_elected
 
 __all__ = ["client", "running", "where"]
 
@@ -175,3 +177,16 @@ def test_of_several_at_once_all_end_with_the_first_error_or_when_cancelled() -> 
         assert ended == ["one", "two", "three"]
 
     asyncio.run(main())
+
+
+def test_what_an_owner_that_hangs_was_asked_is_answered_by_the_one_elected_in_its_place() -> None:
+    settings = ClientSettings(owner_patience_s=0.5, use_index=False)
+
+    async def ask(*masters: str) -> None:
+        async with AsyncClient(masters, deadline_s=60, settings=settings) as client:
+            for _ in range(2):
+                assert await client.exists_batch([b"k"]) == [True]
+
+    with one_hangs_and_the_other_is_elected() as (hanging, elected):
+        asyncio.run(ask(hanging.address, elected.address))
+        assert (len(hanging.asked), elected.hellos, len(elected.asked)) == (1, 3, 2)

@@ -1,12 +1,18 @@
 """Routes to masters and nodes of a scripted cluster."""
 
+import time
+from typing import Any
+
 import pytest
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.daemons import Daemons
+from kvstore.client.effects import Operation, Sleep
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import Unauthorized, Unavailable, Unreachable
-from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.errors import DeadlineExceeded, StaleEpoch, Unauthorized, Unavailable, Unreachable
+from kvstore.protocol.master_messages import Exists, Remove
 from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
 from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode, is_here
 
@@ -15,22 +21,195 @@ def ask(oracle: Oracle) -> None:
     oracle.run(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
 
 
-def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle, node: OracleNode) -> None:
-    oracle.resources = ClientResources("a:1, b:1,c:1", ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
+def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
+    oracle.resources = ClientResources(masters, ClientSettings(**settings), TransferSettings(), is_here=is_here, spread=0)
+    return oracle.resources.daemons
+
+
+def taken(oracle: Oracle) -> list[str]:
+    """The masters connected to, in order."""
+    return [str(loan.channel.address) for loan in oracle.loans]
+
+
+def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle) -> None:
+    knowing(oracle, "a:1, b:1,c:1")
     oracle.unreachable |= {"a:1", "b:1"}
     for _ in range(2):
         ask(oracle)
-    assert [str(loan.channel.address) for loan in oracle.loans] == ["c:1", "c:1"]
+    assert set(taken(oracle)) == {"c:1"}
     oracle.unreachable = {"c:1"}
     ask(oracle)
-    assert str(oracle.loans[-1].channel.address) == "a:1"
+    assert taken(oracle)[-1] == "a:1"
+    assert oracle.slept_s == 0.0
 
 
-def test_masters_of_which_none_answers_are_unavailable_with_the_first_reason(oracle: Oracle) -> None:
-    oracle.resources = ClientResources(["a:1", "b:1"], ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
-    oracle.unreachable |= {"a:1", "b:1"}
-    with pytest.raises(Unavailable, match="no master can be reached: cannot connect to a:1"):
+def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Oracle) -> None:
+    knowing(oracle, "a:1")
+    oracle.unreachable.add("a:1")
+    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
         ask(oracle)
+    assert oracle.slept_s == 0.0
+
+
+def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_named(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.unreachable |= {"a:1", "b:1"}
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
+    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1; cannot connect to b:1$"):
+        ask(oracle)
+    assert 4.0 < oracle.slept_s <= 5.0
+
+
+def test_a_master_that_stands_by_is_asked_for_nothing_and_leads_to_the_owner(oracle: Oracle) -> None:
+    knowing(oracle, "a:1")
+    oracle.owners["a:1"] = "b:1"
+    for _ in range(2):
+        ask(oracle)
+    assert taken(oracle)[0] == "a:1"
+    assert set(taken(oracle)[1:]) == {"b:1"}
+    assert not oracle.loans[0].channel.is_open
+    assert oracle.all_given_back()
+
+
+def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    knowing(oracle, "a:1")
+    oracle.owners |= {"a:1": "b:1", "b:1": "a:1"}
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+        ask(oracle)
+    assert not oracle.sent(Exists)
+
+
+def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.unreachable |= {"a:1", "b:1"}
+    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+    effect = next(asking)
+    while not isinstance(effect, Sleep):
+        effect = asking.throw(Unavailable("no master owns the catalog now"))
+    assert effect.seconds == 0.25
+    oracle.unreachable.clear()
+    oracle.run(resumed(asking))
+    assert len(oracle.sent(Exists)) == 1
+
+
+def resumed(operation: Operation[Any]) -> Operation[Any]:
+    """What is left of an operation that was driven as far as a Sleep."""
+    try:
+        effect = next(operation)
+        while True:
+            effect = operation.send((yield effect))
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_refusal_by_another_master_ends_the_search(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.unreachable.add("a:1")
+    oracle.refusals["b:1"] = Unauthorized("the token is wrong")
+    with pytest.raises(Unauthorized):
+        ask(oracle)
+
+
+def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1,c:1", owner_patience_s=0.5)
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    oracle.unreachable.add("c:1")
+    asked = 0
+
+    def elect(waited: int) -> None:
+        nonlocal asked
+        asked = waited
+        if waited == 3:
+            oracle.owners["b:1"] = "c:1"
+            oracle.unreachable.clear()
+
+    oracle.on_await = elect
+    ask(oracle)
+    assert asked == 3
+    assert oracle.awaited == [0.5] * 3
+    assert taken(oracle) == ["a:1", *["b:1"] * 3, "c:1", "c:1"], "the owner is asked whether it is, and then the question"
+    assert not oracle.loans[0].channel.is_open
+    assert oracle.all_given_back()
+
+
+def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    oracle.on_await = lambda waited: oracle.hanging.discard("a:1")
+    ask(oracle)
+    assert taken(oracle) == ["a:1", "b:1"]
+    assert oracle.loans[0].channel.is_open
+
+
+def test_an_owner_that_hangs_has_the_whole_deadline_where_there_is_no_other(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(sum(oracle.awaited) * 1e9))
+    with pytest.raises(DeadlineExceeded):
+        ask(oracle)
+    assert oracle.awaited == [1.0] * 5
+    assert not oracle.loans[0].channel.is_open
+
+
+def test_what_changes_something_waits_for_its_answer(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.hanging.add("a:1")
+    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+    assert not oracle.awaited
+
+
+def test_a_question_to_an_owner_whose_idle_connection_is_over_goes_over_a_new_one(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    ask(oracle)
+    old = oracle.loans[0].channel
+    oracle.idle[old.address].append(old)
+    oracle.script[Exists].append(Unavailable("it has hung up"))
+    ask(oracle)
+    assert taken(oracle) == ["a:1"] * 3
+
+
+def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.unreachable.add("a:1")
+    ask(oracle)
+    used = oracle.loans[-1].channel
+    oracle.unreachable = {"b:1"}
+    oracle.idle[used.address].append(used)
+    oracle.resources.daemons.masters.known.owner = Address("a", 1)
+    oracle.hanging.add("a:1")
+    oracle.on_await = lambda waited: oracle.hanging.discard("a:1")
+    ask(oracle)
+    assert not used.is_open
+    assert taken(oracle)[-1] == "b:1", "asked anew, in vain"
+
+
+def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Oracle) -> None:
+    knowing(oracle, "a:1,b:1")
+    oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
+    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+    assert taken(oracle)[-1] == "b:1"
+    knowing(oracle, "a:1")
+    oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
+    with pytest.raises(StaleEpoch):
+        oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+
+
+def test_a_masters_socket_that_does_not_answer_leads_to_its_address(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1")
+    daemons.masters.to_owner().offer("/run/a", HERE)
+    oracle.unreachable |= {"unix:/run/a"}
+    ask(oracle)
+    assert taken(oracle) == ["a:1"]
+    daemons.masters.to(Address("b", 1)).offer("/run/b", HERE)
+    oracle.unreachable |= {"a:1", "unix:/run/b"}
+    ask(oracle)
+    assert taken(oracle)[-1] == "b:1"
 
 
 def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: Oracle) -> None:
@@ -42,7 +221,7 @@ def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: 
 
 
 def test_a_master_that_answers_unavailable_is_not_passed_over(oracle: Oracle) -> None:
-    oracle.resources = ClientResources("a:1,b:1", ClientSettings(), TransferSettings(), is_here=is_here, spread=0)
+    knowing(oracle, "a:1,b:1")
 
     def no_nodes(channel: OracleChannel, message: Exists) -> Flags:
         raise Unavailable("no node is registered")
@@ -92,7 +271,7 @@ def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
 
 
 def test_a_master_that_answers_though_its_socket_did_not_is_nothing_to_tell(oracle: Oracle) -> None:
-    [route] = oracle.resources.daemons.masters.in_order()
+    route = oracle.resources.daemons.masters.to_owner()
     ask(oracle)
     route.offer("/run/master", HERE)
     oracle.unreachable.add("unix:/run/master")

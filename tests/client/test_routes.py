@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.routes import KnownNodes, Masters, Route, Who, nowhere
+from kvstore.client.routes import MAX_ROUTES, KnownNodes, MasterRoutes, Route, Who, nowhere
 from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
@@ -99,17 +99,28 @@ def test_a_client_without_shared_memory_uses_no_socket_file() -> None:
 
 def test_masters_are_parsed_from_text_or_a_list() -> None:
     for given in ("a:1, unix:/m ,", ["a:1", "unix:/m"]):
-        assert [str(route.primary) for route in Masters(given, is_here).in_order()] == ["a:1", "unix:/m"]
+        assert [str(address) for address in MasterRoutes(given, is_here).known.in_order()] == ["a:1", "unix:/m"]
     wrong: str | list[str]
     for wrong in ("", [], "nonsense"):
         with pytest.raises(InvalidArgument):
-            Masters(wrong, is_here)
+            MasterRoutes(wrong, is_here)
 
 
-def test_the_master_that_answered_comes_first() -> None:
-    masters = Masters("a:1,b:1,c:1", is_here)
-    masters.stick_to(masters.in_order()[1])
-    assert [route.primary.host for route in masters.in_order()] == ["b", "c", "a"]
+def test_the_way_to_a_master_is_kept_and_to_the_owner_it_is_the_owners() -> None:
+    masters = MasterRoutes("a:1,b:1", is_here)
+    assert masters.to_owner().primary == Address("a", 1)
+    masters.known.owner = Address("b", 1)
+    assert masters.to_owner() is masters.to(Address("b", 1))
+
+
+def test_ways_to_masters_are_limited() -> None:
+    masters = MasterRoutes("a:1", is_here)
+    first = masters.to_owner()
+    for port in range(2, MAX_ROUTES + 1):
+        masters.to(Address("a", port))
+    assert masters.to_owner() is first
+    masters.to(Address("a", MAX_ROUTES + 1))
+    assert masters.to_owner() is not first
 
 
 def test_nodes_of_this_host_are_preferred_by_turns() -> None:

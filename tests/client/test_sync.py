@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
+from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.transfer.testing.waiting import eventually, within
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, running, where
 from tests.client.processes import cluster
 from tests.client.scattered import ScatteredBehaviour
+from tests.client.standing_by import one_hangs_and_the_other_is_elected
 
 __all__ = ["client", "running", "where"]
 
@@ -99,3 +101,12 @@ def test_memory_of_slabs_that_the_node_has_given_up_is_not_held(tmp_path: Path) 
                 keys = [b"%d %d" % (size, i) for i in range(8)]
                 assert all(client.put_batch(keys, [b"x" * size] * 8))
             assert mapped_bytes() - before <= 2 * (8 << 20)
+
+
+def test_what_an_owner_that_hangs_was_asked_is_answered_by_the_one_elected_in_its_place() -> None:
+    settings = ClientSettings(owner_patience_s=0.5, use_index=False)
+    with one_hangs_and_the_other_is_elected() as (hanging, elected):
+        with Client([hanging.address, elected.address], deadline_s=60, settings=settings) as client:
+            for _ in range(2):
+                assert client.exists_batch([b"k"]) == [True]
+        assert (len(hanging.asked), elected.hellos, len(elected.asked)) == (1, 3, 2)

@@ -4,11 +4,11 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from kvstore.client.effects import Ask, Fill, Move, Operation, Post, Together, Work
+from kvstore.client.effects import Ask, Await, Fill, Move, Operation, Post, Send, Together, Work
 from kvstore.client.together import run_together
 from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable
 from kvstore.protocol.master_messages import Exists
@@ -84,6 +84,8 @@ class Driver:
                 return effect.function()
             case Together():
                 return run_together(effect.operations, self)
+            case Send():
+                cast(Channel, effect.channel).ask(effect.message, effect.deadline)
             case Post():
                 self.log.append(effect.message)
         return None
@@ -339,3 +341,25 @@ def test_one_of_them_may_itself_be_several(one: Line, other: Line) -> None:
     one.answer(1)
     other.answer(2)
     assert together(both()) == [[1, 2]]
+
+
+def test_an_answer_that_is_late_may_be_awaited_further(one: Line, other: Line) -> None:
+    def patient() -> Operation[int]:
+        yield Send(one.channel, EXISTS, Deadline(LONG_S))
+        assert (yield Await(one.channel, Flags, Deadline(SOON_S))) is None
+        one.answer(1)
+        flags: Flags = yield Await(one.channel, Flags, Deadline(LONG_S))
+        return flags.flags[0]
+
+    other.answer(3)
+    assert together(patient(), asks(other)) == [1, 3]
+
+
+def test_an_answer_awaited_from_a_peer_that_is_gone_is_an_error(one: Line) -> None:
+    def patient() -> Operation[None]:
+        yield Send(one.channel, EXISTS, Deadline(LONG_S))
+        yield Await(one.channel, Flags, Deadline(LONG_S))
+
+    one.peer.close()
+    with pytest.raises(Unavailable):
+        together(patient())

@@ -420,3 +420,27 @@ def test_a_cancelled_post_closes_the_channel() -> None:
         theirs.close()
 
     asyncio.run(main())
+
+
+def test_an_answer_may_be_awaited_further() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        channel = AsyncChannel(Address(unix="/pair"), ours)
+        await channel.ask(Nodes(), Deadline(10))
+        assert await channel.await_answer(Ok, Deadline(0.001)) is None
+        theirs.sendall(frame(Ok())[:-1])
+        assert await channel.await_answer(Ok, Deadline(0.001)) is None
+        assert channel.is_open
+        assert not channel.is_settled
+        theirs.sendall(frame(Ok())[-1:])
+        assert await channel.await_answer(Ok, Deadline(10)) == Ok()
+        assert channel.is_settled
+        await channel.ask(Nodes(), Deadline(10))
+        theirs.close()
+        with pytest.raises(Unavailable):
+            await channel.await_answer(Ok, Deadline(10))
+        assert not channel.is_open
+        channel.close()
+
+    asyncio.run(main())

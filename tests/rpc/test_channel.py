@@ -649,3 +649,25 @@ def test_in_steps_a_peer_that_hangs_up_within_the_values_is_unavailable(line: Li
         while not line.channel.take_values(pending):
             pass
     assert not line.channel.is_open
+
+
+def test_in_steps_an_answer_may_be_awaited_further(line: Line) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    assert line.channel.await_answer(Flags, Deadline(0.001)) is None
+    whole = frame(Flags(b"\1"))
+    line.peer.sendall(whole[:-1])
+    assert line.channel.await_answer(Flags, Deadline(0.001)) is None
+    assert not line.channel.is_settled
+    line.peer.sendall(whole[-1:])
+    assert line.channel.await_answer(Flags, Deadline(10)) == Flags(b"\1")
+    assert line.channel.is_settled
+
+
+@pytest.mark.parametrize("sent", [b"", frame(Ok())], ids=["nothing", "nonsense"])
+def test_in_steps_what_breaks_a_channel_that_awaits_its_answer_closes_it(line: Line, sent: bytes) -> None:
+    line.channel.ask(EXISTS, Deadline(10))
+    line.peer.sendall(sent)
+    line.peer.close()
+    with pytest.raises((Unavailable, ProtocolError)):
+        line.channel.await_answer(Flags, Deadline(10))
+    assert not line.channel.is_open

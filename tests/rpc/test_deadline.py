@@ -30,3 +30,12 @@ def test_no_time_left_is_an_error_that_names_how_much_there_was(monkeypatch: pyt
 def test_a_deadline_without_time_is_over_from_the_start() -> None:
     with pytest.raises(TimeoutError):
         Deadline(0).left_s()
+
+
+def test_as_much_as_is_left_is_given_and_nothing_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    deadline = Deadline(1.5)
+    assert (deadline.up_to_s(1), deadline.up_to_s(2)) == (1, 1.5)
+    now_ns = 1_500_000_001
+    assert deadline.up_to_s(1) == 0.0

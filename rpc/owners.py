@@ -1,0 +1,144 @@
+"""Which of several masters owns the catalog: their addresses, and rounds of asking them. Sans-I/O but for `find_owner`.
+
+One master owns the catalog and the others stand by. What a master answers to Hello says which it is: a Welcome of the owner, a Welcome that
+names the owner, or a refusal while nobody owns it. Only the owner's own word counts: one that is named may have lost it meanwhile.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.session_messages import SERVER_MASTER, Hello, Welcome
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+
+MAX_NAMED: Final = 16
+"""Addresses known only because a master named them, the latest; and names that one round follows."""
+LONGEST_PAUSE: Final = 8
+"""Times the first pause between two rounds: an election takes as long as the former owner's lease, and should be noticed soon after."""
+
+
+class Masters:
+    """Addresses of masters: those given, and owners that masters named. Threads may share it: a race costs a question, no more."""
+
+    def __init__(self, given: Sequence[Address]) -> None:
+        """Raises InvalidArgument: there is none."""
+        if not given:
+            raise InvalidArgument("the address of at least one master is needed")
+        self._given = tuple(dict.fromkeys(given))
+        self._named: tuple[Address, ...] = ()
+        self.owner = self._given[0]
+        """The owner, as far as is known: set by who has heard it from the owner itself."""
+
+    def in_order(self) -> list[Address]:
+        """All of them, from the owner on."""
+        known = list(dict.fromkeys((*self._given, *self._named, self.owner)))
+        at = known.index(self.owner)
+        return known[at:] + known[:at]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._given) + len(self._named) > 1
+
+    def learn(self, text: str) -> Address:
+        """The address that a master named. Raises InvalidArgument: it is none."""
+        address = parse_address(text)
+        if address not in self._given:
+            self._named = (*(each for each in self._named if each != address), address)[-MAX_NAMED:]
+        return address
+
+
+class Round:
+    """Masters are asked in turn whether they own the catalog, each once at most. Whom one names is asked next."""
+
+    def __init__(self, masters: Masters, *, besides: Address | None = None) -> None:
+        """`besides` is not asked: the owner so far, say, which does not answer."""
+        self._masters = masters
+        self._waiting = deque(masters.in_order())
+        self._asked = {besides}
+        self._names_left = MAX_NAMED
+        self._failures: list[KVStoreError] = []
+
+    def next(self) -> Address | None:
+        """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked."""
+        while self._waiting:
+            address = self._waiting.popleft()
+            if address not in self._asked:
+                self._asked.add(address)
+                return address
+        return None
+
+    def failed(self, address: Address, error: KVStoreError) -> None:
+        """It does not answer, or refuses."""
+        self._asked.add(address)
+        if isinstance(error, DeadlineExceeded):
+            error = Unavailable(f"{address} does not answer")
+        self._failures.append(error)
+
+    def is_owner(self, address: Address, welcome: Welcome) -> bool:
+        """Whether the one that introduced itself so is the owner, which `masters` knows as such from then on."""
+        if welcome.server != SERVER_MASTER:
+            self.failed(address, Unavailable(f"{address} is {welcome.name!r}, which is no master"))
+        elif welcome.owner:
+            self.failed(address, Unavailable(f"{address} stands by for {welcome.owner}"))
+            self._follow(welcome.owner)
+        else:
+            self._masters.owner = address
+            return True
+        return False
+
+    def _follow(self, name: str) -> None:
+        try:
+            named = self._masters.learn(name)
+        except InvalidArgument:
+            return
+        if self._names_left:
+            self._names_left -= 1
+            self._waiting.appendleft(named)
+
+    def error(self) -> KVStoreError:
+        """Of a round that has found no owner: Unavailable, unless a master has refused for another reason (Unauthorized, ProtocolError)."""
+        refusals = [failure for failure in self._failures if not isinstance(failure, Unavailable)]
+        return refusals[0] if refusals else Unavailable(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
+
+
+def pauses(first_s: float) -> Iterator[float]:
+    """Seconds between one round and the next: they double up to LONGEST_PAUSE times the first."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE * first_s)
+
+
+def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, besides: Address | None = None) -> Channel:
+    """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most.
+
+    Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
+    """
+    asking = Round(masters, besides=besides)
+    while (address := asking.next()) is not None:
+        try:
+            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(attempt_s)))
+        except KVStoreError as error:
+            asking.failed(address, error)
+            continue
+        if asking.is_owner(address, channel.welcome):
+            return channel
+        channel.close()
+    raise asking.error()
+
+
+def await_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float) -> Channel:
+    """As `find_owner`, again and again until the deadline where there are several masters: `pause_s` is the first pause."""
+    waits = pauses(pause_s)
+    while True:
+        try:
+            return find_owner(masters, hello, deadline, attempt_s=attempt_s)
+        except Unavailable:
+            pause_s = next(waits)
+            if not masters.are_several or deadline.up_to_s(pause_s) < pause_s:
+                raise
+        time.sleep(pause_s)

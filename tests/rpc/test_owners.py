@@ -1,0 +1,190 @@
+"""Who is asked which master owns the catalog, and what comes of it: in rounds without sockets, and of stub masters."""
+
+import itertools
+import threading
+
+import pytest
+
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, Masters, Round, await_owner, find_owner, pauses
+from kvstore.transfer.testing.waiting import eventually
+from tests.rpc.stub_masters import StubMaster, stub_masters
+
+A, B, C = (Address(host, 1) for host in "abc")
+HELLO = Hello(ROLE_CLIENT)
+
+
+def standing_by(owner: str) -> Welcome:
+    return Welcome(SERVER_MASTER, "m", owner=owner)
+
+
+def known(*masters: StubMaster) -> Masters:
+    return Masters([parse_address(master.address) for master in masters])
+
+
+# --- addresses ---
+
+
+def test_those_given_are_known_in_order_once_each_and_the_first_is_taken_for_the_owner() -> None:
+    masters = Masters([A, B, A])
+    assert masters.in_order() == [A, B]
+    assert (masters.owner, masters.are_several) == (A, True)
+    assert not Masters([A, A]).are_several
+    with pytest.raises(InvalidArgument, match="at least one master"):
+        Masters([])
+
+
+def test_all_are_in_order_from_the_owner_on() -> None:
+    masters = Masters([A, B, C])
+    masters.owner = B
+    assert masters.in_order() == [B, C, A]
+
+
+def test_those_named_are_known_beside_those_given_the_latest_so_many() -> None:
+    masters = Masters([A])
+    assert masters.learn("a:1") == A
+    assert not masters.are_several, "it was given"
+    for number in (*range(MAX_NAMED), 0, MAX_NAMED):
+        masters.learn(f"n:{number}")
+    assert masters.are_several
+    assert [address.port for address in masters.in_order()] == [1, *range(2, MAX_NAMED), 0, MAX_NAMED]
+    masters.owner = B
+    assert masters.in_order()[0] == B, "known however it was found"
+    with pytest.raises(InvalidArgument):
+        masters.learn("nonsense")
+
+
+# --- a round ---
+
+
+def test_each_is_asked_once_and_whom_it_names_next() -> None:
+    masters = Masters([A, B, C])
+    asking = Round(masters)
+    assert asking.next() == A
+    assert not asking.is_owner(A, standing_by("c:1"))
+    assert asking.next() == C
+    asking.failed(C, Unavailable("cannot connect to c:1"))
+    assert asking.next() == B
+    assert asking.is_owner(B, Welcome(SERVER_MASTER, "m"))
+    assert masters.owner == B
+
+
+def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
+    asking = Round(Masters([A, B]))
+    for address, named in ((A, "b:1"), (B, "a:1")):
+        assert asking.next() == address
+        assert not asking.is_owner(address, standing_by(named))
+    assert asking.next() is None
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+        raise asking.error()
+
+
+def test_a_chain_of_names_ends() -> None:
+    asking = Round(Masters([A]))
+    count = 0
+    while (address := asking.next()) is not None:
+        count += 1
+        assert not asking.is_owner(address, standing_by(f"n:{count}"))
+    assert count == 1 + MAX_NAMED
+
+
+def test_a_name_that_is_no_address_leads_nowhere() -> None:
+    asking = Round(Masters([A]))
+    assert not asking.is_owner(A, standing_by("nonsense"))
+    assert asking.next() is None
+    assert str(asking.error()) == "no master can be reached: a:1 stands by for nonsense"
+
+
+def test_who_is_no_master_owns_nothing() -> None:
+    asking = Round(Masters([A]))
+    assert not asking.is_owner(A, Welcome(SERVER_NODE, "n1"))
+    assert str(asking.error()) == "no master can be reached: a:1 is 'n1', which is no master"
+
+
+def test_one_is_left_out_also_when_it_is_named() -> None:
+    asking = Round(Masters([A, B]), besides=A)
+    assert asking.next() == B
+    asking.is_owner(B, standing_by("a:1"))
+    assert asking.next() is None
+
+
+def test_a_refusal_is_told_before_what_is_unavailable() -> None:
+    asking = Round(Masters([A, B, C]))
+    failures: tuple[KVStoreError, ...] = (Unavailable("away"), ProtocolError("another version"), Unauthorized("no"))
+    for address, failure in zip((A, B, C), failures, strict=True):
+        asking.failed(address, failure)
+    assert asking.next() is None
+    assert asking.error() is failures[1]
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    assert list(itertools.islice(pauses(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
+    assert LONGEST_PAUSE == 8
+
+
+# --- over sockets ---
+
+
+def test_masters_that_stand_by_lead_to_the_owner_who_is_asked_first_from_then_on() -> None:
+    with stub_masters(3) as (first, second, owner):
+        masters = known(first)
+        for _ in range(2):
+            channel = find_owner(masters, HELLO, Deadline(60), attempt_s=60)
+            channel.close()
+            assert str(channel.address) == owner.address
+        assert [master.hellos for master in (first, second, owner)] == [1, 1, 2]
+
+
+def test_one_that_does_not_answer_is_passed_over_and_named() -> None:
+    with stub_masters(2) as (silent, owner):
+        silent.is_silent = True
+        channel = find_owner(known(silent, owner), HELLO, Deadline(60), attempt_s=0.05)
+        channel.close()
+        assert str(channel.address) == owner.address
+        with pytest.raises(Unavailable, match=f"{silent.address} does not answer"):
+            find_owner(known(silent), HELLO, Deadline(60), attempt_s=0.05)
+
+
+def test_nobody_is_asked_besides_who_is_left_out() -> None:
+    with stub_masters(2) as (follower, owner):
+        with pytest.raises(Unavailable, match=f"{follower.address} stands by for {owner.address}"):
+            find_owner(known(follower, owner), HELLO, Deadline(60), attempt_s=60, besides=parse_address(owner.address))
+        assert (follower.hellos, owner.hellos) == (1, 0)
+
+
+def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:
+    with stub_masters(2) as (first, second):
+        first.owner, first.refusal = "", Unavailable("no master owns the catalog now")
+        second.refusal = first.refusal
+
+        def elect() -> None:
+            eventually(lambda: first.hellos > 2, "it has been asked again")
+            first.refusal = None
+
+        electing = threading.Thread(target=elect)
+        electing.start()
+        channel = await_owner(known(second, first), HELLO, Deadline(60), attempt_s=60, pause_s=0.01)
+        electing.join()
+        channel.close()
+        assert str(channel.address) == first.address
+
+
+def test_a_single_master_is_not_waited_for_and_several_until_the_deadline() -> None:
+    with stub_masters(2) as (first, second):
+        first.refusal = second.refusal = Unavailable("no master owns the catalog now")
+        with pytest.raises(Unavailable, match="no master owns the catalog now"):
+            await_owner(known(first), HELLO, Deadline(60), attempt_s=60, pause_s=60)
+        assert first.hellos == 1
+        with pytest.raises(Unavailable, match=r"^no master can be reached: "):
+            await_owner(known(first, second), HELLO, Deadline(0.5), attempt_s=60, pause_s=0.01)
+        assert second.hellos > 1
+
+
+def test_a_refusal_ends_the_waiting() -> None:
+    with stub_masters(2) as (first, second):
+        first.refusal = second.refusal = Unauthorized("the token is wrong")
+        with pytest.raises(Unauthorized):
+            await_owner(known(first, second), HELLO, Deadline(60), attempt_s=60, pause_s=60)
