@@ -26,6 +26,12 @@ class MasterSettings:
     socket_mode: str = setting("", SOCKET_MODE_HELP)
     catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH or etcd://HOST:PORT,...[/PREFIX].")
     catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
+    lease_ttl_s: float = setting(
+        2.0,
+        "With a catalog in etcd: the owner that has not been heard from for this long is replaced. etcd takes no less than 2.",
+        minimum=0.5,
+        maximum=3600,
+    )
     tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')
     reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
     max_reservations: int = setting(

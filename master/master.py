@@ -7,13 +7,15 @@ import logging
 import random
 import resource
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Owner
 from kvstore.master.config import MasterSettings, read_tokens
 from kvstore.master.control_service import ControlServer, ControlService, MasterSeen, node_status
 from kvstore.master.directory.directory import Directory, Limits, Timing
@@ -49,7 +51,7 @@ class Master:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
     def __init__(self, settings: MasterSettings) -> None:
-        """Listen, open the catalog, becoming its owner, and load it.
+        """Listen, open the catalog, wait to be elected its owner, however long another owns it, and load it.
 
         Raises ConfigError, CatalogUnavailable, Corrupt; nothing stays open then.
         """
@@ -69,10 +71,12 @@ class Master:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
         )
-        self._catalog = make_catalog(settings.catalog)
+        self._catalog = make_catalog(settings.catalog, lease_ttl_s=settings.lease_ttl_s)
         try:
             self._tcp, self._unix = self._listen()
-            self.epoch = self._catalog.open(deadline_s=settings.catalog_timeout_s)
+            self._catalog.open(deadline_s=settings.catalog_timeout_s)
+            self._election = _Election(self._catalog, Candidate(socket.gethostname(), self._tcp), on_deposed=self._on_deposed)
+            self.epoch = self._election.wait()
             self._directory = self._load_directory()
         except BaseException:
             self._server.close()
@@ -109,7 +113,7 @@ class Master:
         )
         limits = Limits(settings.max_nodes, settings.max_absent_nodes, settings.max_kept_removals, settings.max_reservations)
         directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing, limits=limits)
-        directory.load(self._catalog.load(), self.reactor.now_ns())
+        directory.load(self._election.records, self.reactor.now_ns())
         return directory
 
     def start(self) -> Places:
@@ -151,6 +155,10 @@ class Master:
         self._server.close()
         self._catalog.close()
         self.reactor.close()
+
+    def _on_deposed(self, why: KVStoreError) -> None:
+        """In the catalog's thread."""
+        self.reactor.call_soon(lambda: self._on_fenced(why))
 
     def _on_fenced(self, error: KVStoreError) -> None:
         self.fenced = error
@@ -213,6 +221,47 @@ class Master:
             nodes=[node_status(node, self._directory.blocks_at(node.node_id), now_ns) for node in self._directory.members],
             counters=self._frames.counters,
         )
+
+
+class _Election:
+    """Follows the catalog until this master is elected. `records` is what it was given."""
+
+    def __init__(self, catalog: Catalog, me: Candidate, *, on_deposed: Callable[[KVStoreError], None]) -> None:
+        self.records: list[Sequence[Change]] = []
+        self._on_deposed = on_deposed
+        self._epoch = 0
+        self._failure: KVStoreError | None = None
+        self._over = threading.Event()
+        catalog.follow(me, self)
+
+    def wait(self) -> int:
+        """The epoch this master was elected with. Raises Corrupt: it cannot be."""
+        self._over.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self._epoch
+
+    def begin(self) -> None:
+        if not self._over.is_set():
+            self.records = []
+
+    def take(self, changes: Sequence[Change]) -> None:
+        if not self._over.is_set():
+            self.records.append(changes)
+
+    def owned_by(self, owner: Owner | None) -> None:
+        if owner is not None and not self._over.is_set():
+            log.info("the catalog is owned by %s: this master waits", owner.name)
+
+    def elected(self, epoch: int) -> None:
+        self._epoch = self._epoch or epoch
+        self._over.set()
+
+    def deposed(self, why: KVStoreError) -> None:
+        if not self._over.is_set():
+            self._failure = why
+            self._over.set()
+        self._on_deposed(why)
 
 
 def _rss_bytes() -> int:

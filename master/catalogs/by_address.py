@@ -17,8 +17,8 @@ from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvstore.master.catalogs.etcd import EtcdCatalog
-    from kvstore.master.catalogs.etcd_channel import EtcdAccess
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+    from kvstore.master.catalogs.etcd.channel import EtcdAccess
 
 FORMS = "memory:  lmdb:PATH  etcd://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
 DEFAULT_PREFIX = "/kvstore"
@@ -28,10 +28,11 @@ ETCD_SETTINGS = ("ca", "cert", "key", "user", "password_file")
 _ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
 
-def make_catalog(url: str) -> Catalog:
+def make_catalog(url: str, *, lease_ttl_s: float = 2.0) -> Catalog:
     """The catalog that `url` names, not yet opened. Raises ConfigError, which tells the three forms where the form is wrong.
 
-    A password is named by its file, since a command line can be read by every user of the machine.
+    `lease_ttl_s`: how long an owner may be silent in etcd. A password is named by its file, since a command line can be read by every
+    user of the machine.
     """
     scheme, _colon, rest = url.partition(":")
     if url == f"{MemoryCatalog.scheme}:":
@@ -39,20 +40,20 @@ def make_catalog(url: str) -> Catalog:
     if scheme == LmdbCatalog.scheme and rest:
         return LmdbCatalog(Path(rest))
     if scheme == "etcd" and rest.startswith("//"):
-        return _etcd(rest.removeprefix("//"))
+        return _etcd(rest.removeprefix("//"), lease_ttl_s)
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
-def _etcd(rest: str) -> "EtcdCatalog":
+def _etcd(rest: str, lease_ttl_s: float) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
-    from kvstore.master.catalogs.etcd import EtcdCatalog
+    from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 
     place, _mark, query = rest.partition("?")
     hosts, slash, path = place.partition("/")
     prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
         raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
-    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query))
+    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query), lease_ttl_s=lease_ttl_s)
 
 
 def _endpoints(hosts: str) -> Sequence[str]:
@@ -65,7 +66,7 @@ def _endpoints(hosts: str) -> Sequence[str]:
 
 
 def _access(query: str) -> "EtcdAccess":
-    from kvstore.master.catalogs.etcd_channel import EtcdAccess
+    from kvstore.master.catalogs.etcd.channel import EtcdAccess
 
     try:
         settings = dict(parse_qsl(query, strict_parsing=True)) if query else {}

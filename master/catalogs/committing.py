@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.catalogs.interface import Catalog, Change
 from kvstore.protocol.errors import Closed, KVStoreError
 from kvstore.rpc.reactor import Reactor
 
@@ -20,10 +20,10 @@ class Committer:
         self._on_fenced = on_fenced
         self._is_fenced = False
 
-    def commit(self, ops: Sequence[Op], then: Callable[[], None] = lambda: None) -> None:
-        """Call `then` in the loop when `ops`, and all that was committed before, are durable; never if they cannot be any more.
+    def commit(self, changes: Sequence[Change], then: Callable[[], None] = lambda: None) -> None:
+        """Call `then` in the loop when `changes`, and all that was committed before, are durable; never if they cannot be any more.
 
-        No operations are committed too: `then` keeps its place in the order.
+        No changes are committed too: `then` keeps its place in the order.
         """
         loop_thread = threading.get_ident()
 
@@ -33,7 +33,7 @@ class Committer:
             else:
                 self._reactor.call_soon(lambda: self._committed(error, then))
 
-        self._catalog.commit(ops, done)
+        self._catalog.commit(changes, done)
 
     def _committed(self, error: KVStoreError | None, then: Callable[[], None]) -> None:
         if error is None:

@@ -1,22 +1,28 @@
 """Group commit: one thread makes durable, in one write, all that was queued during its previous write, then tells each caller.
 
-It knows neither LMDB nor etcd: `write` is one attempt to make a map of changes durable. Under load groups grow by themselves, so
-that a slow disk or a distant etcd costs latency but not throughput.
+It knows neither LMDB nor etcd: `write` is one attempt to make changes durable. Under load groups grow by themselves, so
+that a slow disk or a distant etcd costs latency but not throughput. It takes commits between `admit` and `refuse` only, while this
+master owns the catalog.
 """
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.interface import Done, Op
+from kvstore.master.catalogs.interface import BlockPuts, Change, Done, Op
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
 
 LOG = logging.getLogger("kvstore.master")
 
 MAX_KEY_BYTES = 400
 MAX_VALUE_BYTES = 64 * 1024
+MAX_TENANT_BYTES = 128
+MAX_TEXT_BYTES = 255
+"""Of a block's key, its parent's, and its namespace."""
+MAX_HOLDERS = 65_535
 MAX_GROUP_OPS = 16_384
 MAX_GROUP_BYTES = 64 * 1024 * 1024
 """A group takes no further batch past either limit, so that what queued up during an outage is neither one transaction of
@@ -24,28 +30,38 @@ gigabytes nor one wait of minutes. A single batch larger than the limits is a gr
 LAST_TRY_S = 1.0
 """What `close` grants a write under way before it is interrupted."""
 
-Changes = Mapping[bytes, bytes | None]
-"""Key -> its new value, or None to delete it."""
+Owned = TypeVar("Owned")
+"""What a catalog knows of one time of ownership, from an election to its end."""
+_Batch = tuple[Sequence[Change], Done, Owned | None]
 
-_Batch = tuple[Sequence[Op], Done]
 
+class GroupCommit(Generic[Owned]):
+    """A queue of batches and the thread that writes them. Everything but `start` and `close` may be called from any thread.
 
-class GroupCommit:
-    """A queue of batches and the thread that writes them. `submit` and `health` may be called from any thread.
-
-    `write(changes)` returns once all of them are durable. It raises StaleEpoch when another owner took over: this and every later
-    batch fails with it. Whatever else it raises means "not known to be durable": the same changes are tried again after a
-    back-off, so writing twice must be harmless. `interrupt`, called from another thread, makes a write under way fail soon.
+    `write(changes, owned)` returns once all of them are durable; `owned` is what `admit` was given when they
+    came. It raises StaleEpoch when this master does not own the catalog any more: this and every later batch fails with it until the
+    next `admit`, and `on_stale` is told. Whatever else it raises means "not known to be durable": the same changes are tried again after
+    a back-off, so writing twice must be harmless. `interrupt`, called from another thread, makes a write under way fail soon.
     """
 
-    def __init__(self, write: Callable[[Changes], None], *, backoff: Backoff, interrupt: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        write: Callable[[Sequence[Change], Owned], None],
+        *,
+        backoff: Backoff,
+        interrupt: Callable[[], None] = lambda: None,
+        on_stale: Callable[[StaleEpoch], None] = lambda error: None,
+    ) -> None:
         self._write = write
         self._interrupt = interrupt
+        self._on_stale = on_stale
         self._backoff = backoff
-        self._queue: deque[_Batch] = deque()
+        self._queue: deque[_Batch[Owned]] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        self._refusal: KVStoreError | None = None
+        self._closed: Closed | None = None
+        self._owned: Owned | None = None
+        self._refusal = StaleEpoch("this master does not own the catalog")
         self._trouble: str | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,13 +69,29 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._run, name="catalog-commit", daemon=True)
         self._thread.start()
 
-    def submit(self, ops: Sequence[Op], done: Done) -> None:
-        """Queue a batch; see Catalog.commit. Raises InvalidArgument when an operation is over the limits; nothing is queued then."""
-        check_ops(ops)
+    def admit(self, owned: Owned) -> None:
+        """This master owns the catalog: batches that come from now on are written. `owned` is not equal to what was given before."""
+        with self._wake:
+            self._owned = owned
+
+    def refuse(self, why: KVStoreError) -> None:
+        """It owns it no longer: what waits, and what comes until the next `admit`, fails with StaleEpoch.
+
+        One write may be under way still.
+        """
+        with self._wake:
+            self._owned = None
+            self._refusal = why if isinstance(why, StaleEpoch) else StaleEpoch(str(why))
+            self._trouble = None
+            self._wake.notify()
+
+    def submit(self, changes: Sequence[Change], done: Done) -> None:
+        """Queue a batch; see Catalog.commit. Raises InvalidArgument when a change is over the limits; nothing is queued then."""
+        check_changes(changes)
         with self._wake:
             closed = self._closing
             if not closed:
-                self._queue.append((ops, done))
+                self._queue.append((changes, done, self._owned))
                 self._wake.notify()
         if closed:
             _tell(done, Closed("the catalog is closed"))
@@ -78,7 +110,7 @@ class GroupCommit:
             self._closing = True
             self._wake.notify()
         if self._thread is None:
-            self._refusal = Closed("the catalog was closed before it was opened")
+            self._closed = Closed("the catalog was closed before it was opened")
             self._run()
             return
         self._thread.join(LAST_TRY_S)
@@ -88,46 +120,56 @@ class GroupCommit:
 
     def _run(self) -> None:
         while group := self._take_group():
-            error = self._commit({op.key: op.value for ops, _done in group for op in ops})
-            for _ops, done in group:
+            error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
+            for _changes, done, _owned in group:
                 _tell(done, error)
 
-    def _take_group(self) -> list[_Batch]:
-        """The oldest batches, up to the limits of a group; none once closed and drained."""
-        group: list[_Batch] = []
+    def _take_group(self) -> list[_Batch[Owned]]:
+        """The oldest batches of one time of ownership, up to the limits of a group; none once closed and drained."""
+        group: list[_Batch[Owned]] = []
         op_count = size_bytes = 0
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._closing)
             while self._queue and op_count < MAX_GROUP_OPS and size_bytes < MAX_GROUP_BYTES:
+                if group and self._queue[0][2] is not group[0][2]:
+                    break
                 group.append(self._queue.popleft())
-                op_count += len(group[-1][0])
-                size_bytes += sum(len(op.key) + len(op.value or b"") for op in group[-1][0])
+                for change in group[-1][0]:
+                    if isinstance(change, Op):
+                        op_count += 1
+                        size_bytes += len(change.key) + len(change.value or b"")
+                    else:
+                        op_count += len(change.keys)
         return group
 
-    def _commit(self, changes: Changes) -> KVStoreError | None:
+    def _commit(self, changes: Sequence[Change], owned: Owned | None) -> KVStoreError | None:
         """Write until it succeeds, or until there is a reason never to; the reason."""
-        while self._refusal is None:
+        while self._closed is None:
+            if owned is None or owned is not self._owned:
+                return self._refusal
             try:
-                self._write(changes)
+                self._write(changes, owned)
             except StaleEpoch as fenced:
-                self._note(str(fenced))
-                self._refusal = fenced
+                LOG.warning("catalog: %s", fenced)
+                if owned is self._owned:
+                    self.refuse(fenced)
+                    self._on_stale(fenced)
             except Exception as error:
                 self._note(str(error))
-                self._pause()
+                self._pause(owned)
             else:
                 self._note(None)
                 self._backoff.reset()
                 return None
-        return self._refusal
+        return self._closed
 
-    def _pause(self) -> None:
+    def _pause(self, owned: Owned) -> None:
         """Wait for the next try. A try that failed during `close` was the last one."""
         with self._wake:
             if self._closing:
-                self._refusal = Closed(f"the catalog was closed while it could not be written: {self._trouble}")
+                self._closed = Closed(f"the catalog was closed while it could not be written: {self._trouble}")
             else:
-                self._wake.wait_for(lambda: self._closing, self._backoff.next_s())
+                self._wake.wait_for(lambda: self._closing or owned is not self._owned, self._backoff.next_s())
 
     def _note(self, trouble: str | None) -> None:
         """Keep what `health` tells; an operator's log gets the changes only, not every try."""
@@ -138,13 +180,40 @@ class GroupCommit:
             LOG.warning("catalog: takes writes again")
 
 
-def check_ops(ops: Sequence[Op]) -> None:
-    """Raise InvalidArgument for a key or value outside Op's limits: once queued, it would be refused for ever and block the rest."""
-    for op in ops:
-        if not 0 < len(op.key) <= MAX_KEY_BYTES:
-            raise InvalidArgument(f"a catalog key has 1 to {MAX_KEY_BYTES} bytes, not {len(op.key)}")
-        if op.value is not None and len(op.value) > MAX_VALUE_BYTES:
-            raise InvalidArgument(f"a catalog value has at most {MAX_VALUE_BYTES} bytes, not {len(op.value)}")
+def check_changes(changes: Sequence[Change]) -> None:
+    """Raise InvalidArgument for what is outside the limits of a change: once queued, it would be refused for ever and block the rest."""
+    for change in changes:
+        if isinstance(change, Op):
+            _check_op(change)
+        elif change.keys:
+            _check_texts("a block's key", 1, MAX_TEXT_BYTES, change.keys)
+            _check_texts("a tenant's name", 0, MAX_TENANT_BYTES, (change.tenant.encode(),))
+            if isinstance(change, BlockPuts):
+                _check_puts(change)
+
+
+def _check_op(op: Op) -> None:
+    if not 0 < len(op.key) <= MAX_KEY_BYTES:
+        raise InvalidArgument(f"a catalog key has 1 to {MAX_KEY_BYTES} bytes, not {len(op.key)}")
+    if op.value is not None and len(op.value) > MAX_VALUE_BYTES:
+        raise InvalidArgument(f"a catalog value has at most {MAX_VALUE_BYTES} bytes, not {len(op.value)}")
+
+
+def _check_puts(puts: BlockPuts) -> None:
+    if any(len(column) != len(puts.keys) for column in puts[2:]):
+        raise InvalidArgument("the columns of a catalog's change differ in length")
+    _check_texts("a block's parent", 0, MAX_TEXT_BYTES, puts.parents)
+    _check_texts("a block's namespace", 0, MAX_TEXT_BYTES, [namespace.encode() for namespace in set(puts.namespaces)])
+    if not all(0 <= min(column) <= max(column) < 1 << 64 for column in (puts.sizes, puts.checksums, puts.generations)):
+        raise InvalidArgument("a block's size, checksum and generation are below 2**64")
+    if any(len(holders) > MAX_HOLDERS or not all(0 <= holder < 1 << 32 for holder in holders) for holders in set(puts.holders)):
+        raise InvalidArgument(f"a block has at most {MAX_HOLDERS} holders, numbers below 2**32")
+
+
+def _check_texts(name: str, shortest: int, longest: int, texts: Sequence[bytes]) -> None:
+    lengths = set(map(len, texts))
+    if not shortest <= min(lengths) <= max(lengths) <= longest:
+        raise InvalidArgument(f"{name} is {shortest} to {longest} bytes long, not {min(lengths)} to {max(lengths)}")
 
 
 def _tell(done: Done, error: KVStoreError | None) -> None:

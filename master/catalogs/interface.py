@@ -1,12 +1,17 @@
-"""The catalog: where the directory's records survive the master. A durable map of bytes with group commit and an owner's epoch.
+"""The catalog: where the directory's records survive the master, and by which masters agree on who owns them.
 
-It knows nothing of blocks: the directory packs its records. One master owns a catalog at a time; opening it raises the epoch,
-and a former owner's writes fail from then on with StaleEpoch.
+A durable map of records with group commit, an owner at a time, and followers. Every master that opens a catalog follows it: it is given
+all records there are, then every change, in order, and is elected when nobody else owns it. The owner's epoch is larger than that of every
+earlier owner; a former owner's writes fail from its end on with StaleEpoch.
+
+    memory:   one process, elected at once; keeps nothing
+    lmdb:     one process at a time; a second one is refused at `open`
+    etcd:     many masters; the owner holds a key under a lease, which etcd ends when the owner is not heard from
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from kvstore.protocol.errors import KVStoreError
 
@@ -15,15 +20,83 @@ IDENTITY_BYTES: Final = 8
 
 
 class Op(NamedTuple):
-    """Set `key` to `value`, or delete it when `value` is None. Keys are 1 to 400 bytes of any content, values up to 64 KiB."""
+    """Set the small record `key` (1 to 400 bytes of any content) to `value` (up to 64 KiB), or delete it when `value` is None."""
 
     key: bytes
     value: bytes | None
 
 
+class BlockPuts(NamedTuple):
+    """Set the records of these blocks of one tenant, columns of one length. What had a record under a key is replaced.
+
+    Keys are 1 to 255 bytes long and each named once, tenants up to 128 bytes, namespaces and parents up to 255; sizes, checksums and
+    generations are below 2**64, holders below 2**32 and at most 65,535.
+    """
+
+    tenant: str
+    keys: Sequence[bytes]
+    sizes: Sequence[int]
+    checksums: Sequence[int]
+    generations: Sequence[int]
+    namespaces: Sequence[str]
+    parents: Sequence[bytes]
+    """b"" for none."""
+    holders: Sequence[tuple[int, ...]]
+    """Node ids, ascending."""
+
+
+class BlockDeletes(NamedTuple):
+    """Delete the records of these blocks of one tenant; one that has none is no error."""
+
+    tenant: str
+    keys: Sequence[bytes]
+
+
+Change = Op | BlockPuts | BlockDeletes
+
+
+class Candidate(NamedTuple):
+    """A master that would own the catalog: its name, and where clients and nodes reach it (frames, HOST:PORT)."""
+
+    name: str
+    address: str
+
+
+class Owner(NamedTuple):
+    """Who owns the catalog: a Candidate, and the epoch it was elected with."""
+
+    name: str
+    address: str
+    epoch: int
+
+
 Done = Callable[[KVStoreError | None], None]
-"""Called exactly once a commit: None when its operations are durable, StaleEpoch when another master took over, Closed when the
-catalog was closed first. May be called in the catalog's own thread, or before `commit` returns: it must only hand over."""
+"""Called exactly once a commit: None when its changes are durable, StaleEpoch when this master does not own the catalog, or not any more,
+Closed when the catalog was closed first. May be called in the catalog's own thread, or before `commit` returns: it must only hand over."""
+
+
+class Follower(Protocol):
+    """What a catalog tells the master that follows it. Called in the catalog's own thread, one call at a time, in order; a call may block
+    (the catalog waits with what comes next), and must not call the catalog back."""
+
+    def begin(self) -> None:
+        """All records follow, from nothing: forget what was taken so far. At the start, and when what was missed is not to be had."""
+
+    def take(self, changes: Sequence[Change]) -> None:
+        """In their order; deletions of what is not there do nothing."""
+
+    def owned_by(self, owner: Owner | None) -> None:
+        """Somebody else (or nobody) owns the catalog from now on. Also said once after the first listing."""
+
+    def elected(self, epoch: int) -> None:
+        """This master owns the catalog from now on, and has been given all that any owner before it made durable."""
+
+    def deposed(self, why: KVStoreError) -> None:
+        """It owns it no longer: another took over, or its lease could not be kept for so long that another may have. Or it cannot be
+        elected, since the catalog is damaged (Corrupt).
+
+        Every commit under way or to come fails with StaleEpoch until it is elected again. What follows is begin(), take()... anew.
+        """
 
 
 class Catalog(ABC):
@@ -32,8 +105,8 @@ class Catalog(ABC):
     scheme: ClassVar[str]
 
     @abstractmethod
-    def open(self, *, deadline_s: float) -> int:
-        """Take ownership and return this owner's epoch, larger than that of every earlier owner. Call once, first.
+    def open(self, *, deadline_s: float) -> None:
+        """Reach the place; the identity is known from here on. Call once, first.
 
         Raises CatalogUnavailable (not reachable within `deadline_s`), ConfigError (the place cannot be a catalog).
         """
@@ -47,16 +120,17 @@ class Catalog(ABC):
         """
 
     @abstractmethod
-    def load(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every (key, value), in key order, as of the `open`. Reads in pages, so that a million records need no second copy."""
+    def follow(self, me: Candidate, follower: Follower) -> None:
+        """Tell `follower` of records and owners from now on, in a thread of its own, and stand for election. Call once after `open`."""
 
     @abstractmethod
-    def commit(self, ops: Sequence[Op], done: Done) -> None:
-        """Make `ops` durable together with whatever else is waiting (group commit), then call `done`.
+    def commit(self, changes: Sequence[Change], done: Done) -> None:
+        """Make `changes` durable together with whatever else is waiting (group commit), then call `done`.
 
-        Batches of one catalog take effect in the order of their calls, so a later operation on a key wins; within a batch too. A
+        Batches of one catalog take effect in the order of their calls, so a later change of a key wins; within a batch too. A
         batch may become durable in parts if the process dies. While the place is unreachable the batch waits and is tried
-        again with back-off: it never fails for that reason (callers have deadlines of their own), and `health` tells.
+        again with back-off: it does not fail for that reason (callers have deadlines of their own) while this master owns the catalog,
+        and `health` tells. Raises InvalidArgument for a change over the limits: nothing of the batch is taken then.
         """
 
     @property
@@ -66,4 +140,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop taking commits; those waiting get one last try within a second, then `done(Closed)`. A second close is a no-op."""
+        """Stop taking commits; those waiting get one last try within a second, then `done(Closed)`. A second close is a no-op.
+
+        The owner gives its ownership up at once (etcd: its lease is revoked), so that a standby need not wait for it to end. The follower
+        is told nothing any more.
+        """

@@ -8,7 +8,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,19 @@ from typing import Any, ClassVar
 import lmdb
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.group_commit import Changes, GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Done, Op
-from kvstore.protocol.errors import CatalogUnavailable, ConfigError
+from kvstore.master.catalogs.block_records import as_changes, as_records
+from kvstore.master.catalogs.group_commit import GroupCommit
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
+from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 
 FORMAT = b"1"
 """Raised when the layout of the environment changes; another one is refused, not guessed at."""
 MAP_BYTES = 16 * 1024**3
 """The map's first size. Address space only, the file grows with its content: room for some 60 million records of 128 bytes."""
+
+
+FOLLOWER_GRACE_S = 1.0
+"""How long `close` waits for a call of the follower that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class _Environment:
 
 
 class LmdbCatalog(Catalog):
-    """See Catalog. The writer is one thread of its own; `load` reads in the caller's."""
+    """See Catalog. The writer is one thread of its own, the reader another, which ends with the election."""
 
     scheme: ClassVar[str] = "lmdb"
 
@@ -46,13 +51,14 @@ class LmdbCatalog(Catalog):
         self._folder = folder
         self._map_bytes = map_bytes
         self._environment: _Environment | None = None
-        self._resizing = threading.Lock()
         self._lock_fd: int | None = None
         self._identity = ""
-        self._load_count = 0
-        self._committer = GroupCommit(self._write, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0))
+        self._epoch = 0
+        self._closing = threading.Event()
+        self._following: threading.Thread | None = None
+        self._committer: GroupCommit[str] = GroupCommit(self._write, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0))
 
-    def open(self, *, deadline_s: float) -> int:
+    def open(self, *, deadline_s: float) -> None:
         """See Catalog. Does not wait: a folder that another master has open is refused at once with CatalogUnavailable."""
         try:
             self._folder.mkdir(exist_ok=True)
@@ -66,43 +72,33 @@ class LmdbCatalog(Catalog):
             raise CatalogUnavailable(f"lmdb:{self._folder}: another master has it open") from error
         try:
             self._environment = self._open_environment()
-            epoch = self._raise_epoch(self._environment)
+            self._epoch = self._raise_epoch(self._environment)
         except BaseException:
             self._close_environment()
             self._release_lock()
             raise
         self._committer.start()
-        return epoch
 
     @property
     def identity(self) -> str:
         return self._identity
 
-    def load(self) -> Iterator[tuple[bytes, bytes]]:
-        """See Catalog; as of the first record taken. Until the iterator is exhausted or closed its read transaction stays open, and
-        a full map cannot grow.
-        """
-        with self._resizing:
-            if self._environment is None:
-                raise CatalogUnavailable(f"lmdb:{self._folder}: not open")
-            transaction = self._environment.lmdb.begin(db=self._environment.records)
-            self._load_count += 1
-        try:
-            with transaction, transaction.cursor() as cursor:
-                yield from cursor
-        except lmdb.Error as error:
-            raise CatalogUnavailable(f"lmdb:{self._folder}: closed while it was being read: {error}") from error
-        finally:
-            self._load_count -= 1
+    def follow(self, me: Candidate, follower: Follower) -> None:
+        """Nobody else can have the folder open: the election follows the listing."""
+        self._following = threading.Thread(target=self._tell, args=(follower,), name="catalog-follow", daemon=True)
+        self._following.start()
 
-    def commit(self, ops: Sequence[Op], done: Done) -> None:
-        self._committer.submit(ops, done)
+    def commit(self, changes: Sequence[Change], done: Done) -> None:
+        self._committer.submit(changes, done)
 
     @property
     def health(self) -> str:
         return self._committer.health
 
     def close(self) -> None:
+        self._closing.set()
+        if self._following is not None:
+            self._following.join(FOLLOWER_GRACE_S)
         self._committer.close()
         self._close_environment()
         self._release_lock()
@@ -132,12 +128,36 @@ class LmdbCatalog(Catalog):
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
 
-    def _write(self, changes: Changes) -> None:
+    def _tell(self, follower: Follower) -> None:
+        try:
+            follower.begin()
+            for changes in as_changes(self._read()):
+                follower.take(changes)
+            follower.owned_by(None)
+            self._committer.admit("the folder")
+            follower.elected(self._epoch)
+        except Corrupt as damage:
+            follower.deposed(damage)
+        except (_ClosingError, lmdb.Error) as error:
+            if not self._closing.is_set():
+                follower.deposed(Corrupt(f"lmdb:{self._folder}: cannot be read: {error}"))
+
+    def _read(self) -> Iterator[tuple[bytes, bytes]]:
+        environment = self._environment
+        assert environment is not None
+        with environment.lmdb.begin(db=environment.records) as transaction, transaction.cursor() as cursor:
+            for record in cursor:
+                if self._closing.is_set():
+                    raise _ClosingError
+                yield record
+
+    def _write(self, changes: Sequence[Change], _owned: str) -> None:
+        records = as_records(changes)
         if self._environment is None:
             self._environment = self._open_environment()
         with _disk_errors(self._folder):
             try:
-                while not _applied(self._environment, changes):
+                while not _applied(self._environment, records):
                     self._grow_map(self._environment)
             except lmdb.PanicError:
                 # A meta page could not be written. LMDB refuses this environment from now on; a fresh one finds the last good page.
@@ -145,18 +165,14 @@ class LmdbCatalog(Catalog):
                 raise
 
     def _grow_map(self, environment: _Environment) -> None:
-        # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory.
-        with self._resizing:
-            if self._load_count:
-                raise CatalogUnavailable(f"lmdb:{self._folder}: the map is full and grows once the load has ended")
-            self._map_bytes *= 2
-            environment.lmdb.set_mapsize(self._map_bytes)
+        # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory. The listing is over by then.
+        self._map_bytes *= 2
+        environment.lmdb.set_mapsize(self._map_bytes)
 
     def _close_environment(self) -> None:
-        with self._resizing:
-            if self._environment is not None:
-                self._environment.lmdb.close()
-                self._environment = None
+        if self._environment is not None:
+            self._environment.lmdb.close()
+            self._environment = None
 
     def _release_lock(self) -> None:
         if self._lock_fd is not None:
@@ -164,11 +180,15 @@ class LmdbCatalog(Catalog):
             self._lock_fd = None
 
 
-def _applied(environment: _Environment, changes: Changes) -> bool:
-    """Write the changes in one synced transaction; False when the map is full and nothing was written."""
+class _ClosingError(Exception):
+    """The catalog is being closed."""
+
+
+def _applied(environment: _Environment, records: Mapping[bytes, bytes | None]) -> bool:
+    """Write the records in one synced transaction; False when the map is full and nothing was written."""
     try:
         with environment.lmdb.begin(db=environment.records, write=True) as transaction:
-            for key, value in changes.items():
+            for key, value in records.items():
                 if value is None:
                     transaction.delete(key)
                 else:

@@ -4,13 +4,14 @@ A master that restarts learns from its nodes' inventories what they still hold; 
 """
 
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from kvstore.master.catalogs.group_commit import check_ops
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Done, Op
-from kvstore.protocol.errors import Closed
+from kvstore.master.catalogs.group_commit import check_changes
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
+from kvstore.protocol.errors import Closed, KVStoreError, StaleEpoch
 
 
 class MemoryCatalog(Catalog):
@@ -24,26 +25,34 @@ class MemoryCatalog(Catalog):
         """
         self._wall_clock_ns = wall_clock_ns
         self._identity = secrets.token_hex(IDENTITY_BYTES)
-        self._closed = False
+        self._refusal: KVStoreError | None = StaleEpoch("this master does not own the catalog yet")
 
-    def open(self, *, deadline_s: float) -> int:
-        return self._wall_clock_ns()
+    def open(self, *, deadline_s: float) -> None:
+        pass
 
     @property
     def identity(self) -> str:
         return self._identity
 
-    def load(self) -> Iterator[tuple[bytes, bytes]]:
-        """Nothing: at `open` the map is always empty."""
-        return iter(())
+    def follow(self, me: Candidate, follower: Follower) -> None:
+        """There are no records, and nobody else: the election is at once."""
+        epoch = self._wall_clock_ns()
 
-    def commit(self, ops: Sequence[Op], done: Done) -> None:
-        check_ops(ops)
-        done(Closed("the catalog is closed") if self._closed else None)
+        def elect() -> None:
+            follower.begin()
+            follower.owned_by(None)
+            self._refusal = None
+            follower.elected(epoch)
+
+        threading.Thread(target=elect, name="catalog-follow", daemon=True).start()
+
+    def commit(self, changes: Sequence[Change], done: Done) -> None:
+        check_changes(changes)
+        done(self._refusal)
 
     @property
     def health(self) -> str:
         return "ok"
 
     def close(self) -> None:
-        self._closed = True
+        self._refusal = Closed("the catalog is closed")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
 from kvstore.master.directory.holders import HINT
@@ -24,12 +24,12 @@ from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rates import RateReport, Rates
 from kvstore.master.directory.records import (
     NO_DESCRIPTION,
-    BlockRecord,
     Description,
     DescriptionPart,
     NodeRecord,
     RemovedRecord,
     StrangersRecord,
+    Version,
 )
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.removing import Removing
@@ -109,35 +109,55 @@ class Directory:
             self._removals,
             master_epoch,
         )
+        self._described: dict[str, list[DescriptionPart]] = {}
+        """Parts of nodes' descriptions that were taken in."""
         self._sweep_row = 0
 
-    def load(self, items: Iterable[tuple[bytes, bytes]], now_ns: int) -> None:
-        """Take in a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
-        described: dict[str, list[DescriptionPart]] = {}
+    def load(self, batches: Iterable[Sequence[Change]], now_ns: int) -> None:
+        """Take in all of a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
         self.pins.begin(now_ns)
-        for key, value in items:
-            record = records.decode(key, value)
-            if isinstance(record, BlockRecord):
-                pairs = tuple((node_id, HINT) for node_id in sorted(record.holders))
-                self._rows.insert(self._tenants.of(record.tenant), record.key, record.version, pairs, make_parent=True)
-                self._reservations.saw(record.version.generation)
-            elif isinstance(record, NodeRecord):
-                self.members.remember(record, now_ns)
-            elif isinstance(record, StrangersRecord):
-                self.members.remember_strangers(record)
-            elif isinstance(record, DescriptionPart):
-                described.setdefault(record.name, []).append(record)
-            elif isinstance(record, RemovedRecord):
-                self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
-                self._reservations.saw(record.generation)
-            else:
-                self.pins.load(self._tenants.of(record.tenant), record)
+        for changes in batches:
+            self.take(changes, now_ns)
         self._rows.cut_cycles()
         for node in self.members:
-            node.description = records.join_description(described.get(node.info.name, ()))
+            node.description = records.join_description(self._described.pop(node.info.name, ()))
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
+
+    def take(self, changes: Sequence[Change], now_ns: int) -> None:
+        """Take in some of a catalog's records, in their order. Raises Corrupt."""
+        for change in changes:
+            if isinstance(change, BlockPuts):
+                self._take_blocks(change)
+            elif isinstance(change, Op):
+                if change.value is not None:
+                    self._take_record(records.decode(change.key, change.value), now_ns)
+            else:
+                for row in map(self._tenants.asked(change.tenant).rows.get, change.keys):
+                    if row is not None:
+                        self._rows.remove(row)
+
+    def _take_blocks(self, puts: BlockPuts) -> None:
+        """Each may name a parent that comes later, or never; holders are hints until they register."""
+        tenant = self._tenants.of(puts.tenant)
+        self._reservations.saw(max(puts.generations, default=0))
+        for key, size, checksum, generation, namespace, parent, holders in zip(*puts[1:], strict=True):
+            pairs = tuple((node_id, HINT) for node_id in holders)
+            self._rows.insert(tenant, key, Version(size, checksum, generation, namespace, parent), pairs, make_parent=True)
+
+    def _take_record(self, record: records.Record, now_ns: int) -> None:
+        if isinstance(record, NodeRecord):
+            self.members.remember(record, now_ns)
+        elif isinstance(record, StrangersRecord):
+            self.members.remember_strangers(record)
+        elif isinstance(record, DescriptionPart):
+            self._described.setdefault(record.name, []).append(record)
+        elif isinstance(record, RemovedRecord):
+            self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
+            self._reservations.saw(record.generation)
+        else:
+            self.pins.load(self._tenants.of(record.tenant), record)
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
@@ -196,12 +216,12 @@ class Directory:
         self._tenants.forget_empty()
         return silent
 
-    def sweep(self, max_rows: int) -> list[Op]:
+    def sweep(self, max_rows: int) -> list[Change]:
         """Look at the next `max_rows` rows and delete the blocks whose holders are all forgotten; operations nobody waits for.
 
         Removals are forgotten too, once every node that is known has told its inventory.
         """
-        ops = self._removals.settle()
+        ops: list[Change] = [*self._removals.settle()]
         empty = self._rows.sets.empty
         if not empty:
             return ops
@@ -276,7 +296,7 @@ class Directory:
     def _set_live(self) -> None:
         self._rows.sets.set_live(node.node_id for node in self.members.live())
 
-    def _bury(self, row: int) -> Op:
+    def _bury(self, row: int) -> Change:
         key = self._rows.keys[row]
         assert key is not None, row
         tenant = self._tenants.at(self._rows.tenant_indexes[row])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
@@ -40,7 +40,7 @@ class Plan:
     node_id: int
     epoch: int
     commands: Commands
-    ops: list[Op] = field(default_factory=list)
+    ops: list[Change] = field(default_factory=list)
     commits: list[tuple[Tenant, bytes]] = field(default_factory=list)
     owed: int = 0
     """Removed blocks that the node named: once it has answered their Drops, `paid` is to be called."""
@@ -51,7 +51,7 @@ class Effects:
     """What an `apply` leaves to do: operations that nobody waits for, and commands to nodes."""
 
     commands: Commands
-    ops: list[Op] = field(default_factory=list)
+    ops: list[Change] = field(default_factory=list)
 
 
 class Publishing:
@@ -126,7 +126,7 @@ class Publishing:
                 effects.ops.append(self.op(tenant, key))
         return effects
 
-    def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
+    def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Change]:
         """`node_id` no longer has `key` in this generation or an older one: at once, also what was not visible yet."""
         queued = _unqueue(tenant, key, lambda one: one.node_id == node_id and one.version.generation <= generation)
         row = tenant.rows.get(key, NO_ROW)
@@ -134,18 +134,18 @@ class Publishing:
         if not queued and not held:
             return []
         ops = [self.op(tenant, key)]
-        if ops[0].value is None and key in tenant.pins:
+        if not isinstance(ops[0], BlockPuts) and key in tenant.pins:
             # The block itself is gone, not only out of reach: a later block of this key is another one.
             del tenant.pins[key]
             ops.append(records.unpin(tenant.prefix, key))
         return ops
 
-    def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Op]:
+    def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:
         """Take nodes that cannot be asked off the row's holders; the operations. Should one come back, its inventory decides."""
         stripped = [self._let_go(tenant, key, node_id) for node_id in node_ids]
         return [self.op(tenant, key)] if any(stripped) else []
 
-    def op(self, tenant: Tenant, key: bytes) -> Op:
+    def op(self, tenant: Tenant, key: bytes) -> Change:
         """The operation that makes the catalog say what is known of the key now, commits in flight included."""
         row = tenant.rows.get(key, NO_ROW)
         version, holders = self._rows.version(row), [node_id for node_id, _state in self._rows.pairs(row)]
@@ -154,7 +154,7 @@ class Publishing:
                 version, holders = waiting.version, [waiting.node_id]
             elif waiting.version[:3] == version[:3] and waiting.node_id not in holders:
                 holders.append(waiting.node_id)
-        return records.put_block(tenant.prefix, key, version, holders) if holders else records.delete_block(tenant.prefix, key)
+        return records.put_block(tenant.name, key, version, holders) if holders else records.delete_block(tenant.name, key)
 
     def check_integrity(self) -> None:
         """Assert that at most one version a node waits for the catalog, and nothing empty is kept. For tests."""
@@ -199,7 +199,7 @@ class Publishing:
         self._reservations.end(tenant, key, version.generation)
         if key not in tenant.rows and key not in tenant.pending:
             tenant.pending[key] = (Pending(plan.ticket, node_id, version, tiers),)
-            plan.ops.append(records.put_block(tenant.prefix, key, version, (node_id,)))
+            plan.ops.append(records.put_block(tenant.name, key, version, (node_id,)))
             plan.commits.append((tenant, key))
         elif not self._is_held(tenant, key, node_id, version, tiers):
             self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
@@ -219,8 +219,7 @@ class Publishing:
         for key, version, tiers in zip(keys, versions, message.tiers, strict=True):
             self._reservations.end(tenant, key, version.generation)
             tenant.pending[key] = (Pending(plan.ticket, plan.node_id, version, tiers & TIERS),)
-        holders = (plan.node_id,)
-        plan.ops += [records.put_block(tenant.prefix, key, version, holders) for key, version in zip(keys, versions, strict=True)]
+        plan.ops.append(records.put_blocks(tenant.name, keys, versions, (plan.node_id,)))
         plan.commits += [(tenant, key) for key in keys]
         return True
 

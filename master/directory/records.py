@@ -1,8 +1,8 @@
-"""The catalog's records: what of the directory outlives the master, as bytes. Pure; it decides nothing.
+"""The catalog's records: what of the directory outlives the master. Pure; it decides nothing.
+
+Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The small records are bytes:
 
     key                                             value
-    b"b" + u8 tenant length + tenant + block key    <u8 version, u64 size, u64 checksum, u64 generation, u8 namespace length,
-                                                    u8 parent length, u16 holders>, namespace, parent key, u32 node id a holder
     b"n" + node name                                <u32 node id>, and <u64 generation> while the node must drop what it has up to it
     b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
                                                     generation, and no node gets this id or one below it
@@ -21,19 +21,18 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.protocol.errors import Corrupt, InvalidArgument
 
 VERSION: Final = 1
 MAX_TENANT_BYTES: Final = 128
-"""With a key of 255 bytes a record's key stays below the catalog's limit of 400."""
+"""The catalog's limit; with a key of 255 bytes a small record's key stays below its limit of 400, too."""
 MAX_NAME_BYTES: Final = 255
 MAX_DESCRIPTION_BYTES: Final = 256 << 10
 """Of a node's topology, and of what it says of its transfer engine."""
 PART_BYTES: Final = 60 << 10
 """A description goes into records of this size: a catalog's values are at most 64 KiB."""
 
-_BLOCK: Final = struct.Struct("<BQQQBBH")
 _ID: Final = struct.Struct("<I")
 _NODE: Final = struct.Struct("<IQ")
 _GENERATION: Final = struct.Struct("<Q")
@@ -50,14 +49,6 @@ class Version(NamedTuple):
     generation: int
     namespace: str
     parent: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRecord:
-    tenant: str
-    key: bytes
-    version: Version
-    holders: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +115,18 @@ def tenant_prefix(tenant: str) -> bytes:
     return bytes((len(name),)) + name
 
 
-def put_block(prefix: bytes, key: bytes, version: Version, holders: Sequence[int]) -> Op:
-    """`prefix` is tenant_prefix(tenant); computed once a tenant, because this runs once a published block."""
-    size, checksum, generation, namespace, parent = version
-    text = namespace.encode() if namespace else b""
-    head = _BLOCK.pack(VERSION, size, checksum, generation, len(text), len(parent), len(holders))
-    ids = _ID.pack(holders[0]) if len(holders) == 1 else b"".join(map(_ID.pack, holders))
-    return Op(b"b%b%b" % (prefix, key), b"%b%b%b%b" % (head, text, parent, ids))
+def put_block(tenant: str, key: bytes, version: Version, holders: Sequence[int]) -> BlockPuts:
+    return put_blocks(tenant, [key], [version], tuple(sorted(holders)))
 
 
-def delete_block(prefix: bytes, key: bytes) -> Op:
-    return Op(b"b" + prefix + key, None)
+def put_blocks(tenant: str, keys: Sequence[bytes], versions: Sequence[Version], holders: tuple[int, ...]) -> BlockPuts:
+    """Blocks that the same nodes hold, node ids ascending."""
+    sizes, checksums, generations, namespaces, parents = zip(*versions, strict=True)
+    return BlockPuts(tenant, keys, sizes, checksums, generations, namespaces, parents, (holders,) * len(keys))
+
+
+def delete_block(tenant: str, key: bytes) -> BlockDeletes:
+    return BlockDeletes(tenant, (key,))
 
 
 def put_node(name: str, node_id: int, floor: int) -> Op:
@@ -203,17 +195,15 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-Record = BlockRecord | NodeRecord | StrangersRecord | DescriptionPart | PinRecord | RemovedRecord
+Record = NodeRecord | StrangersRecord | DescriptionPart | PinRecord | RemovedRecord
 
 
 def decode(key: bytes, value: bytes) -> Record:
-    """The record of one catalog entry.
+    """The record of one small catalog entry.
 
     Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
     """
     try:
-        if key[:1] == b"b":
-            return _block(*_owner(key), value)
         if key[:1] == b"n":
             return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
         if key == b"f":
@@ -232,14 +222,3 @@ def decode(key: bytes, value: bytes) -> Record:
 def _owner(key: bytes) -> tuple[str, bytes]:
     split = 2 + key[1]
     return key[2:split].decode(), key[split:]
-
-
-def _block(tenant: str, key: bytes, value: bytes) -> BlockRecord:
-    form, size, checksum, generation, namespace_bytes, parent_bytes, holder_count = _BLOCK.unpack_from(value)
-    if form != VERSION:
-        raise Corrupt(f"a catalog record has form {form}, this release reads {VERSION}")
-    text_end = _BLOCK.size + namespace_bytes
-    parent_end = text_end + parent_bytes
-    namespace = value[_BLOCK.size : text_end].decode()
-    holders = struct.unpack(f"<{holder_count}I", value[parent_end:])
-    return BlockRecord(tenant, key, Version(size, checksum, generation, namespace, value[text_end:parent_end]), holders)

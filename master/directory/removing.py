@@ -6,7 +6,7 @@ A block is gone once its holders have said that they dropped it. What nodes hold
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.publishing import Publishing
@@ -26,7 +26,7 @@ class Removal:
     """
 
     flags: bytearray
-    ops: list[Op]
+    ops: list[Change]
     commands: Commands
     raises_floors: bool = False
 
@@ -69,10 +69,10 @@ class Removing:
         removal.raises_floors = self._removals.unwritten > unwritten
         return removal
 
-    def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Op]:
+    def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Change]:
         """A node's answer to a Drop: what it dropped is gone now, before its own event says so; operations for the catalog."""
         owner = self._tenants.asked(tenant)
-        ops: list[Op] = []
+        ops: list[Change] = []
         for key, generation, flag in zip(keys, generations, flags, strict=True):
             if flag:
                 ops += self._publishing.gone(node_id, owner, key, generation)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import with_holder
 from kvstore.master.directory.membership import Member, Membership
@@ -46,7 +46,7 @@ class Entered:
 
     flags: bytearray
     commands: Commands
-    ops: list[Op]
+    ops: list[Change]
 
 
 class Replication:

@@ -166,7 +166,7 @@ class Rows:
         """Take its parent off one row of each cycle: its rows would wait for one another for ever. After the last insert with
         `make_parent`; O(rows).
 
-        Writers say who is whose parent, each of its own block. All rows of a cycle are held, since those made for a child have no parent.
+        Writers say who is whose parent, each of its own block.
         """
         walked_from = array("I", bytes(4 * len(self)))
         for start in range(1, len(self)):
@@ -175,8 +175,10 @@ class Rows:
                 walked_from[row] = start
                 row = self.parents[row]
             if row != NO_ROW and walked_from[row] == start:
-                self.children[self.parents[row]] -= 1
-                self.parents[row] = NO_PARENT
+                parent, self.parents[row] = self.parents[row], NO_PARENT
+                self.children[parent] -= 1
+                if not self.holders[parent] and not self.children[parent]:
+                    self.remove(parent)
 
     def check_integrity(self) -> None:
         """Assert that rows, dictionaries, holders' sets and children counts agree. For tests; O(rows)."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.records import NO_DESCRIPTION, Description
+from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 
 S: Final = 1_000_000_000
@@ -68,25 +68,38 @@ class Master:
     def __init__(
         self,
         epoch: int = 1,
-        catalog: dict[bytes, bytes] | None = None,
+        catalog: "dict[bytes, bytes | BlockPuts] | None" = None,
         timing: Timing | None = None,
         limits: Limits | None = None,
         wall_ns: int | None = None,
     ) -> None:
         self.epoch = epoch
         self.now_ns = 0
-        self.catalog: dict[bytes, bytes] = dict(catalog or {})
+        self.catalog: dict[bytes, bytes | BlockPuts] = dict(catalog or {})
+        """Small records by their keys; a block's under b"b", the length of its tenant's name, that, and its key."""
         self.directory = Directory(
             epoch, wall_ns=1000 * epoch if wall_ns is None else wall_ns, rng=random.Random(1), timing=timing, limits=limits
         )
-        self.directory.load(self.catalog.items(), self.now_ns)
+        self.directory.load([[_change(*item) for item in self.catalog.items()]], self.now_ns)
 
-    def commit(self, ops: Iterable[Op]) -> None:
-        for op in ops:
-            if op.value is None:
-                self.catalog.pop(op.key, None)
+    def commit(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if isinstance(change, BlockPuts):
+                for block in zip(*change[1:], strict=True):
+                    self.catalog[block_name(change.tenant, block[0])] = BlockPuts(change.tenant, *([value] for value in block))
+            elif not isinstance(change, Op):
+                for key in change.keys:
+                    self.catalog.pop(block_name(change.tenant, key), None)
+            elif change.value is None:
+                self.catalog.pop(change.key, None)
             else:
-                self.catalog[op.key] = op.value
+                self.catalog[change.key] = change.value
+
+    def block(self, key: bytes, tenant: str = TENANT) -> BlockPuts:
+        """A block's record in the catalog."""
+        record = self.catalog[block_name(tenant, key)]
+        assert isinstance(record, BlockPuts)
+        return record
 
     def register(self, name: str, instance: int = 1, *tiers: Tier, description: Description = NO_DESCRIPTION) -> Member:
         node, ops = self.directory.register(NodeInfo(name, instance, tcp=f"{name}:1"), tiers or (Tier(),), self.now_ns, description)
@@ -137,6 +150,14 @@ class Master:
     def restart(self) -> "Master":
         """A new master on the same catalog."""
         return Master(self.epoch + 1, self.catalog)
+
+
+def block_name(tenant: str, key: bytes) -> bytes:
+    return b"b" + tenant_prefix(tenant) + key
+
+
+def _change(key: bytes, value: bytes | BlockPuts) -> Change:
+    return value if isinstance(value, BlockPuts) else Op(key, value)
 
 
 def one_node(*keys: bytes) -> tuple[Master, Member]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.sync import Client
-from kvstore.client.tools.child import Child
-from kvstore.protocol.errors import Broken, CatalogUnavailable, DeadlineExceeded, Retry
+from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, Retry
 from kvstore.transfer.testing.waiting import within
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
@@ -30,7 +29,7 @@ def own_etcd(etcd_server_factory: Callable[..., EtcdServer]) -> EtcdServer:
 @pytest.fixture
 def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
     with System(tmp_path, f"etcd://{own_etcd.host_port}") as started:
-        started.start_master()
+        started.start_master(0, "--lease-ttl-s", "20")
         started.start_node("n0", "--dram", "32MiB")
         yield started
 
@@ -72,7 +71,7 @@ def test_etcd_away_later_reads_go_on_puts_wait_and_fail_and_nothing_acknowledged
             key = b"while away, %d bytes" % size
             client.put(key, value_of(key, 1, size), deadline_s=DEADLINE_S)  # False if the first one took effect after all
             assert client.get(key) in (value_of(key, 0, size), value_of(key, 1, size))
-        running.masters[0].kill()
+        running.masters[0].stop()
         running.start_master()
         running.await_alive("n0")
         assert remote.get_batch([*KEYS, b"afterwards"]) == [*VALUES, VALUES[0]]
@@ -93,25 +92,15 @@ def put_at_last(client: Client, key: bytes, value: bytes) -> bool:
     return client.exists(key)
 
 
-def ended(master: Child) -> str:
-    """Why it ended by itself."""
-    with pytest.raises(Broken) as end:
-        master.facts("an event that never comes", deadline_s=DEADLINE_S)
-    return str(end.value)
-
-
-def test_a_second_master_on_the_same_etcd_fences_the_first_and_serves_in_its_place(tmp_path: Path, own_etcd: EtcdServer) -> None:
+def test_a_second_master_on_the_same_etcd_serves_in_the_place_of_a_first_that_is_killed(tmp_path: Path, own_etcd: EtcdServer) -> None:
     with System(tmp_path, f"etcd://{own_etcd.host_port}", masters=2) as system:
         first = system.start_master(0)
         system.start_node("n0", "--dram", "32MiB")
         with system.client(deadline_s=DEADLINE_S) as client:
             assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+            first.kill()
             system.start_master(1)
-            # The first one learns of it from its next write; whichever master takes this put, it is acknowledged once it is durable.
             assert put_at_last(client, b"after the change", VALUES[0])
-            why = ended(first)
-            assert "status 1" in why
-            assert "master" in why
             system.await_alive("n0")
             assert client.get_batch([*KEYS, b"after the change"]) == [*VALUES, VALUES[0]]
             assert client.exists_batch(KEYS) == [True] * len(KEYS)

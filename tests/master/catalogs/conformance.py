@@ -1,14 +1,14 @@
 """What every catalog promises. Inherit CatalogConformance and give it the two hooks; needs pytest (the `dev` extra)."""
 
-import itertools
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import pytest
 
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Catalog, Op
-from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, BlockDeletes, BlockPuts, Candidate, Catalog, Change, Op
+from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
+from tests.master.catalogs.following import Following
 
 OPEN_DEADLINE_S = 60.0
 DONE_DEADLINE_S = 60.0
@@ -33,14 +33,14 @@ class Outcomes:
         return self._told.empty()
 
 
-def commit(catalog: Catalog, *ops: Op) -> KVStoreError | None:
+def commit(catalog: Catalog, *changes: Change) -> KVStoreError | None:
     """Commit one batch and wait for what `done` is told."""
     outcomes = Outcomes()
-    catalog.commit(ops, outcomes.done())
+    catalog.commit(changes, outcomes.done())
     return outcomes.next()[1]
 
 
-def commit_all(catalog: Catalog, batches: Sequence[Sequence[Op]]) -> list[tuple[int, KVStoreError | None]]:
+def commit_all(catalog: Catalog, batches: Sequence[Sequence[Change]]) -> list[tuple[int, KVStoreError | None]]:
     """Commit all batches without waiting between them; (number, error) in the order in which `done` was called."""
     outcomes = Outcomes()
     for number, batch in enumerate(batches):
@@ -48,11 +48,45 @@ def commit_all(catalog: Catalog, batches: Sequence[Sequence[Op]]) -> list[tuple[
     return [outcomes.next() for _batch in batches]
 
 
+def opened(catalog: Catalog, name: str = "me") -> Following:
+    """Open the catalog and follow it."""
+    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    following = Following()
+    catalog.follow(Candidate(name, f"{name}:1"), following)
+    return following
+
+
+def elected(catalog: Catalog, name: str = "me") -> Following:
+    """Open the catalog and wait to be elected."""
+    following = opened(catalog, name)
+    following.await_elected()
+    return following
+
+
+def blocks(*keys: bytes, tenant: str = "red", generation: int = 1, parents: Sequence[bytes] = ()) -> BlockPuts:
+    """Puts that differ in what their keys differ in."""
+    count = len(keys)
+    return BlockPuts(
+        tenant,
+        keys,
+        [100 + len(key) for key in keys],
+        [hash_of(key) for key in keys],
+        [generation + index for index in range(count)],
+        ["space" if key[:1] < b"m" else "" for key in keys],
+        parents or [b""] * count,
+        [(1,) if key[-1:] < b"m" else (1, 2, 3_000_000_000) for key in keys],
+    )
+
+
+def hash_of(key: bytes) -> int:
+    return int.from_bytes(key[-8:].rjust(8, b"\xff"), "big")
+
+
 class CatalogConformance:
     """Promises of Catalog, one a test."""
 
     durable: ClassVar[bool] = True
-    """What was committed is loaded by the next owner."""
+    """What was committed is given to the next owner."""
 
     @pytest.fixture
     def place(self) -> MakeCatalog:
@@ -60,7 +94,7 @@ class CatalogConformance:
         raise NotImplementedError
 
     def check_rivals(self, former: Catalog, rival: Catalog) -> None:
-        """Hook: open `rival` while `former` is open, and assert that not both can write."""
+        """Hook: open `rival` while `former` is open, and assert that not both can write. `former` has the record a: 1."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -78,34 +112,51 @@ class CatalogConformance:
 
     @pytest.fixture
     def catalog(self, make: MakeCatalog) -> Catalog:
+        """Of its owner."""
         catalog = make()
-        catalog.open(deadline_s=OPEN_DEADLINE_S)
+        elected(catalog)
         return catalog
 
-    def reloaded(self, catalog: Catalog, make: MakeCatalog) -> list[tuple[bytes, bytes]]:
-        """What the next owner loads after `catalog` was closed."""
+    def reloaded(self, catalog: Catalog, make: MakeCatalog) -> Following:
+        """What the next owner was given after `catalog` was closed."""
         catalog.close()
-        successor = make()
-        successor.open(deadline_s=OPEN_DEADLINE_S)
-        return list(successor.load())
+        return elected(make())
 
-    def expected(self, *records: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        return list(records) if self.durable else []
+    def expected(self, *records: tuple[bytes, bytes]) -> dict[bytes, bytes]:
+        return dict(records) if self.durable else {}
 
-    def test_a_new_place_is_empty_and_healthy(self, catalog: Catalog) -> None:
-        assert list(catalog.load()) == []
+    def expected_blocks(self, *changes: Change) -> dict[tuple[str, bytes], object]:
+        naive = Following()
+        naive.take(changes if self.durable else ())
+        return naive.blocks
+
+    def test_a_new_place_is_empty_and_healthy(self, make: MakeCatalog) -> None:
+        catalog = make()
+        following = elected(catalog)
+        assert (following.records, following.blocks) == ({}, {})
         assert catalog.health == "ok"
 
-    def test_the_next_owner_loads_every_durable_record(self, catalog: Catalog, make: MakeCatalog) -> None:
-        assert commit(catalog, Op(b"a", b"1"), Op(b"b", b"2")) is None
+    def test_a_follower_is_told_to_begin_then_who_owns_it_then_of_its_election(self, make: MakeCatalog) -> None:
+        following = elected(make())
+        assert following.told[0] == "begin"
+        assert following.told[-1] == "elected"
+        assert "owned by None" in following.told
+
+    def test_before_its_election_commits_fail(self, make: MakeCatalog) -> None:
+        catalog = make()
+        catalog.open(deadline_s=OPEN_DEADLINE_S)
+        assert isinstance(commit(catalog, Op(b"a", b"1")), StaleEpoch)
+
+    def test_the_next_owner_is_given_every_durable_record(self, catalog: Catalog, make: MakeCatalog) -> None:
+        assert commit(catalog, Op(b"a", b"1"), Op(b"y", b"2")) is None
         assert commit(catalog, Op(b"c", b"")) is None
-        assert self.reloaded(catalog, make) == self.expected((b"a", b"1"), (b"b", b"2"), (b"c", b""))
+        assert self.reloaded(catalog, make).records == self.expected((b"a", b"1"), (b"y", b"2"), (b"c", b""))
 
     def test_every_owners_epoch_is_larger_than_its_predecessors(self, make: MakeCatalog) -> None:
         epochs = []
         for _owner in range(3):
             catalog = make()
-            epochs.append(catalog.open(deadline_s=OPEN_DEADLINE_S))
+            epochs.append(elected(catalog).epoch)
             catalog.close()
         assert 0 < epochs[0] < epochs[1] < epochs[2]
 
@@ -121,20 +172,20 @@ class CatalogConformance:
 
     def test_the_last_operation_on_a_key_wins_within_a_batch(self, catalog: Catalog, make: MakeCatalog) -> None:
         set_last = (Op(b"a", b"1"), Op(b"a", None), Op(b"a", b"2"))
-        deleted_last = (Op(b"b", b"1"), Op(b"b", None))
+        deleted_last = (Op(b"y", b"1"), Op(b"y", None))
         assert commit(catalog, *set_last, *deleted_last) is None
-        assert self.reloaded(catalog, make) == self.expected((b"a", b"2"))
+        assert self.reloaded(catalog, make).records == self.expected((b"a", b"2"))
 
     def test_the_last_operation_on_a_key_wins_across_batches(self, catalog: Catalog, make: MakeCatalog) -> None:
         batches = [[Op(b"%d" % (number % 7), b"%d" % number if number % 3 else None)] for number in range(700)]
         assert all(error is None for _number, error in commit_all(catalog, batches))
         naive = {op.key: op.value for batch in batches for op in batch}
-        assert self.reloaded(catalog, make) == self.expected(*sorted((key, value) for key, value in naive.items() if value is not None))
+        assert self.reloaded(catalog, make).records == self.expected(*((key, value) for key, value in naive.items() if value is not None))
 
     def test_a_deleted_record_is_gone_and_deleting_nothing_is_no_error(self, catalog: Catalog, make: MakeCatalog) -> None:
-        assert commit(catalog, Op(b"a", b"1"), Op(b"b", b"2")) is None
+        assert commit(catalog, Op(b"a", b"1"), Op(b"y", b"2")) is None
         assert commit(catalog, Op(b"a", None), Op(b"never there", None)) is None
-        assert self.reloaded(catalog, make) == self.expected((b"b", b"2"))
+        assert self.reloaded(catalog, make).records == self.expected((b"y", b"2"))
 
     def test_done_is_called_exactly_once_each_in_the_order_of_the_commits(self, catalog: Catalog) -> None:
         outcomes = Outcomes()
@@ -146,30 +197,47 @@ class CatalogConformance:
 
     def test_values_may_be_64_kib_and_many_of_them_one_batch(self, catalog: Catalog, make: MakeCatalog) -> None:
         records = [(b"%03d" % number, bytes([number]) * 65_536) for number in range(100)]
-        assert commit(catalog, *itertools.starmap(Op, records)) is None
-        assert self.reloaded(catalog, make) == self.expected(*records)
+        assert commit(catalog, *map(Op._make, records)) is None
+        assert self.reloaded(catalog, make).records == self.expected(*records)
 
-    def test_keys_of_any_bytes_are_kept_and_loaded_in_order(self, catalog: Catalog, make: MakeCatalog) -> None:
+    def test_keys_of_any_bytes_are_kept(self, catalog: Catalog, make: MakeCatalog) -> None:
         keys = [b"\x00", b"\x00\x00", b"\x00\xff", b"/", b"a", b"a\x00", b"a\x00b", b"a\xff", b"\xff", b"\xff\x00", b"\xff" * 400]
         assert commit(catalog, *(Op(key, key[:1]) for key in reversed(keys))) is None
-        assert self.reloaded(catalog, make) == self.expected(*((key, key[:1]) for key in keys))
+        assert self.reloaded(catalog, make).records == self.expected(*((key, key[:1]) for key in keys))
 
-    def test_a_batch_of_20_000_records_is_taken_and_loaded(self, catalog: Catalog, make: MakeCatalog) -> None:
+    def test_a_batch_of_20_000_records_is_taken_and_given(self, catalog: Catalog, make: MakeCatalog) -> None:
         records = [(number.to_bytes(16, "big"), b"%0128d" % number) for number in range(20_000)]
-        assert commit(catalog, *itertools.starmap(Op, records)) is None
-        assert self.reloaded(catalog, make) == self.expected(*records)
+        assert commit(catalog, *map(Op._make, records)) is None
+        assert self.reloaded(catalog, make).records == self.expected(*records)
 
-    def test_commits_while_loading_neither_wait_nor_change_what_is_loaded(self, catalog: Catalog, make: MakeCatalog) -> None:
-        records = [(b"%04d" % number, b"old") for number in range(1_000)]
-        assert commit(catalog, *itertools.starmap(Op, records)) is None
-        catalog.close()
-        successor = make()
-        successor.open(deadline_s=OPEN_DEADLINE_S)
-        loading = successor.load()
-        first = next(loading, None)
-        assert commit(successor, *(Op(key, None) for key, _value in records), Op(b"new", b"")) is None
-        loaded = [*([first] if first else []), *loading]
-        assert loaded == self.expected(*records)
+    def test_blocks_come_back_as_they_were_put_last(self, catalog: Catalog, make: MakeCatalog) -> None:
+        changes = [
+            blocks(*(b"key-%d" % number for number in range(500))),
+            blocks(b"key-7", b"key-8", generation=1 << 63),
+            blocks(b"a", b"key-7", tenant=""),
+            blocks(b"\x00", b"k" * 255, tenant="t" * 128, parents=[b"p" * 255, b"\x00"]),
+        ]
+        for change in changes:
+            assert commit(catalog, change) is None
+        assert self.reloaded(catalog, make).blocks == self.expected_blocks(*changes)
+
+    def test_deleted_blocks_are_gone_whatever_came_before_in_a_batch_or_another(self, catalog: Catalog, make: MakeCatalog) -> None:
+        batches: list[list[Change]] = [
+            [blocks(b"a", b"b", b"c", b"d")],
+            [BlockDeletes("red", [b"a", b"never there"]), BlockDeletes("blue", [b"b"])],
+            [blocks(b"e"), BlockDeletes("red", [b"b", b"e"]), blocks(b"b", generation=9), blocks(b"x"), BlockDeletes("red", [b"c"])],
+            [BlockDeletes("red", []), blocks(b"a", generation=5), BlockDeletes("red", [b"a"])],
+        ]
+        assert all(error is None for _number, error in commit_all(catalog, batches))
+        found = self.reloaded(catalog, make).blocks
+        assert found == self.expected_blocks(*(change for batch in batches for change in batch))
+        assert sorted(key for _tenant, key in found) == ([b"b", b"d", b"x"] if self.durable else [])
+
+    def test_a_batch_of_20_000_blocks_is_taken_and_given(self, catalog: Catalog, make: MakeCatalog) -> None:
+        keys = [number.to_bytes(16, "big") for number in range(20_000)]
+        puts = blocks(*keys, parents=[b"", *keys[:-1]])
+        assert commit(catalog, puts) is None
+        assert self.reloaded(catalog, make).blocks == self.expected_blocks(puts)
 
     def test_a_second_master_on_the_same_place_is_kept_out_or_takes_over(self, catalog: Catalog, make: MakeCatalog) -> None:
         assert commit(catalog, Op(b"a", b"1")) is None
@@ -183,10 +251,10 @@ class CatalogConformance:
     def test_a_catalog_that_was_never_opened_can_be_closed(self, make: MakeCatalog) -> None:
         make().close()
 
-    @pytest.mark.parametrize("op", [Op(b"", b"x"), Op(b"k" * 401, None), Op(b"k", b"v" * 65_537)])
-    def test_an_operation_over_the_limits_is_refused_at_once(self, catalog: Catalog, op: Op) -> None:
+    @pytest.mark.parametrize("change", [Op(b"", b"x"), Op(b"k" * 401, None), blocks(b"k" * 256), BlockDeletes("t" * 129, [b"k"])])
+    def test_a_change_over_the_limits_is_refused_at_once(self, catalog: Catalog, change: Change) -> None:
         outcomes = Outcomes()
         with pytest.raises(InvalidArgument):
-            catalog.commit([Op(b"a", b"1"), op], outcomes.done())
+            catalog.commit([Op(b"a", b"1"), change], outcomes.done())
         assert outcomes.empty
         assert commit(catalog, Op(b"a", b"1")) is None

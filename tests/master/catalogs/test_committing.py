@@ -9,11 +9,12 @@ from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.protocol.errors import KVStoreError, StaleEpoch
 from kvstore.rpc.reactor import Reactor
+from tests.master.catalogs.conformance import elected, opened
 
 
 def test_the_memory_catalog_is_answered_in_the_same_turn() -> None:
     reactor, catalog, order = Reactor(), MemoryCatalog(), list[str]()
-    catalog.open(deadline_s=1)
+    elected(catalog)
     Committer(reactor, catalog, on_fenced=lambda error: order.append("fenced")).commit([Op(b"k", b"v")], lambda: order.append("done"))
     assert order == ["done"]
     reactor.close()
@@ -21,7 +22,7 @@ def test_the_memory_catalog_is_answered_in_the_same_turn() -> None:
 
 def test_what_is_durable_is_told_in_the_loop_and_in_order_also_without_operations(tmp_path: Path) -> None:
     reactor, catalog, order = Reactor(), LmdbCatalog(tmp_path), list[int]()
-    catalog.open(deadline_s=5)
+    elected(catalog)
     committer = Committer(reactor, catalog, on_fenced=lambda error: order.append(-1))
     for n in range(5):
         committer.commit([Op(b"k", b"%d" % n)] if n % 2 == 0 else [], lambda n=n: order.append(n))  # type: ignore[misc]
@@ -35,7 +36,7 @@ def test_what_is_durable_is_told_in_the_loop_and_in_order_also_without_operation
 
 def test_a_closed_catalog_is_no_fence() -> None:
     reactor, catalog, fenced = Reactor(), MemoryCatalog(), list[KVStoreError]()
-    catalog.open(deadline_s=1)
+    elected(catalog)
     committer = Committer(reactor, catalog, on_fenced=fenced.append)
     catalog.close()
     committer.commit([])
@@ -43,12 +44,12 @@ def test_a_closed_catalog_is_no_fence() -> None:
     reactor.close()
 
 
-def test_another_owner_of_the_catalog_is_told_once_and_nothing_is_durable_any_more(etcd_url: str) -> None:
+def test_a_catalog_that_another_owns_is_told_once_and_nothing_is_durable_any_more(etcd_url: str) -> None:
     reactor, fenced, durable = Reactor(), list[KVStoreError](), list[str]()
-    former, newer = make_catalog(f"{etcd_url}/committing"), make_catalog(f"{etcd_url}/committing")
-    former.open(deadline_s=10)
-    newer.open(deadline_s=10)
-    committer = Committer(reactor, former, on_fenced=fenced.append)
+    owner, other = make_catalog(f"{etcd_url}/committing"), make_catalog(f"{etcd_url}/committing")
+    elected(owner)
+    opened(other)
+    committer = Committer(reactor, other, on_fenced=fenced.append)
     for _ in range(2):
         committer.commit([Op(b"k", b"v")], lambda: durable.append("no"))
     while not fenced:
@@ -56,6 +57,6 @@ def test_another_owner_of_the_catalog_is_told_once_and_nothing_is_durable_any_mo
     reactor.run_once(0.0)
     assert [type(error) for error in fenced] == [StaleEpoch]
     assert durable == []
-    for catalog in (former, newer):
+    for catalog in (owner, other):
         catalog.close()
     reactor.close()

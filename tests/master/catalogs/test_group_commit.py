@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, Changes, GroupCommit
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, GroupCommit
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
 from tests.master.catalogs.conformance import Outcomes
 
@@ -19,20 +20,23 @@ class Place:
     """A place to write to, which can be held, and made to fail a number of times."""
 
     def __init__(self) -> None:
-        self.groups: list[dict[bytes, bytes | None]] = []
+        self.groups: list[list[Change]] = []
         self.errors: list[Exception] = []
         self.entered = threading.Semaphore(0)
         self.gate = threading.Event()
         self.gate.set()
         self.on_write: Callable[[], None] = lambda: None
+        self.owned = "first"
+        self.stale: list[StaleEpoch] = []
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: Sequence[Change], owned: str) -> None:
+        assert owned == self.owned
         self.on_write()
         self.entered.release()
         assert self.gate.wait(DEADLINE_S)
         if self.errors:
             raise self.errors.pop(0)
-        self.groups.append(dict(changes))
+        self.groups.append(list(changes))
 
     def wait_entered(self) -> None:
         assert self.entered.acquire(timeout=DEADLINE_S)
@@ -44,11 +48,13 @@ def place() -> Place:
 
 
 @pytest.fixture
-def make(place: Place) -> Iterator[Callable[..., GroupCommit]]:
-    made: list[GroupCommit] = []
+def make(place: Place) -> Iterator[Callable[..., GroupCommit[str]]]:
+    made: list[GroupCommit[str]] = []
 
-    def make(*, first_s: float = 0.001, interrupt: Callable[[], None] = place.gate.set) -> GroupCommit:
-        made.append(GroupCommit(place.write, backoff=Backoff(first_s=first_s, longest_s=first_s), interrupt=interrupt))
+    def make(*, first_s: float = 0.001, interrupt: Callable[[], None] = place.gate.set) -> GroupCommit[str]:
+        backoff = Backoff(first_s=first_s, longest_s=first_s)
+        made.append(GroupCommit(place.write, backoff=backoff, interrupt=interrupt, on_stale=place.stale.append))
+        made[-1].admit(place.owned)
         return made[-1]
 
     yield make
@@ -56,9 +62,7 @@ def make(place: Place) -> Iterator[Callable[..., GroupCommit]]:
         committer.close()
 
 
-def test_what_queues_up_during_a_write_becomes_one_group_with_the_last_operation_of_each_key(
-    place: Place, make: Callable[..., GroupCommit]
-) -> None:
+def test_what_queues_up_during_a_write_becomes_one_group_in_order(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     committer.start()
     place.gate.clear()
@@ -69,7 +73,7 @@ def test_what_queues_up_during_a_write_becomes_one_group_with_the_last_operation
     assert outcomes.empty
     place.gate.set()
     assert [outcomes.next() for _commit in range(3)] == [(0, None), (1, None), (2, None)]
-    assert place.groups == [{b"a": b"1"}, {b"a": b"2", b"b": None}]
+    assert place.groups == [[Op(b"a", b"1")], [Op(b"a", b"2"), Op(b"b", b"1"), Op(b"b", None)]]
 
 
 @pytest.mark.parametrize(
@@ -77,20 +81,21 @@ def test_what_queues_up_during_a_write_becomes_one_group_with_the_last_operation
     [
         [Op(b"%d" % number, b"") for number in range(MAX_GROUP_OPS)],
         [Op(b"%d" % number, b"v" * MAX_VALUE_BYTES) for number in range(MAX_GROUP_BYTES // MAX_VALUE_BYTES)],
+        [BlockDeletes("red", [b"%d" % number for number in range(MAX_GROUP_OPS)])],
     ],
-    ids=["operations", "bytes"],
+    ids=["operations", "bytes", "blocks"],
 )
-def test_a_group_takes_no_further_batch_past_its_limits(place: Place, make: Callable[..., GroupCommit], batch: list[Op]) -> None:
+def test_a_group_takes_no_further_batch_past_its_limits(place: Place, make: Callable[..., GroupCommit[str]], batch: list[Change]) -> None:
     committer, outcomes = make(), Outcomes()
     committer.submit(batch, outcomes.done(0))
     committer.submit([Op(b"next", b"")], outcomes.done(1))
     committer.start()
     assert [outcomes.next(), outcomes.next()] == [(0, None), (1, None)]
-    assert [len(group) for group in place.groups] == [len(batch), 1]
+    assert place.groups == [batch, [Op(b"next", b"")]]
 
 
 def test_a_write_that_fails_is_tried_again_and_health_tells_meanwhile(
-    place: Place, make: Callable[..., GroupCommit], caplog: pytest.LogCaptureFixture
+    place: Place, make: Callable[..., GroupCommit[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     committer, outcomes = make(), Outcomes()
     place.errors = [CatalogUnavailable("no disk"), RuntimeError("odd"), CatalogUnavailable("no disk")]
@@ -103,11 +108,13 @@ def test_a_write_that_fails_is_tried_again_and_health_tells_meanwhile(
     waiting = "(0 commits wait behind it)"
     assert healths == ["ok", f"no disk {waiting}", f"odd {waiting}", f"no disk {waiting}"]
     assert committer.health == "ok"
-    assert place.groups == [{b"a": b"1"}]
+    assert place.groups == [[Op(b"a", b"1")]]
     assert [record.message for record in caplog.records] == ["catalog: no disk", "catalog: takes writes again"]
 
 
-def test_a_fenced_owner_is_told_for_this_and_every_later_commit_and_writes_no_more(place: Place, make: Callable[..., GroupCommit]) -> None:
+def test_a_fenced_owner_is_told_for_this_and_every_later_commit_until_it_is_admitted_again(
+    place: Place, make: Callable[..., GroupCommit[str]]
+) -> None:
     committer, outcomes = make(), Outcomes()
     place.errors = [StaleEpoch("b owns it")]
     committer.start()
@@ -116,20 +123,89 @@ def test_a_fenced_owner_is_told_for_this_and_every_later_commit_and_writes_no_mo
         told, error = outcomes.next()
         assert (told, type(error)) == (number, StaleEpoch)
     assert place.groups == []
-    assert committer.health.startswith("b owns it")
+    assert [str(error) for error in place.stale] == ["b owns it"]
+    place.owned = "second"
+    committer.admit("second")
+    committer.submit([Op(b"a", b"1")], outcomes.done(3))
+    assert outcomes.next() == (3, None)
 
 
-@pytest.mark.parametrize("op", [Op(b"", b"x"), Op(b"k" * 401, None), Op(b"k", b"v" * (MAX_VALUE_BYTES + 1))])
-def test_a_batch_with_an_operation_over_the_limits_is_refused_whole(place: Place, make: Callable[..., GroupCommit], op: Op) -> None:
+def test_before_the_first_admit_and_after_a_refuse_all_fail_and_what_waits_is_not_written_by_the_next_ownership(
+    place: Place, make: Callable[..., GroupCommit[str]]
+) -> None:
+    committer, outcomes = make(), Outcomes()
+    place.gate.clear()
+    place.errors = [CatalogUnavailable("no disk")]
+    committer.start()
+    committer.submit([Op(b"a", b"under way")], outcomes.done(0))
+    place.wait_entered()
+    committer.submit([Op(b"a", b"waits")], outcomes.done(1))
+    committer.refuse(CatalogUnavailable("the lease is over"))
+    committer.submit([Op(b"a", b"later")], outcomes.done(2))
+    place.owned = "second"
+    committer.admit("second")
+    committer.submit([Op(b"a", b"owned again")], outcomes.done(3))
+    place.gate.set()
+    told = [outcomes.next() for _commit in range(4)]
+    assert [(number, type(error)) for number, error in told] == [(0, StaleEpoch), (1, StaleEpoch), (2, StaleEpoch), (3, type(None))]
+    assert "the lease is over" in str(told[1][1])
+    assert place.groups == [[Op(b"a", b"owned again")]]
+
+
+def test_a_write_that_finds_out_late_deposes_no_later_ownership(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
+    committer, outcomes = make(), Outcomes()
+    place.gate.clear()
+    place.errors = [StaleEpoch("b owns it")]
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done(0))
+    place.wait_entered()
+    committer.refuse(StaleEpoch("the lease is over"))
+    place.owned = "second"
+    committer.admit("second")
+    place.gate.set()
+    assert isinstance(outcomes.next()[1], StaleEpoch)
+    committer.submit([Op(b"a", b"2")], outcomes.done(1))
+    assert outcomes.next() == (1, None)
+    assert place.stale == []
+
+
+def put(**columns: Any) -> BlockPuts:
+    good = BlockPuts("red", [b"k"], [1], [2], [3], ["ns"], [b"p"], [(1,)])
+    return good._replace(**columns)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Op(b"", b"x"),
+        Op(b"k" * 401, None),
+        Op(b"k", b"v" * (MAX_VALUE_BYTES + 1)),
+        put(keys=[b""]),
+        put(keys=[b"k" * 256]),
+        put(tenant="t" * 129),
+        put(sizes=[1, 2]),
+        put(parents=[b"p" * 256]),
+        put(namespaces=["n" * 256]),
+        put(sizes=[-1]),
+        put(generations=[1 << 64]),
+        put(holders=[(1 << 32,)]),
+        put(holders=[tuple(range(65_536))]),
+        BlockDeletes("t" * 129, [b"k"]),
+        BlockDeletes("red", [b"k", b""]),
+    ],
+)
+def test_a_batch_with_a_change_over_the_limits_is_refused_whole(
+    place: Place, make: Callable[..., GroupCommit[str]], change: Change
+) -> None:
     committer, outcomes = make(), Outcomes()
     with pytest.raises(InvalidArgument):
-        committer.submit([Op(b"a", b"1"), op], outcomes.done())
+        committer.submit([Op(b"a", b"1"), change], outcomes.done())
     committer.close()
     assert outcomes.empty
 
 
 def test_a_callback_that_raises_does_not_stop_the_others(
-    place: Place, make: Callable[..., GroupCommit], caplog: pytest.LogCaptureFixture
+    place: Place, make: Callable[..., GroupCommit[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     committer, outcomes = make(), Outcomes()
 
@@ -143,7 +219,7 @@ def test_a_callback_that_raises_does_not_stop_the_others(
     assert "a commit's callback raised" in caplog.text
 
 
-def test_close_during_a_back_off_tries_once_more(place: Place, make: Callable[..., GroupCommit]) -> None:
+def test_close_during_a_back_off_tries_once_more(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(first_s=3_600), Outcomes()
     place.errors = [CatalogUnavailable("no disk")]
     committer.start()
@@ -154,7 +230,7 @@ def test_close_during_a_back_off_tries_once_more(place: Place, make: Callable[..
     assert len(place.groups) <= 1
 
 
-def test_close_fails_what_its_last_try_does_not_make_durable(place: Place, make: Callable[..., GroupCommit]) -> None:
+def test_close_fails_what_its_last_try_does_not_make_durable(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(first_s=3_600), Outcomes()
     place.errors = [CatalogUnavailable("no disk")] * 2
     committer.start()
@@ -168,7 +244,7 @@ def test_close_fails_what_its_last_try_does_not_make_durable(place: Place, make:
     assert place.groups == []
 
 
-def test_close_interrupts_a_write_that_hangs(place: Place, make: Callable[..., GroupCommit]) -> None:
+def test_close_interrupts_a_write_that_hangs(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     def interrupt() -> None:
         place.errors.append(CatalogUnavailable("interrupted"))
         place.gate.set()
@@ -182,7 +258,7 @@ def test_close_interrupts_a_write_that_hangs(place: Place, make: Callable[..., G
     assert isinstance(outcomes.next()[1], Closed)
 
 
-def test_what_waits_in_a_committer_that_was_never_started_is_told_closed(place: Place, make: Callable[..., GroupCommit]) -> None:
+def test_what_waits_in_a_committer_that_was_never_started_is_told_closed(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     committer.submit([Op(b"a", b"1")], outcomes.done(0))
     committer.close()

@@ -1,6 +1,5 @@
 """Promises of lmdb.py: the conformance suite on a real LMDB, and what only a disk can do."""
 
-import itertools
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -10,13 +9,16 @@ import lmdb
 import pytest
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.catalogs.interface import Candidate, Catalog, Op
 from kvstore.master.catalogs.lmdb import LmdbCatalog
-from kvstore.protocol.errors import CatalogUnavailable, ConfigError
-from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
+from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
+from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit, elected
+from tests.master.catalogs.following import Following
 from tests.master.warning_log import WarningLog
 
 SMALL_MAP_BYTES = 256 * 1024
+
+MakeElected = Callable[[int], tuple[LmdbCatalog, Following]]
 
 
 class TestLmdbCatalog(CatalogConformance):
@@ -30,19 +32,17 @@ class TestLmdbCatalog(CatalogConformance):
             rival.open(deadline_s=OPEN_DEADLINE_S)
         assert commit(former, Op(b"a", b"2")) is None
         former.close()
-        rival.open(deadline_s=OPEN_DEADLINE_S)
-        assert list(rival.load()) == [(b"a", b"2")]
+        assert elected(rival).records == {b"a": b"2"}
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[[int], LmdbCatalog]]:
+def opened(tmp_path: Path) -> Iterator[MakeElected]:
     """Opens catalogs on one folder, with a back-off of a millisecond, and closes them."""
     made: list[LmdbCatalog] = []
 
-    def opened(map_bytes: int) -> LmdbCatalog:
+    def opened(map_bytes: int) -> tuple[LmdbCatalog, Following]:
         made.append(LmdbCatalog(tmp_path / "catalog", map_bytes=map_bytes, backoff=Backoff(first_s=0.001, longest_s=0.001)))
-        made[-1].open(deadline_s=OPEN_DEADLINE_S)
-        return made[-1]
+        return made[-1], elected(made[-1])
 
     yield opened
     for catalog in made:
@@ -79,47 +79,48 @@ def test_another_format_is_refused_not_guessed_at(tmp_path: Path) -> None:
         LmdbCatalog(tmp_path).open(deadline_s=1)
 
 
-def test_loading_a_catalog_that_is_not_open_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(CatalogUnavailable, match="not open"):
-        list(LmdbCatalog(tmp_path).load())
-
-
-def test_a_load_that_outlives_the_catalog_ends_with_an_error(opened: Callable[[int], LmdbCatalog]) -> None:
-    catalog = opened(SMALL_MAP_BYTES)
-    assert commit(catalog, Op(b"a", b"1"), Op(b"b", b"2")) is None
-    loading = catalog.load()
-    assert next(loading) == (b"a", b"1")
+def test_close_does_not_wait_for_a_follower_that_takes_long(tmp_path: Path) -> None:
+    first = LmdbCatalog(tmp_path)
+    elected(first)
+    assert commit(first, Op(b"a", b"1")) is None
+    first.close()
+    catalog, following = LmdbCatalog(tmp_path), Following()
+    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    following.hold.clear()
+    catalog.follow(Candidate("me", "me:1"), following)
+    following.await_told("begin")
     catalog.close()
-    with pytest.raises(CatalogUnavailable, match="closed while it was being read"):
-        list(loading)
+    following.hold.set()
+    assert "elected" not in following.told
 
 
-def test_a_full_map_grows_by_itself_and_stays_grown_for_the_next_owner(opened: Callable[[int], LmdbCatalog]) -> None:
+def test_a_damaged_record_is_told_instead_of_an_election(tmp_path: Path) -> None:
+    with (
+        lmdb.open(str(tmp_path), max_dbs=2) as environment,
+        environment.begin(db=environment.open_db(b"records"), write=True) as transaction,
+    ):
+        transaction.put(b"b\x03redkey", b"short")
+    catalog, following = LmdbCatalog(tmp_path), Following()
+    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    catalog.follow(Candidate("me", "me:1"), following)
+    following.await_told("deposed")
+    assert isinstance(following.why, Corrupt)
+    catalog.close()
+
+
+def test_a_full_map_grows_by_itself_and_stays_grown_for_the_next_owner(opened: MakeElected) -> None:
     records = [(b"%04d" % number, b"v" * 4096) for number in range(1_000)]
-    catalog = opened(SMALL_MAP_BYTES)
-    assert commit(catalog, *itertools.starmap(Op, records)) is None
+    catalog, _following = opened(SMALL_MAP_BYTES)
+    assert commit(catalog, *map(Op._make, records)) is None
     catalog.close()
-    successor = opened(SMALL_MAP_BYTES)
-    assert list(successor.load()) == records
+    successor, following = opened(SMALL_MAP_BYTES)
+    assert following.records == dict(records)
     assert commit(successor, Op(b"more", b"")) is None
 
 
-def test_a_map_that_fills_during_a_load_grows_when_the_load_has_ended(opened: Callable[[int], LmdbCatalog]) -> None:
-    catalog = opened(SMALL_MAP_BYTES)
-    assert commit(catalog, Op(b"a", b"1"), Op(b"b", b"2")) is None
-    loading, outcomes = catalog.load(), Outcomes()
-    next(loading)
-    with WarningLog("the map is full and grows once the load has ended") as said:
-        catalog.commit([Op(b"%04d" % number, b"v" * 4096) for number in range(1_000)], outcomes.done())
-        said.wait()
-    assert outcomes.empty
-    assert list(loading) == [(b"b", b"2")]
-    assert outcomes.next() == (0, None)
-
-
-def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: Callable[[int], LmdbCatalog]) -> None:
+def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: MakeElected) -> None:
     """RLIMIT_FSIZE stands for a full disk: LMDB sees the same failing write."""
-    catalog, outcomes = opened(1024 * SMALL_MAP_BYTES), Outcomes()
+    (catalog, _following), outcomes = opened(1024 * SMALL_MAP_BYTES), Outcomes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with WarningLog("not written") as said:
         resource.setrlimit(resource.RLIMIT_FSIZE, (128 * 1024, hard))
@@ -132,14 +133,13 @@ def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: Ca
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcomes.next() == (0, None)
     assert catalog.health == "ok"
-    assert sum(1 for _record in catalog.load()) == 1_000
+    catalog.close()
+    assert len(opened(SMALL_MAP_BYTES)[1].records) == 1_000
 
 
-def test_an_environment_that_lmdb_gives_up_is_opened_again_and_nothing_acknowledged_is_lost(
-    opened: Callable[[int], LmdbCatalog], tmp_path: Path
-) -> None:
+def test_an_environment_that_lmdb_gives_up_is_opened_again_and_nothing_acknowledged_is_lost(opened: MakeElected, tmp_path: Path) -> None:
     """A meta page that cannot be written is MDB_PANIC. The test makes LMDB's descriptor for meta pages read-only to get there."""
-    catalog = opened(SMALL_MAP_BYTES)
+    catalog, _following = opened(SMALL_MAP_BYTES)
     assert commit(catalog, Op(b"a", b"1")) is None
     data = str(tmp_path / "catalog" / "data.mdb")
     descriptors = [int(fd) for fd in os.listdir("/proc/self/fd") if _target(fd) == data]
@@ -147,9 +147,10 @@ def test_an_environment_that_lmdb_gives_up_is_opened_again_and_nothing_acknowled
     os.dup2(read_only, max(descriptors))
     os.close(read_only)
     with WarningLog("not written") as said:
-        assert commit(catalog, Op(b"b", b"2")) is None
+        assert commit(catalog, Op(b"y", b"2")) is None
         said.wait()
-    assert list(catalog.load()) == [(b"a", b"1"), (b"b", b"2")]
+    catalog.close()
+    assert opened(SMALL_MAP_BYTES)[1].records == {b"a": b"1", b"y": b"2"}
 
 
 def _target(fd: str) -> str:

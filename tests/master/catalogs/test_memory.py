@@ -2,9 +2,10 @@
 
 import pytest
 
-from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.catalogs.interface import Candidate, Catalog, Op
 from kvstore.master.catalogs.memory import MemoryCatalog
-from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, commit
+from tests.master.catalogs.conformance import CatalogConformance, MakeCatalog, commit, elected
+from tests.master.catalogs.following import Following
 
 
 class TestMemoryCatalog(CatalogConformance):
@@ -16,16 +17,19 @@ class TestMemoryCatalog(CatalogConformance):
 
     def check_rivals(self, former: Catalog, rival: Catalog) -> None:
         """There is no place to share: each has its own records."""
-        rival.open(deadline_s=OPEN_DEADLINE_S)
+        assert elected(rival).records == {}
         assert commit(former, Op(b"a", b"2")) is None
-        assert list(rival.load()) == []
 
 
 def test_the_epoch_is_the_wall_clock_for_operators_to_tell_masters_apart() -> None:
-    assert MemoryCatalog(wall_clock_ns=lambda: 1_234).open(deadline_s=1) == 1_234
+    following = Following()
+    MemoryCatalog(wall_clock_ns=lambda: 1_234).follow(Candidate("me", "me:1"), following)
+    assert following.await_elected() == 1_234
 
 
 def test_done_is_told_before_commit_returns() -> None:
     told: list[object] = []
-    MemoryCatalog().commit([Op(b"a", b"1")], told.append)
+    catalog = MemoryCatalog()
+    elected(catalog)
+    catalog.commit([Op(b"a", b"1")], told.append)
     assert told == [None]

@@ -1,14 +1,15 @@
 """Promises of publishing.py: what is seen, when, and what the catalog ends with, in every order of events."""
 
+from collections.abc import Iterable
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import publishing
 from kvstore.master.directory.publishing import MIN_NEW, Plan
-from kvstore.master.directory.records import BlockRecord, decode
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -41,9 +42,8 @@ def gone(key: bytes, generation: int = 1) -> Event:
     return Event(key, generation, EVENT_GONE)
 
 
-def blocks(master: Master) -> list[BlockRecord]:
-    records = [decode(key, value) for key, value in sorted(master.catalog.items())]
-    return [record for record in records if isinstance(record, BlockRecord)]
+def blocks(master: Master) -> list[BlockPuts]:
+    return [record for _key, record in sorted(master.catalog.items()) if isinstance(record, BlockPuts)]
 
 
 def holders(master: Master, key: bytes) -> list[int]:
@@ -57,7 +57,7 @@ def test_a_commit_is_seen_only_once_it_is_durable() -> None:
     assert master.exists(b"k") == [0]
     durable(master, made)
     assert master.exists(b"k") == [1]
-    assert [(record.key, record.holders, record.version.generation) for record in blocks(master)] == [(b"k", (1,), 5)]
+    assert [(record.keys, record.holders, record.generations) for record in blocks(master)] == [([b"k"], [(1,)], [5])]
 
 
 def test_what_is_gone_is_gone_before_the_catalog_knows() -> None:
@@ -120,10 +120,10 @@ def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
     one, two = master.register("a"), master.register("b")
     durable(master, plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2))
     assert holders(master, b"k") == [1, 2]
-    assert blocks(master)[0].holders == (1, 2)
+    assert blocks(master)[0].holders == [(1, 2)]
     master.publish(one, gone(b"k"))
     assert holders(master, b"k") == [2]
-    assert blocks(master)[0].holders == (2,)
+    assert blocks(master)[0].holders == [(2,)]
 
 
 def test_a_replica_beside_a_durable_block_is_seen_when_durable() -> None:
@@ -145,7 +145,7 @@ def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop()
     master.commit(made.ops)
     assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5]))]
     assert holders(master, b"k") == [2]
-    assert [record.holders for record in blocks(master)] == [(2,)]
+    assert [record.holders for record in blocks(master)] == [[(2,)]]
     master.publish(one, gone(b"k", 5))
     assert holders(master, b"k") == [2]
 
@@ -156,7 +156,7 @@ def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     master.publish(one, Event(b"k", 9))
     assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5]))]
     assert holders(master, b"k") == [1]
-    assert blocks(master)[0].holders == (1,)
+    assert blocks(master)[0].holders == [(1,)]
 
 
 def test_of_two_in_flight_the_higher_generation_stays_whoever_came_first() -> None:
@@ -168,7 +168,7 @@ def test_of_two_in_flight_the_higher_generation_stays_whoever_came_first() -> No
         durable(master, first, second)
         winner = 1 + generations.index(9)
         assert holders(master, b"k") == [winner]
-        assert [record.holders for record in blocks(master)] == [(winner,)]
+        assert [record.holders for record in blocks(master)] == [[(winner,)]]
 
 
 def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> None:
@@ -253,7 +253,7 @@ def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
     assert node.state == "alive"
     assert master.exists(b"kept", b"lost", b"streamed", b"new") == [1, 0, 1, 1]
     master.sweep()
-    assert [record.key for record in blocks(master)] == [b"kept", b"new", b"streamed"]
+    assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
 
 
 def test_an_end_without_a_begin_takes_nothing_away() -> None:
@@ -341,7 +341,7 @@ def test_holders_that_cannot_be_asked_are_taken_off() -> None:
     master.publish(two, Event(b"k"))
     master.directory.disconnected(1, one.epoch, 0)
     master.commit(master.directory.removing.plan(TENANT, [b"k", b"none"], force=False).ops)
-    assert blocks(master)[0].holders == (2,)
+    assert blocks(master)[0].holders == [(2,)]
 
 
 def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory() -> None:
@@ -416,6 +416,17 @@ ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
 )
 
 
+def singly(changes: Iterable[Change]) -> list[Change]:
+    """Puts of one block each."""
+    found: list[Change] = []
+    for change in changes:
+        if isinstance(change, BlockPuts):
+            found += [BlockPuts(change.tenant, *([value] for value in block)) for block in zip(*change[1:], strict=True)]
+        else:
+            found.append(change)
+    return found
+
+
 class Publisher:
     """Does what it is told, and says all that came of it."""
 
@@ -429,13 +440,13 @@ class Publisher:
         if what == "plan":
             made = plan(master, self.epochs[number], *events, node_id=number)
             self.plans.append(made)
-            told = [made.ops, list(made.commands.messages()), [(tenant.name, key) for tenant, key in made.commits]]
+            told = [singly(made.ops), list(made.commands.messages()), [(tenant.name, key) for tenant, key in made.commits]]
         elif what == "durable":
             for made in self.plans[:number]:
                 master.commit(made.ops)
                 effects = master.directory.apply(made)
                 master.commit(effects.ops)
-                told += [effects.ops, list(effects.commands.messages())]
+                told += [singly(effects.ops), list(effects.commands.messages())]
             del self.plans[:number]
         elif what == "remove":
             told = [master.remove(b"%d" % number)]
@@ -452,11 +463,11 @@ class Publisher:
 @given(st.lists(ACTIONS, max_size=12))
 @settings(max_examples=150)
 def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
-    together, singly = Publisher(), Publisher()
+    together, one_by_one = Publisher(), Publisher()
     for what, number, events in actions:
         with patch.object(publishing, "MIN_NEW", 1):
             first = together.act(what, number, events)
-        assert first == singly.act(what, number, events)
+        assert first == one_by_one.act(what, number, events)
 
 
 def many(count: int = MIN_NEW, **options: object) -> list[Event]:

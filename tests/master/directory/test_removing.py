@@ -66,7 +66,8 @@ def test_a_remove_that_a_holder_refuses_is_no_removal() -> None:
     master.commit(master.directory.removing.plan(TENANT, [b"a"], force=False).ops)
     assert [key for key in master.catalog if key.startswith(b"r")]
     master.commit(master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\0"))
-    assert [decode(*item) for item in master.catalog.items() if item[0].startswith(b"r")] == [RemovedRecord(TENANT, b"a", 0)]
+    removals = [(key, value) for key, value in master.catalog.items() if key.startswith(b"r") and isinstance(value, bytes)]
+    assert [decode(*item) for item in removals] == [RemovedRecord(TENANT, b"a", 0)]
     master.directory.check_integrity()
 
 

@@ -5,7 +5,7 @@ than a gRPC list of addresses: certificates are checked against the name that wa
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,26 @@ class Reply:
             raise _translated(error, self._connection.endpoint) from error
 
 
+class Stream:
+    """The answers of a call that lasts. One thread iterates; `cancel` may be called from any, and ends the iteration with an error."""
+
+    def __init__(self, owner: "EtcdChannel", connection: _Connection, call: Any) -> None:
+        self._owner = owner
+        self._connection = connection
+        self._call = call
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises CatalogUnavailable or ConfigError; the connection has been dropped then."""
+        try:
+            yield from self._call
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            self._owner._drop(self._connection)
+            raise _translated(error, self._connection.endpoint) from error
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
 class EtcdChannel:
     """Calls into etcd. Thread-safe; threads share the connection, and lose it together."""
 
@@ -97,7 +117,10 @@ class EtcdChannel:
         self._closed = False
 
     def start(self, method: str, request: Any, *, timeout_s: float) -> Reply:
-        """Send a request (`Range`, `Txn` or `Status`), connecting and logging in first if need be. Raises as Reply.result does."""
+        """Send a request (`Range`, `Txn`, `Status`, `LeaseGrant`, `LeaseRevoke`), connecting and logging in first if need be.
+
+        Raises as Reply.result does.
+        """
         with self._lock:
             connection = self._connection or self._connect(timeout_s)
             future = connection.calls[method].future(request, timeout=timeout_s, metadata=connection.metadata)
@@ -106,6 +129,17 @@ class EtcdChannel:
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
         """`start` and wait."""
         return self.start(method, request, timeout_s=timeout_s).result()
+
+    def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> Stream:
+        """Begin a call (`Watch`, `LeaseKeepAlive`) that takes requests as they come, in a thread of its own, and answers as it likes.
+
+        A server that has lost its leader ends it. Raises as Reply.result does.
+        """
+        with self._lock:
+            connection = self._connection or self._connect(connect_timeout_s)
+            metadata = (*connection.metadata, ("hasleader", "true"))
+            call = connection.calls[method](requests, timeout=timeout_s, metadata=metadata)
+        return Stream(self, connection, call)
 
     def close(self) -> None:
         """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op.
@@ -132,8 +166,16 @@ class EtcdChannel:
         except grpc.RpcError as error:
             channel.close()
             raise _translated(error, endpoint) from error
-        kv = rpc_pb2_grpc.KVStub(channel)
-        calls = {"Range": kv.Range, "Txn": kv.Txn, "Status": rpc_pb2_grpc.MaintenanceStub(channel).Status}
+        kv, lease = rpc_pb2_grpc.KVStub(channel), rpc_pb2_grpc.LeaseStub(channel)
+        calls = {
+            "Range": kv.Range,
+            "Txn": kv.Txn,
+            "Status": rpc_pb2_grpc.MaintenanceStub(channel).Status,
+            "Watch": rpc_pb2_grpc.WatchStub(channel).Watch,
+            "LeaseGrant": lease.LeaseGrant,
+            "LeaseRevoke": lease.LeaseRevoke,
+            "LeaseKeepAlive": lease.LeaseKeepAlive,
+        }
         self._connection = _Connection(endpoint, channel, calls, metadata)
         return self._connection
 

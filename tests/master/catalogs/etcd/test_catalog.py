@@ -10,13 +10,13 @@ import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd import EtcdCatalog, cut
-from kvstore.master.catalogs.interface import Catalog, Op
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, cut
+from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.transfer.testing.waiting import within
 from tests.etcd_server import EtcdServer
-from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit
-from tests.master.catalogs.faulty_etcd import FaultyEtcd
+from tests.master.catalogs.conformance import CatalogConformance, MakeCatalog, Outcomes, blocks, commit, elected, opened
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.master.warning_log import WarningLog
 from tests.ports import free_ports
 
@@ -31,14 +31,19 @@ class TestEtcdCatalog(CatalogConformance):
         return lambda: EtcdCatalog([etcd.host_port], prefix=prefix)
 
     def check_rivals(self, former: Catalog, rival: Catalog) -> None:
-        """The second takes over, and the first can write no more."""
-        rival.open(deadline_s=OPEN_DEADLINE_S)
-        for _commit in range(2):
-            error = commit(former, Op(b"a", b"2"))
-            assert isinstance(error, StaleEpoch)
-        assert former.health.startswith("etcd: the catalog is owned by ")
-        assert commit(rival, Op(b"b", b"1")) is None
-        assert list(rival.load()) == [(b"a", b"1")]
+        """The second follows, and is elected when the first is closed."""
+        following = opened(rival, "rival")
+        following.await_told("owned by me")
+        assert isinstance(commit(rival, Op(b"a", b"3")), StaleEpoch)
+        assert commit(former, Op(b"a", b"2"), blocks(b"block"), Op(b"later", b"")) is None
+        following.wait(lambda: (b"later" in following.records) and bool(following.blocks))
+        assert following.records == {b"a": b"2", b"later": b""}
+        assert commit(former, BlockDeletes("red", [b"block"]), Op(b"later", None)) is None
+        following.wait(lambda: following.records == {b"a": b"2"} and not following.blocks)
+        former.close()
+        following.await_elected()
+        assert following.told == ["begin", "owned by me", "owned by None", "elected"]
+        assert commit(rival, Op(b"a", b"3")) is None
 
 
 @pytest.fixture
@@ -47,8 +52,10 @@ def make() -> Iterator[MakeEtcdCatalog]:
     made: list[EtcdCatalog] = []
     prefix = f"/test-{uuid.uuid4()}"
 
-    def make(host_port: str, *, request_timeout_s: float = 5.0) -> EtcdCatalog:
-        made.append(EtcdCatalog([host_port], prefix=prefix, request_timeout_s=request_timeout_s, longest_backoff_s=0.1))
+    def make(host_port: str, *, request_timeout_s: float = 5.0, lease_ttl_s: float = 60.0) -> EtcdCatalog:
+        made.append(
+            EtcdCatalog([host_port], prefix=prefix, request_timeout_s=request_timeout_s, longest_backoff_s=0.1, lease_ttl_s=lease_ttl_s)
+        )
         return made[-1]
 
     make.prefix = prefix  # type: ignore[attr-defined]
@@ -80,12 +87,12 @@ def test_what_waits_while_etcd_is_killed_is_told_in_order_when_it_is_back_and_no
 ) -> None:
     server, outcomes = etcd_server_factory(), Outcomes()
     catalog = make(server.host_port)
-    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    elected(catalog)
     records = [(b"%06d" % number, b"%0128d" % number) for number in range(20_000)]
     batches = [records[begin : begin + 200] for begin in range(0, len(records), 200)]
     with WarningLog("etcd unreachable") as said:
         for number, batch in enumerate(batches):
-            catalog.commit(list(itertools.starmap(Op, batch)), outcomes.done(number))
+            catalog.commit(list(map(Op._make, batch)), outcomes.done(number))
             if number == 50:
                 server.kill()
         said.wait()
@@ -93,9 +100,8 @@ def test_what_waits_while_etcd_is_killed_is_told_in_order_when_it_is_back_and_no
     server.start()
     assert [outcomes.next() for _batch in batches] == [(number, None) for number in range(100)]
     assert catalog.health == "ok"
-    successor = make(server.host_port)
-    successor.open(deadline_s=OPEN_DEADLINE_S)
-    assert list(successor.load()) == records
+    catalog.close()
+    assert elected(make(server.host_port)).records == dict(records)
 
 
 def test_a_transaction_that_lands_after_its_retry_changes_nothing(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
@@ -103,7 +109,7 @@ def test_a_transaction_that_lands_after_its_retry_changes_nothing(make: MakeEtcd
     thread_of_held: list[int] = []
 
     def hold_the_second_transaction(method: str) -> None:
-        if method == "Txn" and next(transactions) == 1:
+        if method == "Txn" and next(transactions) == 2:
             thread_of_held.append(threading.get_ident())
             release.wait(20)
 
@@ -115,15 +121,14 @@ def test_a_transaction_that_lands_after_its_retry_changes_nothing(make: MakeEtcd
     with FaultyEtcd(etcd) as faulty:
         faulty.on_call, faulty.on_answer = hold_the_second_transaction, notice_the_held_one
         catalog = make(faulty.host_port, request_timeout_s=0.5)
-        catalog.open(deadline_s=OPEN_DEADLINE_S)
+        elected(catalog)
         assert commit(catalog, Op(b"a", b"held")) is None
         assert len(thread_of_held) == 1
         assert commit(catalog, Op(b"a", None)) is None
         release.set()
         assert landed.wait(20)
-    successor = make(etcd.host_port)
-    successor.open(deadline_s=OPEN_DEADLINE_S)
-    assert list(successor.load()) == []
+        catalog.close()
+    assert elected(make(etcd.host_port)).records == {}
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED])
@@ -131,8 +136,8 @@ def test_whatever_etcd_refuses_commits_wait_and_health_says_why(make: MakeEtcdCa
     outcomes = Outcomes()
     with FaultyEtcd(etcd) as faulty, WarningLog("etcd refuses") as said:
         catalog = make(faulty.host_port)
-        catalog.open(deadline_s=OPEN_DEADLINE_S)
-        faulty.on_call = lambda method: code
+        elected(catalog)
+        faulty.on_call = lambda method: code if method in ("Txn", "Range") else None
         catalog.commit([Op(b"a", b"1")], outcomes.done())
         said.wait()
         assert code.name in catalog.health
@@ -141,77 +146,117 @@ def test_whatever_etcd_refuses_commits_wait_and_health_says_why(make: MakeEtcdCa
         assert outcomes.next() == (0, None)
 
 
-def test_a_master_cut_off_while_another_takes_over_finds_itself_fenced(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+def test_an_owner_that_is_cut_off_is_deposed_before_another_is_elected_and_commits_no_more(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    """Its keepalives do not get through, nor does what it writes; once they do, it follows."""
     outcomes = Outcomes()
-    with FaultyEtcd(etcd) as faulty, WarningLog("etcd unreachable") as said:
-        former = make(faulty.host_port)
-        former.open(deadline_s=OPEN_DEADLINE_S)
+    with FaultyEtcd(etcd) as faulty:
+        former = make(faulty.host_port, lease_ttl_s=1.0)
+        was = elected(former, "former")
+        epoch = was.epoch
+        rival = make(etcd.host_port)
+        following = opened(rival, "rival")
         faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
         former.commit([Op(b"a", b"former")], outcomes.done())
-        said.wait()
-        rival = make(etcd.host_port)
-        rival.open(deadline_s=OPEN_DEADLINE_S)
-        faulty.on_call = lambda method: None
+        was.await_told("deposed")
         assert isinstance(outcomes.next()[1], StaleEpoch)
-    assert list(rival.load()) == []
+        assert isinstance(was.why, StaleEpoch)
+        assert following.await_elected() > epoch
+        assert commit(rival, Op(b"a", b"rival")) is None
+        faulty.on_call = lambda method: None
+        was.await_told("owned by rival")
+        assert was.told == ["begin", "owned by None", "elected", "deposed", "begin", "owned by rival"]
+        assert was.records == {b"a": b"rival"}
+        assert isinstance(commit(former, Op(b"a", b"former")), StaleEpoch)
+        rival.close()
+        assert was.await_elected() > following.epoch
 
 
-def test_removing_the_owners_key_fences_the_owner(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+def test_removing_the_owners_key_deposes_the_owner_at_its_next_write_and_it_may_be_elected_again(
+    make: MakeEtcdCatalog, etcd: EtcdServer
+) -> None:
     catalog = make(etcd.host_port)
-    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    following = elected(catalog)
+    epoch = following.epoch
     kv(etcd).DeleteRange(rpc_pb2.DeleteRangeRequest(key=f"{make.prefix}/owner".encode()))  # type: ignore[attr-defined]
     error = commit(catalog, Op(b"a", b"1"))
     assert isinstance(error, StaleEpoch)
     assert "nobody" in str(error)
+    following.await_told("elected", times=2)
+    assert following.epoch > epoch
+    assert following.records == {}
 
 
-def test_two_masters_that_open_at_once_are_told_apart(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
-    """The rival takes over between the reading and the writing of the owner's key; the opening is tried again and wins."""
-    rival = make(etcd.host_port)
-    epochs: list[int] = []
-
-    def let_the_rival_in(method: str) -> None:
-        if method == "Txn" and not epochs:
-            epochs.append(rival.open(deadline_s=OPEN_DEADLINE_S))
-
-    with FaultyEtcd(etcd) as faulty:
-        faulty.on_call = let_the_rival_in
-        assert make(faulty.host_port).open(deadline_s=OPEN_DEADLINE_S) > epochs[0]
-    assert isinstance(commit(rival, Op(b"a", b"1")), StaleEpoch)
-
-
-def test_a_load_whose_state_etcd_compacted_away_ends_with_an_error(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
-    writer = make(etcd.host_port)
-    writer.open(deadline_s=OPEN_DEADLINE_S)
-    assert commit(writer, *(Op(b"%04d" % number, b"") for number in range(300))) is None
-    catalog = make(etcd.host_port)
-    epoch = catalog.open(deadline_s=OPEN_DEADLINE_S)
-    loading = catalog.load()
-    assert next(loading) == (b"0000", b"")
-    assert commit(catalog, Op(b"later", b"")) is None
-    kv(etcd).Compact(rpc_pb2.CompactionRequest(revision=epoch + 1))
-    with within(OPEN_DEADLINE_S / 2), pytest.raises(CatalogUnavailable, match="compacted"):  # asking again would not help
-        list(loading)
+def test_of_several_masters_one_is_elected_and_the_next_when_it_is_closed(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    catalogs = {name: make(etcd.host_port) for name in ("one", "two", "three")}
+    followings = {name: opened(catalog, name) for name, catalog in catalogs.items()}
+    epochs = []
+    while followings:
+        for following in followings.values():
+            following.wait(lambda following=following: bool(following.epoch or following.owner))  # type: ignore[misc]
+        [owner] = [name for name, following in followings.items() if following.epoch]
+        epochs.append(followings.pop(owner).epoch)
+        for following in followings.values():
+            following.wait(lambda following=following, owner=owner: following.owner == Owner(owner, f"{owner}:1", epochs[-1]))  # type: ignore[misc]
+        catalogs[owner].close()
+        for following in followings.values():
+            following.await_told("owned by None", times=following.told.count("owned by None") or 1)
+    assert epochs == sorted(set(epochs))
 
 
-def test_a_load_goes_on_after_a_short_outage(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
-    with FaultyEtcd(etcd) as faulty:
+def test_the_key_of_an_owner_of_an_earlier_release_which_has_no_lease_is_taken_from_it(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    put = rpc_pb2.PutRequest(key=f"{make.prefix}/owner".encode(), value=b"host:0123")  # type: ignore[attr-defined]
+    earlier = kv(etcd).Put(put).header.revision
+    following = elected(make(etcd.host_port))
+    assert following.epoch > earlier
+    assert "owned by host:0123" in following.told
+
+
+def test_a_follower_whose_etcd_compacted_what_it_missed_begins_again(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    owner = make(etcd.host_port)
+    elected(owner)
+    with FaultyEtcd(etcd) as faulty, WarningLog("etcd unreachable") as said:
+        following = opened(make(faulty.host_port, request_timeout_s=0.5))
+        following.await_told("owned by me")
+        assert commit(owner, Op(b"a", b"1"), Op(b"gone", b"")) is None
+        following.wait(lambda: b"gone" in following.records)
+        faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+        faulty.hang_up()
+        said.wait()
+        assert commit(owner, Op(b"gone", None)) is None
+        assert commit(owner, Op(b"c", b"2")) is None
+        revision = kv(etcd).Range(rpc_pb2.RangeRequest(key=b"x")).header.revision
+        kv(etcd).Compact(rpc_pb2.CompactionRequest(revision=revision))
+        faulty.on_call = lambda method: None
+        following.await_told("begin", times=2)
+        following.wait(lambda: following.records == {b"a": b"1", b"c": b"2"})
+
+
+def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    owner = make(etcd.host_port)
+    elected(owner)
+    with FaultyEtcd(etcd) as faulty, WarningLog("etcd unreachable") as said:
         catalog = make(faulty.host_port)
-        catalog.open(deadline_s=OPEN_DEADLINE_S)
-        outage = iter([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE])
-        faulty.on_call = lambda method: next(outage, None)
-        assert list(catalog.load()) == []
+        following = opened(catalog)
+        following.await_told("owned by me")
+        faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+        faulty.hang_up()
+        said.wait()
+        assert catalog.health.startswith("etcd")
+        assert commit(owner, Op(b"a", b"1")) is None
+        faulty.on_call = lambda method: None
+        following.wait(lambda: following.records == {b"a": b"1"})
+        assert following.told == ["begin", "owned by me"]
+        assert catalog.health == "ok"
 
 
 def test_a_page_that_proves_larger_than_a_message_may_be_is_read_in_smaller_ones(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     writer = make(etcd.host_port)
-    writer.open(deadline_s=OPEN_DEADLINE_S)
+    elected(writer)
     small = [(b"0%04d" % number, b"") for number in range(300)]
     large = [(b"1%04d" % number, b"v" * 65_536) for number in range(1_100)]
-    assert commit(writer, *itertools.starmap(Op, small + large)) is None
-    catalog = make(etcd.host_port)
-    catalog.open(deadline_s=OPEN_DEADLINE_S)
-    assert list(catalog.load()) == small + large
+    assert commit(writer, *map(Op._make, small + large)) is None
+    writer.close()
+    assert elected(make(etcd.host_port)).records == dict(small + large)
 
 
 def test_an_etcd_that_refuses_for_good_at_open_is_a_config_error_at_once(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
@@ -224,7 +269,7 @@ def test_an_etcd_that_refuses_for_good_at_open_is_a_config_error_at_once(make: M
 def test_close_does_not_wait_for_an_etcd_that_hangs(make: MakeEtcdCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     server, outcomes = etcd_server_factory(), Outcomes()
     catalog = make(server.host_port)
-    catalog.open(deadline_s=OPEN_DEADLINE_S)
+    elected(catalog)
     server.freeze()
     catalog.commit([Op(b"a", b"1")], outcomes.done())
     with within(0):

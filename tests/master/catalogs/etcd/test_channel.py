@@ -8,10 +8,10 @@ import grpc
 import pytest
 from aetcd.rpc import auth_pb2, rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd_channel import EtcdAccess, EtcdChannel
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError
 from tests.etcd_server import EtcdServer
-from tests.master.catalogs.faulty_etcd import FaultyEtcd
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.ports import free_ports
 
 EtcdServerFactory = Callable[..., EtcdServer]

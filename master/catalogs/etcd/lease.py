@@ -1,0 +1,90 @@
+"""A lease of etcd, kept alive by a thread until it is lost: what an owner's key hangs on.
+
+It counts as over here before it is over in etcd: its time runs, by this host's monotonic clock, from before the last answered renewal was
+sent, and in etcd from when that arrived. So an owner that was cut off or stopped stops being one before another can be elected.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from aetcd.rpc import rpc_pb2
+
+from kvstore.master.catalogs.etcd.channel import EtcdChannel
+from kvstore.protocol.errors import KVStoreError, StaleEpoch
+
+RENEWALS: Final = 3
+"""In the time of a lease: one may fail."""
+REVOKE_TIMEOUT_S: Final = 1.0
+
+
+class Lease:
+    """A granted lease. `on_lost(why)` is called once, in the lease's own thread, unless it is closed first. Thread-safe."""
+
+    def __init__(
+        self, channel: EtcdChannel, ttl_s: float, *, on_lost: Callable[[StaleEpoch], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Ask etcd for it, which rounds `ttl_s` up to whole seconds, and to its own least. Raises CatalogUnavailable, ConfigError."""
+        self._channel = channel
+        self._on_lost = on_lost
+        self._clock = clock
+        self._ended = threading.Event()
+        sent_s = clock()
+        request = rpc_pb2.LeaseGrantRequest(TTL=max(1, -int(-ttl_s // 1)))
+        granted = channel.call("LeaseGrant", request, timeout_s=ttl_s)
+        self.lease_id = int(granted.ID)
+        self._ttl_s = float(min(ttl_s, granted.TTL))
+        self._valid_until_s = sent_s + self._ttl_s
+        self._thread = threading.Thread(target=self._keep, name="catalog-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_valid(self) -> bool:
+        """Nobody else can have been elected yet."""
+        return not self._ended.is_set() and self._clock() < self._valid_until_s
+
+    def close(self) -> None:
+        """Give it up: etcd deletes its keys now. It ends by itself if etcd cannot be told. A second call is a no-op."""
+        first = not self._ended.is_set()
+        self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if first:
+            self._revoke()
+
+    def _keep(self) -> None:
+        trouble = "its renewals were not answered"
+        while not self._ended.wait(max(0.0, min(self._ttl_s / RENEWALS, self._valid_until_s - self._clock()))):
+            sent_s = self._clock()
+            left_s = self._valid_until_s - sent_s
+            if left_s <= 0:
+                self._lose(f"etcd: the lease could not be kept: {trouble}")
+                return
+            try:
+                ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
+            except KVStoreError as error:
+                trouble = str(error)
+                continue
+            if ttl_s <= 0:
+                self._lose("etcd: the lease is over")
+                return
+            self._valid_until_s = sent_s + self._ttl_s
+
+    def _renew(self, timeout_s: float) -> float:
+        requests = iter([rpc_pb2.LeaseKeepAliveRequest(ID=self.lease_id)])
+        return float(next((answer.TTL for answer in self._stream(requests, timeout_s)), 0))
+
+    def _stream(self, requests: Iterator[Any], timeout_s: float) -> Iterator[Any]:
+        return iter(self._channel.stream("LeaseKeepAlive", requests, connect_timeout_s=timeout_s, timeout_s=timeout_s))
+
+    def _lose(self, why: str) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self._on_lost(StaleEpoch(why))
+            self._revoke()
+
+    def _revoke(self) -> None:
+        with contextlib.suppress(KVStoreError):  # it ends by itself
+            self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
