@@ -22,7 +22,8 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
-        "directory queries pins removing rows membership placement records publishing removals reservations tenants holders rates"
+        "directory queries pins removing rows keys key_index membership placement records publishing removals reservations tenants "
+        "holders rates"
     ),
     "client/jobs": "breaker lane stats",
     "engines/vllm": "counters identity plan settings staging trouble",

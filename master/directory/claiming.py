@@ -5,8 +5,9 @@ It decides and reserves; the node's commits are entered by publishing.py like al
 
 from array import array
 
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.master_messages import Grants

@@ -298,7 +298,6 @@ class Directory:
 
     def _bury(self, row: int) -> Change:
         key = self._rows.keys[row]
-        assert key is not None, row
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
         self._rows.remove(row)
         return self._publishing.op(tenant, key)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.keys import NO_ROW
+from kvstore.master.directory.rows import Rows
 from kvstore.protocol.master_messages import Locations
 
 Indexes = NDArray[np.intp]

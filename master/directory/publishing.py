@@ -17,10 +17,11 @@ from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import ALIVE, SYNCING, Member, Membership
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Pending, Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
@@ -340,7 +341,7 @@ class Publishing:
 
 def _are_new(tenant: Tenant, keys: Sequence[bytes]) -> bool:
     """Each is named once, and has no row."""
-    return len(set(keys)) == len(keys) and tenant.rows.keys().isdisjoint(keys)
+    return len(set(keys)) == len(keys) and not tenant.rows.find(keys).any()
 
 
 def _unqueue(tenant: Tenant, key: bytes, is_over: Callable[[Pending], bool]) -> bool:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.publishing import Publishing
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 
 

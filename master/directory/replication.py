@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import with_holder
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.publishing import Publishing
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import Copied, Copy
 from kvstore.protocol.errors import InvalidArgument, Unavailable

@@ -1,8 +1,8 @@
 """The blocks as a table of columns: one row a block, no object a block.
 
-A million blocks cost about 200 bytes each this way (key, dictionary entry, row number, columns); one small object a block would
-cost as much again and give the garbage collector a million things to walk. What a row means (who holds it, what may be seen) is
-the directory's business; this table keeps rows, their parents and their holders' sets consistent.
+A block takes 80 to 110 bytes this way: 44 in columns, 21 for its key (keys.py), 13 to 27 to find it by (key_index.py). One small object a
+block would cost as much again and give the garbage collector a million things to walk. What a row means (who holds it, what may be seen)
+is the directory's business; this table keeps rows, their parents and their holders' sets consistent.
 """
 
 from array import array
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.master.directory.holders import HolderSets, Pairs
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
 
-NO_ROW: Final = 0
-"""Row 0 is nobody's: queries use it for keys that have no row, and its set of holders is never live."""
 NO_PARENT: Final = 0
 MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by."""
@@ -77,7 +76,7 @@ class Rows:
         self.parents, self.children = array("I", (NO_PARENT,)), array("I", (0,))
         self.tenant_indexes, self.namespace_indexes = array("I", (0,)), array("I", (self.namespaces.enter(""),))
         self.holders = array("I", (0,))
-        self.keys: list[bytes | None] = [None]
+        self.keys = tenants.keys
         self._free = array("I")
 
     def __len__(self) -> int:
@@ -89,13 +88,11 @@ class Rows:
 
     def readable_at(self, tenant: Tenant, key: bytes) -> "array[int]":
         """The node ids that the block can be read from."""
-        return self.sets.readable_at(self.holders[tenant.rows.get(key, NO_ROW)])
+        return self.sets.readable_at(self.holders[tenant.rows.get(key)])
 
     def version(self, row: int) -> Version:
         parent = self.keys[self.parents[row]]
-        return Version(
-            self.sizes[row], self.checksums[row], self.generations[row], self.namespaces[self.namespace_indexes[row]], parent or b""
-        )
+        return Version(self.sizes[row], self.checksums[row], self.generations[row], self.namespaces[self.namespace_indexes[row]], parent)
 
     def is_version(self, row: int, version: Version) -> bool:
         """Size, checksum and generation are the row's."""
@@ -107,7 +104,7 @@ class Rows:
         A new row gets its parent if the parent has a row. `make_parent`: make that row, held by nobody, if there is none (a
         catalog is read in key order, children before their parents).
         """
-        row = tenant.rows.get(key, NO_ROW)
+        row = tenant.rows.get(key)
         if row == NO_ROW:
             row = self._new(tenant, key, self._parent_row(tenant, key, version.parent, make_parent))
         elif make_parent and self.parents[row] == NO_PARENT:
@@ -132,8 +129,8 @@ class Rows:
         first, end = len(self.keys), len(self.keys) + len(keys)
         while len(self.sizes) < end:
             self._make_rows()
-        self.keys += keys
-        tenant.rows.update(zip(keys, range(first, end), strict=True))
+        self.keys.extend(keys)
+        tenant.rows.insert_all(keys, first)
         sizes, checksums, generations, namespaces, parents = zip(*versions, strict=True)
         for wide, values in ((self.sizes, sizes), (self.checksums, checksums), (self.generations, generations)):
             wide[first:end] = array("Q", values)
@@ -141,8 +138,7 @@ class Rows:
         self.tenant_indexes[first:end] = array("I", (tenant.index,)) * len(keys)
         self.holders[first:end] = array("I", (self.sets.enter(pairs, len(keys)),)) * len(keys)
         if any(parents):
-            for row, parent in enumerate(parents, first):
-                above = tenant.rows.get(parent, NO_ROW)
+            for row, above in enumerate(tenant.rows.find(parents).tolist(), first):
                 if NO_ROW < above < row:  # else it is not there yet, or the block itself
                     self._adopt(row, above)
 
@@ -181,27 +177,29 @@ class Rows:
                     self.remove(parent)
 
     def check_integrity(self) -> None:
-        """Assert that rows, dictionaries, holders' sets and children counts agree. For tests; O(rows)."""
-        named = {row: (tenant, key) for tenant in self.tenants for key, row in tenant.rows.items()}
+        """assert that rows, indexes, holders' sets and children counts agree. For tests; O(rows)."""
+        named = {row: tenant for tenant in self.tenants for _key, row in tenant.rows.items()}
         free = set(self._free)
         assert len(free) == len(self._free)
         assert free | named.keys() | {NO_ROW} == set(range(len(self)))
         assert len(free) + len(named) + 1 == len(self)
         children = [0] * len(self)
-        for row, (tenant, key) in named.items():
-            assert self.keys[row] == key
+        for row, tenant in named.items():
             assert self.tenants.at(self.tenant_indexes[row]) is tenant
             assert self.holders[row] or self.children[row], "a row held by nobody waits for no child"
             children[self.parents[row]] += 1
         assert children[1:] == list(self.children[1 : len(self)])
         assert not any(self.holders[len(self) :])
-        assert all(self.keys[row] is None and not self.holders[row] for row in free)
+        assert not any(self.holders[row] for row in free)
+        self.keys.check_integrity(named)
+        for tenant in self.tenants:
+            tenant.rows.check_integrity()
         self.sets.check_integrity(self.holders)
 
     def _parent_row(self, tenant: Tenant, key: bytes, parent: bytes, make: bool) -> int:
         if not parent or parent == key:
             return NO_PARENT
-        row = tenant.rows.get(parent, NO_ROW)
+        row = tenant.rows.get(parent)
         if row == NO_ROW and make:
             row = self._new(tenant, parent, NO_PARENT)
         return row
@@ -210,15 +208,14 @@ class Rows:
         """A row for `key`, held by nobody yet."""
         if self._free:
             row = self._free.pop()
+            self.keys.set(row, key)
         else:
-            row = len(self.keys)
-            self.keys.append(None)
+            row = self.keys.append(key)
             if row == len(self.sizes):
                 self._make_rows()
-        self.keys[row] = key
         self.tenant_indexes[row] = tenant.index
         self.namespace_indexes[row] = self.namespaces.enter("")
-        tenant.rows[key] = row
+        tenant.rows.insert(key, row)
         self._adopt(row, parent)
         return row
 
@@ -235,10 +232,8 @@ class Rows:
             self.children[parent] += 1
 
     def _release(self, row: int) -> None:
-        key = self.keys[row]
-        assert key is not None, row
-        del self.tenants.at(self.tenant_indexes[row]).rows[key]
+        self.tenants.at(self.tenant_indexes[row]).rows.remove(self.keys[row], row)
         self.namespaces.leave(self.namespace_indexes[row])
-        self.keys[row] = None
+        self.keys.clear(row)
         self.parents[row] = NO_PARENT
         self._free.append(row)

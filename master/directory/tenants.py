@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from kvstore.master.directory.key_index import KeyIndex
+from kvstore.master.directory.keys import Keys
 from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
 
 FOR_GOOD: Final = 1 << 63
@@ -37,7 +39,7 @@ class Tenant:
     name: str
     index: int
     prefix: bytes
-    rows: dict[bytes, int] = field(default_factory=dict)
+    rows: KeyIndex
     reserved: dict[bytes, Reservation] = field(default_factory=dict)
     pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
     pins: dict[bytes, int] = field(default_factory=dict)
@@ -46,13 +48,15 @@ class Tenant:
     """Keys removed while a node was away, up to which generation: that node may still have them."""
 
 
-_NOBODY: Final = Tenant("", -1, b"")
+_NOBODY: Final = Tenant("", -1, b"", KeyIndex(Keys()))
 
 
 class Tenants:
     """By name, and by the index that a row keeps."""
 
     def __init__(self) -> None:
+        self.keys = Keys()
+        """Of the rows of all tenants."""
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []
         self._free: list[int] = []
@@ -80,7 +84,7 @@ class Tenants:
             return found
         check_tenant(name)
         index = self._free.pop() if self._free else len(self._by_index)
-        made = self._by_name[name] = Tenant(name, index, tenant_prefix(name))
+        made = self._by_name[name] = Tenant(name, index, tenant_prefix(name), KeyIndex(self.keys))
         self._by_index[index : index + 1] = [made]
         return made
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.locating import locate
 from kvstore.master.directory.records import Version
-from kvstore.master.directory.rows import NO_ROW, Rows
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.master_messages import Locations
 
