@@ -6,6 +6,8 @@ from typing import Any, Final
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.config import SECTION as JOBS
 from kvstore.client.jobs.config import JobSettings
+from kvstore.client.tensors.config import SECTION as TENSORS
+from kvstore.client.tensors.config import TensorSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.publisher.config import PublisherSettings
@@ -56,6 +58,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "`JobSettings(...)`.\n\n",
         JOBS,
         JobSettings,
+    ),
+    (
+        "Caches of tensors",
+        "Of `TensorCache` and `AsyncTensorCache`; [kvcache.md](kvcache.md#tensors-engines-of-any-tp-and-pp-share-a-cache) says what they\n"
+        "do. They have no flags. In Python pass `settings=TensorSettings(...)`.\n\n",
+        TENSORS,
+        TensorSettings,
     ),
     (
         "Transfer engine",
@@ -112,7 +121,7 @@ def table(section: str, kind: type[Any]) -> str:
     rows = settings_table(section, kind)
     return (
         rows
-        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, VLLM)
+        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, TENSORS, VLLM)
         else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
     )
 

@@ -25,9 +25,9 @@ class Pool:
         spec = layout.spec
         self.layout = layout
         self.layers = layout.rank_layers(rank)
-        axes = [axis for axis in layout.axes.inner if axis != "token" or not layout.is_quantised]
+        axes = [axis for axis in layout.axes.inner if axis != "token" or not layout.has_records]
         shape = [layout.count(rank, axis) for axis in axes]
-        if layout.is_quantised:
+        if layout.has_records:
             assert spec.record_bytes(True) == spec.record_bytes(False), "K and V of one size have one shape here"
             memory = torch.frombuffer(region.memory, dtype=torch.uint8).view(*shape, spec.record_bytes(True))
         else:
@@ -124,5 +124,5 @@ class QuantisedCache(PagedCache):
 
 
 def new_cache(pool: Pool, *, capacity_tokens: int) -> PagedCache:
-    kind = QuantisedCache if pool.layout.is_quantised else PagedCache
+    kind = QuantisedCache if pool.layout.has_records else PagedCache
     return kind(pool, capacity_tokens=capacity_tokens)

@@ -31,6 +31,12 @@ class ValuePart:
     own_heads: slice
 
     @property
+    def model_layers(self) -> range:
+        """The value's layers, of the model's."""
+        assert self.namespace.layers is not None
+        return range(*self.namespace.layers)
+
+    @property
     def is_whole(self) -> bool:
         """Whether the rank holds all of the value, and so can write it."""
         return self.value_layers == slice(0, self.layer_count) and self.value_heads == slice(0, self.head_count)

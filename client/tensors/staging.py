@@ -1,70 +1,102 @@
-"""Memory between a caller's tensor and the values of the store, and what moves between the two: copies and codecs, no requests.
+"""Memory between an engine's tensors and the values of the store, and what moves between the two: copies and codecs, no requests.
 
 Values are put together in the form of `kvcache/codecs/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`.
-Raw elements are copied once, whatever the strides of the tensor; other schemes are encoded and decoded on the tensor's own device.
+Raw elements are copied once, whatever the strides of the tensors; other schemes are encoded and decoded on the tensors' own device.
 """
 
 import contextlib
-import sys
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.client.tensors.arrays import Index, gather, is_tensor, scatter, writing
+from kvstore.client.tensors.config import TensorSettings
 from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader
 from kvstore.protocol.errors import InvalidArgument
 
 Rows: TypeAlias = NDArray[np.uint8]
 
-STAGING_BYTES: Final = 64 << 20
-"""Memory that one TensorCache keeps, unless the values of a single block need more: large enough that a batch's round trip does not count,
-and kept, since memory that is touched for the first time is many times slower than a copy."""
 _ALIGN_BYTES: Final = 64
 
 
+class Piece(NamedTuple):
+    """What of some values one tensor of a pool has."""
+
+    layers: slice
+    """Of the values."""
+    kinds: slice
+    """Of K (0) and V (1)."""
+    tensor: Any
+    """`[pool blocks, layers, kinds, heads, tokens, head_dim]` of any strides: a torch tensor on any device, or a numpy array."""
+    blocks: Index
+    """Those of the tensor, one a value."""
+
+
 class Staging:
-    """Rows for so many blocks at once as STAGING_BYTES hold. The next `rows` takes the memory of those before."""
+    """Rows for so many blocks at once as `size_bytes` hold, and for one at least. The next `rows` takes the memory of those before."""
 
-    def __init__(self, value_bytes: Sequence[int]) -> None:
-        """`value_bytes`: the size of each value of one block."""
-        self._value_bytes = value_bytes
+    def __init__(self, size_bytes: int, *, is_pinned: bool = False) -> None:
+        """`is_pinned`: in memory that a GPU copies to and from fastest."""
+        self._size_bytes = size_bytes
         self._memory: Rows = np.empty(0, np.uint8)
-        self.blocks = max(1, STAGING_BYTES // sum(value_bytes))
-        """The most blocks that `rows` may be asked for."""
+        self.is_pinned = is_pinned
 
-    def rows(self, blocks: int, *, is_pinned: bool) -> list[Rows]:
-        """For each value of a block an array of `[blocks, value_bytes]`. Content is undefined. Memory that is made now can be pinned, which
-        is what a GPU copies to and from fastest."""
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._memory)
+
+    def blocks(self, value_bytes: Sequence[int]) -> int:
+        """The most blocks that `rows` may be asked for, of values of these sizes."""
+        return max(1, self._size_bytes // sum(value_bytes))
+
+    def rows(self, blocks: int, value_bytes: Sequence[int]) -> list[Rows]:
+        """For each value of a block, of `value_bytes`, an array of `[blocks, value_bytes]`. Content is undefined."""
         starts = [0]
-        for size_bytes in self._value_bytes:
+        for size_bytes in value_bytes:
             starts.append(starts[-1] + -(-blocks * size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES)
         if starts[-1] > len(self._memory):
-            self._memory = _pinned(starts[-1]) if is_pinned else np.empty(starts[-1], np.uint8)
+            # All at once: memory that nobody has touched takes none, and growing would touch it anew.
+            needed_bytes = max(starts[-1], self._size_bytes + len(value_bytes) * _ALIGN_BYTES)
+            self._memory = _pinned(needed_bytes) if self.is_pinned else np.empty(needed_bytes, np.uint8)
         return [
             self._memory[start : start + blocks * size_bytes].reshape(blocks, size_bytes)
-            for start, size_bytes in zip(starts, self._value_bytes, strict=False)
+            for start, size_bytes in zip(starts, value_bytes, strict=False)
         ]
 
 
-def is_tensor(values: object) -> bool:
-    """Whether it is a torch tensor. Only a process that has imported torch can hold one."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
+class Stagings:
+    """Those of one cache: each call has one of its own while it lasts, and leaves it to the next. Thread-safe."""
 
+    def __init__(self, settings: TensorSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._kept: list[Staging] = []
 
-def as_index(blocks: NDArray[np.int64]) -> slice | NDArray[np.int64]:
-    """A run as a slice, by which a tensor gives a view; others give a copy, and need `put_back`."""
-    if len(blocks) and (np.diff(blocks) == 1).all():
-        return slice(int(blocks[0]), int(blocks[-1]) + 1)
-    return blocks
+    @property
+    def kept_bytes(self) -> int:
+        return sum(staging.kept_bytes for staging in self._kept)
 
+    @contextlib.contextmanager
+    def lend(self, *, is_pinned: bool) -> Iterator[Staging]:
+        """One that nobody else has until the context ends. It is kept then if there is room for it (`kept_bytes`)."""
+        staging = self._take(is_pinned)
+        try:
+            yield staging
+        finally:
+            with self._lock:
+                if self.kept_bytes + staging.kept_bytes <= int(self._settings.kept_bytes):
+                    self._kept.append(staging)
 
-def put_back(tensor: Any, index: slice | NDArray[np.int64], shard: Any) -> None:
-    """Bring what was read into `shard = tensor[index]` to its place, if it is not there."""
-    if not isinstance(index, slice):
-        with _writing(tensor):
-            tensor[index] = shard
+    def _take(self, is_pinned: bool) -> Staging:
+        with self._lock:
+            for staging in reversed(self._kept):  # what was used last is in the processor's cache
+                if staging.is_pinned == is_pinned:
+                    self._kept.remove(staging)
+                    return staging
+        return Staging(int(self._settings.staging_bytes), is_pinned=is_pinned)
 
 
 def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader) -> bool:
@@ -73,71 +105,81 @@ def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader)
     return bool((sizes_bytes == header.value_bytes).all() and (rows[:, :HEADER_BYTES] == wanted).all())
 
 
-def write_values(rows: Rows, header: TensorHeader, values: Any) -> None:
-    """Make each row the value of one block of `values`.
+def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> None:
+    """Make each row the value of one block, of whose layers and kinds each piece has some, and all of them all.
 
-    `values [blocks, layers, kv, heads, tokens, head_dim]` of any strides is a torch tensor on any device, or, if the scheme is raw, a numpy
-    array. Raises InvalidArgument for finite numbers that the scheme would lose; non-finite ones it keeps as NaN.
+    Pieces are of one device; numpy arrays serve if the scheme is raw. Raises InvalidArgument for finite numbers that the scheme would lose;
+    non-finite ones it keeps as NaN.
     """
-    if not is_tensor(values):
+    first = pieces[0].tensor
+    if not is_tensor(first):
         rows[:, :HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
-        _raw_array(rows, header, values.dtype)[...] = values
+        elements = _raw_array(rows, header, first.dtype)
+        for piece in pieces:
+            gather(piece.tensor, piece.blocks, elements[:, piece.layers, piece.kinds])
         return
     import torch
 
     host = torch.from_numpy(rows)
-    values = values.detach()
-    work = host if values.device == host.device else torch.empty_like(host, device=values.device)
+    work = host if first.device == host.device else torch.empty_like(host, device=first.device)
     work[:, :HEADER_BYTES] = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8).to(work.device)
     body = work[:, HEADER_BYTES:]
-    if header.scheme.is_raw:
-        body.view(values.dtype).unflatten(-1, header.shape).copy_(values)
-    else:
-        from kvstore.kvcache.codecs.codec import encode
-
-        for kv in range(header.kv_factor):
-            encode(values[:, :, kv], header.scheme.of(kv == 0), is_key=kv == 0, out=_records(body, header, kv))
+    for piece in pieces:
+        tensor = piece.tensor.detach()
+        if header.scheme.is_raw:
+            gather(tensor, piece.blocks, _raw_tensor(body, header, tensor.dtype)[:, piece.layers, piece.kinds])
+        else:
+            _encode(tensor[piece.blocks], header, piece, body)
     host.copy_(work)
-    if _has_lost(host, header) and values.isfinite().all():
+    if _has_lost(host, header) and all(piece.tensor[piece.blocks].isfinite().all() for piece in pieces):
         raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
-def read_values(rows: Rows, header: TensorHeader, layers: slice, heads: slice, out: Any) -> None:
-    """Read these layers and heads of each row's value into `out [blocks, layers, kv, heads, tokens, head_dim]`.
+def read_values(rows: Rows, header: TensorHeader, heads: slice, pieces: Sequence[Piece]) -> None:
+    """Read these heads of each row's value, and of each piece the layers and kinds that it has, into the pieces.
 
-    `out` of any strides is a torch tensor on any device, or, if the scheme is raw, a numpy array.
+    Pieces are of one device; numpy arrays serve if the scheme is raw.
     """
-    if is_tensor(out):
-        with _writing(out):
-            _read_tensor(rows, header, layers, heads, out)
-    else:
-        out[...] = _raw_array(rows, header, out.dtype)[:, layers, :, heads]
-
-
-def _read_tensor(rows: Rows, header: TensorHeader, layers: slice, heads: slice, out: Any) -> None:
+    first = pieces[0].tensor
+    if not is_tensor(first):
+        elements = _raw_array(rows, header, first.dtype)
+        for piece in pieces:
+            scatter(elements[:, piece.layers, piece.kinds, heads], piece.tensor, piece.blocks)
+        return
     import torch
 
-    body = torch.from_numpy(rows).to(out.device)[:, HEADER_BYTES:]
-    if header.scheme.is_raw:
-        out.copy_(body.view(out.dtype).unflatten(-1, header.shape)[:, layers, :, heads])
-        return
+    body = torch.from_numpy(rows).to(first.device)[:, HEADER_BYTES:]
+    for piece in pieces:
+        if header.scheme.is_raw:
+            scatter(_raw_tensor(body, header, first.dtype)[:, piece.layers, piece.kinds, heads], piece.tensor, piece.blocks)
+        else:
+            _decode(body, header, heads, piece)
+
+
+def _encode(values: Any, header: TensorHeader, piece: Piece, body: Any) -> None:
+    from kvstore.kvcache.codecs.codec import encode
+
+    for at, kv in enumerate(range(header.kv_factor)[piece.kinds]):
+        encode(values[:, :, at], header.scheme.of(kv == 0), is_key=kv == 0, out=_records(body, header, kv)[:, piece.layers])
+
+
+def _decode(body: Any, header: TensorHeader, heads: slice, piece: Piece) -> None:
     from kvstore.kvcache.codecs.codec import decode
 
-    for kv in range(header.kv_factor):
-        records = _records(body, header, kv)[:, layers, heads]
-        scheme = header.scheme.of(kv == 0)
+    with writing():
+        in_place = isinstance(piece.blocks, slice)
+        out = piece.tensor[piece.blocks] if in_place else piece.tensor.new_empty((len(body), *piece.tensor.shape[1:]))
         sizes = {"tokens": header.tokens, "head_dim": header.head_dim, "dtype": out.dtype}
-        decode(records, scheme, is_key=kv == 0, **sizes, out=out[:, :, kv])
+        for at, kv in enumerate(range(header.kv_factor)[piece.kinds]):
+            records = _records(body, header, kv)[:, piece.layers, heads]
+            decode(records, header.scheme.of(kv == 0), is_key=kv == 0, **sizes, out=out[:, :, at])
+    if not in_place:
+        scatter(out, piece.tensor, piece.blocks)
 
 
-def _writing(tensor: Any) -> contextlib.AbstractContextManager[Any]:
-    """In which any tensor may be written, also one that was made in inference mode, or requires a gradient."""
-    if not is_tensor(tensor):
-        return contextlib.nullcontext()
-    import torch
-
-    context: contextlib.AbstractContextManager[Any] = torch.inference_mode()
-    return context
+def _raw_tensor(body: Any, header: TensorHeader, dtype: Any) -> Any:
+    """The elements of raw values, in place: `[blocks, layers, kinds, heads, tokens, head_dim]`."""
+    return body.view(dtype).unflatten(-1, header.shape)
 
 
 def _raw_array(rows: Rows, header: TensorHeader, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -43,7 +43,7 @@ class Remapping:
     Methods take a pair of ranks from `pairs`, and block lists in the order of the sequence: the n-th is the index of the sequence's n-th
     block in the pool of the rank that has it (with context parallelism rank n % cp). Lists may be longer than the tokens need.
     Tokens [first_token, tokens) of the sequence are moved, in those layers of the pair that are in `layers` (of the model's; None: all).
-    Quantised records are moved whole, the last one too.
+    Records (what is quantised, or transposed) are moved whole, the last one too.
     """
 
     def __init__(self, source: CacheLayout, destination: CacheLayout, pairs: tuple[Pair, ...]) -> None:

@@ -32,8 +32,9 @@ class CacheLayout:
     """Axes of a pool, see orders.py: a name or written out; held written out."""
     axes: Order = field(init=False, repr=False, compare=False)
     """The order, read."""
-    is_quantised: bool = field(init=False, repr=False, compare=False)
-    """Whether the smallest thing with a place of its own is a record (one block, layer, K or V, and head), not an element of one token."""
+    has_records: bool = field(init=False, repr=False, compare=False)
+    """Whether the smallest thing with a place of its own is a record (one block, layer, K or V, and head), not an element of one token:
+    it is quantised, or transposed."""
     _unit_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -41,11 +42,12 @@ class CacheLayout:
         spec, parallel = self.spec, self.parallel
         order = parse_order(self.order)
         is_quantised = any(spec.scheme.of(is_key) != NONE.of(is_key) for is_key in spec.kinds)
+        has_records = is_quantised or bool(order.transposed)
         record_bytes = map(spec.record_bytes, spec.kinds)
         object.__setattr__(self, "order", str(order))
         object.__setattr__(self, "axes", order)
-        object.__setattr__(self, "is_quantised", is_quantised)
-        object.__setattr__(self, "_unit_bytes", tuple(size if is_quantised else size // spec.block_tokens for size in record_bytes))
+        object.__setattr__(self, "has_records", has_records)
+        object.__setattr__(self, "_unit_bytes", tuple(size if has_records else size // spec.block_tokens for size in record_bytes))
         if not 1 <= self.pool_blocks <= MAX_POOL_BYTES // spec.block_bytes:
             most = MAX_POOL_BYTES // spec.block_bytes
             raise InvalidArgument(f"pool_blocks is {self.pool_blocks}: with blocks of {spec.block_bytes} bytes it must be 1 to {most}")
@@ -54,7 +56,9 @@ class CacheLayout:
         if spec.layers < parallel.pp or (parallel.layer_split and sum(parallel.layer_split) != spec.layers):
             split = parallel.layer_split or f"{parallel.pp} stages"
             raise InvalidArgument(f"the model has {spec.layers} layers, which cannot be split as {split}")
-        if self.is_quantised and order.inner[-1:] != ("token",):
+        if is_quantised and order.transposed:
+            raise InvalidArgument(f"records of the scheme {spec.scheme.name} have an order of their own: {order} cannot transpose them")
+        if is_quantised and order.inner[-1:] != ("token",):
             raise InvalidArgument(
                 f"the scheme {spec.scheme.name} keeps the tokens of a block and head in one record: the order must end in 'token', "
                 f"not be '{order}'"
@@ -87,7 +91,7 @@ class CacheLayout:
             return self.pool_blocks
         if axis == "kv":
             return len(self._unit_bytes)
-        return 1 if self.is_quantised else self.spec.block_tokens
+        return 1 if self.has_records else self.spec.block_tokens
 
     def unit_bytes(self, kv: int) -> int:
         """Bytes of the smallest thing with a place of its own, of keys (`kv` 0) or values: an element (one token of a head) or a record."""
@@ -111,7 +115,7 @@ class CacheLayout:
         """Size of one of them. Raises InvalidArgument if there is no such rank or region."""
         if not 0 <= region < self.region_count(rank):
             raise InvalidArgument(f"region {region} of rank {rank} is outside [0, {self.region_count(rank)})")
-        outer, inner = self.axes
+        outer, inner, _ = self.axes
         kv = 0
         if "kv" in outer:
             kv = region // self.regions_of(rank, outer[outer.index("kv") + 1 :]) % len(self._unit_bytes)
@@ -131,7 +135,7 @@ class CacheLayout:
             at[axis] = index - first.get(axis, 0)
             if not 0 <= at[axis] < self.count(rank, axis):
                 raise InvalidArgument(f"rank {rank} has no {axis} {index}")
-        outer, inner = self.axes
+        outer, inner, _ = self.axes
         region = offset_bytes = 0
         for axis in outer:
             region = region * self.count(rank, axis) + at[axis]

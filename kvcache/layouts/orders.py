@@ -1,8 +1,11 @@
 """The order of axes in a rank's pool of KV cache: how it is written, and what the usual engines have. It knows no sizes.
 
 An order names the five axes from the outermost to the innermost: `block layer kv head token`. An element is the `head_dim` values of
-one token and head; they are always contiguous. Axes before a `|` choose a region of memory (a tensor), those after it a place in it:
+one token and head. Axes before a `|` choose a region of memory (a tensor), those after it a place in it:
 `layer | kv block token head` is one tensor a layer, [2, blocks, tokens, heads, head_dim]. Without a `|` the pool is one region.
+
+The `head_dim` values of an element are contiguous, unless the order ends in `K^T`, `V^T` or both: of one block, layer and head these are
+then [head_dim, tokens], as a kernel wants them that multiplies by them. `token` must be the last axis there.
 """
 
 from typing import Final, NamedTuple
@@ -10,6 +13,8 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument
 
 AXES: Final = ("block", "layer", "kv", "head", "token")
+TRANSPOSED: Final = ("K^T", "V^T")
+"""What an order may end in, of keys and of values: their index is that of the axis kv."""
 
 ORDERS: Final[dict[str, str]] = {
     "HND": "block layer kv head token",
@@ -20,6 +25,7 @@ ORDERS: Final[dict[str, str]] = {
     "vllm-flashinfer": "layer | block kv token head",
     "vllm-flashinfer-hnd": "layer | block kv head token",
     "vllm-mla": "layer | block kv token head",
+    "vllm-cpu": "layer | block head kv token K^T",
     "vllm-blocks": "block layer kv token head",
     "vllm-blocks-hnd": "block kv head layer token",
     "sglang": "kv layer | block token head",
@@ -31,9 +37,10 @@ ORDERS: Final[dict[str, str]] = {
 """Name to order. HND and NHD are whole blocks of all layers, with heads outside or inside of tokens.
 
 Source: TensorRT-LLM `kvCacheManager` (a pool is [blocks, layers, kv, heads, tokens, dim]); vLLM `get_kv_cache_shape` and
-`get_kv_cache_stride_order` in `v1/attention/backends/` (flash_attn; flashinfer, whose orders with the dimension of layers are the
-vllm-blocks here; mla); SGLang `mem_cache/memory_pool.py` (a list of K tensors and one of V tensors, a tensor a layer) and
-`memory_pool_host.py` (its host memory's layouts of the same names)."""
+`get_kv_cache_stride_order` in `v1/attention/backends/` (flash_attn; flashinfer, whose orders with the dimension of layers are the vllm-
+blocks here; mla) and its CPU backend (a tensor a layer, [blocks, heads, tokens, 2 x head_dim], whose keys lie transposed); SGLang
+`mem_cache/memory_pool.py` (a list of K tensors and one of V tensors, a tensor a layer) and `memory_pool_host.py` (its host memory's
+layouts of the same names)."""
 
 
 class Order(NamedTuple):
@@ -41,23 +48,30 @@ class Order(NamedTuple):
 
     outer: tuple[str, ...]
     inner: tuple[str, ...]
+    transposed: tuple[str, ...] = ()
+    """Those of TRANSPOSED that it ends in."""
 
     def __str__(self) -> str:
-        return " ".join((*self.outer, "|", *self.inner) if self.outer else self.inner)
+        return " ".join((*self.outer, *("|" if self.outer else ""), *self.inner, *self.transposed))
 
 
 def parse_order(text: str) -> Order:
     """The order of this name (case does not matter), or the one written out.
 
     Raises:
-        InvalidArgument: it is no name, and not each of the five axes exactly once with at most one `|`.
+        InvalidArgument: it is no name, and not each of the five axes exactly once with at most one `|`; or what is transposed has not
+            `token` for its last axis.
     """
     written = {name.lower(): order for name, order in ORDERS.items()}.get(text.strip().lower(), text)
     before, bar, after = written.partition("|")
-    outer, inner = (tuple(before.split()), tuple(after.split())) if bar else ((), tuple(before.split()))
-    if sorted(outer + inner) != sorted(AXES):
+    outer, rest = (before.split(), after.split()) if bar else ([], before.split())
+    marks = [mark for mark in TRANSPOSED if mark in rest]
+    inner = rest[: len(rest) - len(marks)]
+    if sorted(outer + inner) != sorted(AXES) or sorted(rest[len(inner) :]) != marks:
         raise InvalidArgument(
             f"the order {text!r} must name each of the axes {', '.join(AXES)} once, with at most one '|' after those that choose a region; "
             f"or be one of {', '.join(ORDERS)}"
         )
-    return Order(outer, inner)
+    if marks and inner[-1:] != ["token"]:
+        raise InvalidArgument(f"the order {text!r} transposes head_dim and tokens, so that its last axis must be 'token'")
+    return Order(tuple(outer), tuple(inner), tuple(marks))

@@ -32,22 +32,26 @@ def check_layouts(source: CacheLayout, destination: CacheLayout) -> None:
         raise InvalidArgument(
             f"blocks of {ours.block_tokens} tokens cannot become blocks of {theirs.block_tokens}: one must be a multiple of the other"
         )
-    if source.is_quantised and large != small:
+    if source.axes.transposed != destination.axes.transposed:
+        raise InvalidArgument(f"{source.order} and {destination.order}: what one side keeps transposed is copied as it lies, not turned")
+    if source.has_records and large != small:
+        kind = "transposed" if source.axes.transposed else f"of the scheme {ours.scheme.name}"
         raise InvalidArgument(
-            f"records of the scheme {ours.scheme.name} are whole blocks: blocks of {ours.block_tokens} tokens cannot become blocks of "
-            f"{theirs.block_tokens} without decoding"
+            f"records {kind} are whole blocks: blocks of {ours.block_tokens} tokens cannot become ones of {theirs.block_tokens} as they are"
         )
 
 
 def check_tokens(layout: CacheLayout, *, first_token: int, tokens: int) -> tuple[int, int]:
-    """The half-open range of tokens to move; where records are quantised their whole blocks. Raises InvalidArgument if it is not one."""
+    """The half-open range of tokens to move; where there are records their whole blocks. Raises InvalidArgument if it is not one."""
     if not 0 <= first_token <= tokens:
         raise InvalidArgument(f"tokens [{first_token}, {tokens}) are not a range that starts at 0 or later")
-    if not layout.is_quantised:
+    if not layout.has_records:
         return first_token, tokens
     block_tokens = layout.spec.block_tokens
     if first_token % block_tokens:
-        raise InvalidArgument(f"first_token is {first_token}: with quantised records it must be a multiple of block_tokens, {block_tokens}")
+        raise InvalidArgument(
+            f"first_token is {first_token}: with records of whole blocks it must be a multiple of block_tokens, {block_tokens}"
+        )
     return first_token, -(-tokens // block_tokens) * block_tokens
 
 

@@ -178,11 +178,11 @@ def _fill(out: Column, terms: _Terms) -> Column:
 
 
 def _box(source: CacheLayout, destination: CacheLayout, pair: Pair, layers: range, tokens: int, kv: int) -> _Box:
-    corners, repeats = [], (len(layers), len(pair.heads), 1 if source.is_quantised else tokens)
+    corners, repeats = [], (len(layers), len(pair.heads), 1 if source.has_records else tokens)
     for layout, rank in ((source, pair.source_rank), (destination, pair.destination_rank)):
         strides = strides_of(layout, rank, kv)
         start = strides.start.moved(strides.layer, layers.start - layout.rank_layers(rank).start)
-        corners.append((start.moved(strides.head, pair.heads.start - layout.rank_heads(rank).start), strides[2:]))
+        corners.append((start.moved(strides.head, pair.heads.start - layout.rank_heads(rank).start), strides[2:5]))
     (ours, our_steps), (theirs, their_steps) = corners
     return _grown(_Box(source.unit_bytes(kv), ours, theirs, tuple(map(_Axis, repeats, our_steps, their_steps))))
 

@@ -80,7 +80,7 @@ def move(layout: CacheLayout, rank: int, regions: Sequence[Any], placed: Placed,
 
 
 def _kv_bytes(layout: CacheLayout, shape: Shape, kv: int) -> int:
-    return len(shape.heads) * (1 if layout.is_quantised else shape.tokens) * layout.unit_bytes(kv)
+    return len(shape.heads) * (1 if layout.has_records else shape.tokens) * layout.unit_bytes(kv)
 
 
 def _parts(layout: CacheLayout, rank: int, placed: Placed, shape: Shape, kv: int) -> Iterator[_Part]:
@@ -107,7 +107,7 @@ def _axes(layout: CacheLayout, rank: int, shape: Shape, kv: int) -> list[_Axis]:
     axes = [
         _Axis(len(shape.layers), strides.layer, unit_bytes(layout, shape) // len(shape.layers)),
         _Axis(len(shape.heads), strides.head, head_bytes),
-        _Axis(1 if layout.is_quantised else shape.tokens, strides.token, layout.unit_bytes(kv)),
+        _Axis(1 if layout.has_records else shape.tokens, strides.token, layout.unit_bytes(kv)),
     ]
     return [axis for axis in axes if axis.repeats > 1]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvstore.kvcache.layouts.copies import Int64s
 from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.orders import TRANSPOSED
 
 
 class Step(NamedTuple):
@@ -46,6 +47,8 @@ class Strides(NamedTuple):
     head: Step
     token: Step
     """Of no use where records are quantised: a token is then no place of its own."""
+    value: Step
+    """Between the `head_dim` values of an element; of no use where records are quantised."""
 
     def places(self, placed: Placed, first: Step) -> Places:
         """Where these tokens are if block 0's first token is at `first`."""
@@ -60,11 +63,17 @@ class Strides(NamedTuple):
 def strides_of(layout: CacheLayout, rank: int, kv: int) -> Strides:
     """Strides of keys (`kv` 0) or values (1) in the pool of `rank`. Raises InvalidArgument if there is no such rank."""
     steps: dict[str, Step] = {}
-    outer, inner = layout.axes
+    outer, inner, transposed = layout.axes
     for position, axis in enumerate(outer):
         steps[axis] = Step(layout.regions_of(rank, outer[position + 1 :]), 0)
     for position, axis in enumerate(inner):
         # K comes before V: a step from one to the other is as long as K's part.
         steps[axis] = Step(0, layout.bytes_of(rank, inner[position + 1 :], kv=0 if axis == "kv" else kv))
     start = Step(0, 0).moved(steps["kv"], kv)
-    return Strides(start, steps["block"], steps["layer"], steps["head"], steps["token"])
+    value_bytes, element_bytes = layout.spec.dtype_bytes, layout.spec.dtype_bytes * layout.spec.head_dim
+    value = Step(0, value_bytes)
+    if TRANSPOSED[kv] in transposed:
+        steps["token"], value = value, Step(0, value_bytes * layout.spec.block_tokens)
+    elif transposed:  # the other one is: this one is a record, too, of elements one after another
+        steps["token"] = Step(0, element_bytes)
+    return Strides(start, steps["block"], steps["layer"], steps["head"], steps["token"], value)

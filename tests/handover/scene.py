@@ -177,7 +177,7 @@ def gathered(executor: Executor, blocks: Sequence[int], tokens: int, *, ranks: S
     agree. It only trusts that blocks, and tokens, lie equally far apart."""
     layout = executor.layout
     spec, cp = layout.spec, layout.parallel.cp
-    steps = 1 if layout.is_quantised else spec.block_tokens
+    steps = 1 if layout.has_records else spec.block_tokens
     units = -(-tokens // (spec.block_tokens // steps))
     found = np.zeros((spec.layers, spec.kv_factor, spec.kv_heads, units, layout.unit_bytes(0)), np.uint8)
     is_known = np.zeros(found.shape[:4], bool)
@@ -203,7 +203,7 @@ def units_at(
     layout = executor.layout
     region, start = layout.locate(rank, *place, 0, 0)
     block_bytes = layout.locate(rank, *place, 1, 0)[1] - start
-    token_bytes = 0 if layout.is_quantised else layout.locate(rank, *place, 0, 1)[1] - start
+    token_bytes = 0 if layout.has_records else layout.locate(rank, *place, 0, 1)[1] - start
     offsets = start + blocks * block_bytes + tokens * token_bytes
     found: NDArray[np.uint8] = executor.ranks[rank].memory[region][offsets[:, None] + np.arange(layout.unit_bytes(place[1]))]
     return found

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,18 @@ import torch
 
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
+from kvstore.client.tensors.config import TensorSettings
+from kvstore.client.tensors.pools import EnginePool
+from kvstore.client.tensors.prompts import BlockHashes, Prompt
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
+from kvstore.protocol.settings import Size
 from tests.client.embedded import embedded
 from tests.client.processes import cluster
 
@@ -36,6 +42,7 @@ READERS = (
     Parallel(tp=8, dp=4),
     Parallel(pp=2, layer_split=(1, 3)),
 )
+THREE_BLOCKS = TensorSettings(staging_bytes=Size(3 * SPEC.block_bytes))
 _serial = itertools.count()
 
 
@@ -54,7 +61,7 @@ def client(address: str) -> Iterator[Client]:
 class Engine:
     """All ranks of one executor."""
 
-    def __init__(self, client: Client, spec: CacheSpec, namespace: Namespace, parallel: Parallel, **groups: int) -> None:
+    def __init__(self, client: Client, spec: CacheSpec, namespace: Namespace, parallel: Parallel, **groups: Any) -> None:
         self.layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
         self.ranks = [TensorCache(client, spec, namespace, parallel=parallel, rank=rank, **groups) for rank in range(parallel.ranks)]
 
@@ -285,14 +292,13 @@ def test_a_growing_sequence_is_put_and_read_from_any_block_on(client: Client) ->
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.tensors.staging.STAGING_BYTES", 3 * SPEC.block_bytes)
+def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str) -> None:
     tokens, cache, namespace = fresh(blocks=6)
     pool: Any = torch.randn(9, *cache.shape[1:]).to(torch.bfloat16).view(torch.uint16).numpy()
     pool, wanted = (torch.from_numpy(pool).view(torch.bfloat16), cache) if kind == "torch" else (pool, cache.view(torch.uint16).numpy())
     places = [7, 2, 3, 4, 0, 8]
     pool[places] = wanted
-    rank = TensorCache(client, SPEC, namespace)
+    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
     assert rank.put_tensor(tokens, pool, blocks=places) == 6 * 4
     before, places = torch.as_tensor(pool).clone(), [1, 2, 6, 0, 3]
     assert rank.get_tensor(tokens, pool, blocks=np.array(places), first_block=1) == 5
@@ -316,10 +322,9 @@ def test_tensors_made_in_inference_mode_or_with_gradients_serve_as_well(client: 
             assert whole_error(spec, got, cache) < 0.006
 
 
-def test_more_than_the_staging_memory_holds_goes_in_batches(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_staging_memory_holds_goes_in_batches(client: Client) -> None:
     tokens, cache, namespace = fresh(blocks=7)
-    monkeypatch.setattr("kvstore.client.tensors.staging.STAGING_BYTES", 3 * SPEC.block_bytes)
-    rank = TensorCache(client, SPEC, namespace)
+    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
     before = client.stats().requests
     assert rank.put_tensor(tokens, cache) == 7 * 4
     assert client.stats().requests == before + 4, "two blocks a batch: the headers take room too"
@@ -353,7 +358,7 @@ def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_the
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda cache: cache.tolist(), "a torch tensor or a numpy array, not list"),
+        (lambda cache: cache.tolist(), "a torch tensor or a numpy array, or an EnginePool, not list"),
         (lambda cache: cache[0], r"\[any, 4, 2, 4, 16, 16\], not \[4, 2, 4, 16, 16\]"),
         (lambda cache: cache[:, :2], r"not \[5, 2, 2, 4, 16, 16\]"),
         (lambda cache: cache.float(), "elements are torch.float32, and those of the cache bfloat16"),
@@ -421,3 +426,195 @@ def test_what_others_put_under_these_keys_is_never_taken_for_blocks(client: Clie
         client.put(keys[0], wrong)
         with pytest.raises(ProtocolError):
             rank.get_tensor(tokens, torch.empty_like(cache))
+
+
+# --- pools as engines have them ---
+
+
+def engine_pool(order: str, spec: CacheSpec, *, blocks: int = 8, kind: str = "torch", **sizes: Any) -> EnginePool:
+    """Of rank 0, all zeros."""
+    layout = CacheLayout(spec=spec, parallel=Parallel(**sizes), pool_blocks=blocks, order=order)
+    counts = [layout.region_bytes(0, number) for number in range(layout.region_count(0))]
+    return EnginePool(layout, [torch.zeros(count, dtype=torch.uint8) if kind == "torch" else np.zeros(count, np.uint8) for count in counts])
+
+
+def content(pool: EnginePool, blocks: Sequence[int]) -> Any:
+    """What the pool has in these blocks, as one tensor."""
+    first = pool.planes[0].values
+    layers, kinds = (max(getattr(plane, axis).stop for plane in pool.planes) for axis in ("layers", "kinds"))
+    whole = torch.zeros(len(blocks), layers, kinds, *first.shape[3:])
+    for plane in pool.planes:
+        whole[:, plane.layers.start : plane.layers.stop, plane.kinds.start : plane.kinds.stop] = torch.as_tensor(plane.values[list(blocks)])
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_pools_of_every_order_are_put_and_read_where_they_are(client: Client, order: str, kind: str) -> None:
+    """A list of tensors, one a layer; K and V apart or together; transposed or not: all share what a plain tensor put, and back."""
+    spec = replace(SPEC, dtype="float32")
+    tokens, cache, namespace = fresh(spec)
+    rank = TensorCache(client, spec, namespace)
+    assert rank.put_tensor(tokens, cache) == BLOCKS * 4
+    pool, table = engine_pool(order, spec, kind=kind), [6, 1, 2, 3, 0]
+    assert rank.get_tensor(tokens, pool, blocks=table) == BLOCKS
+    assert content(pool, table).equal(cache)
+    assert not content(pool, [4, 5, 7]).any()
+    again = TensorCache(client, spec, replace(namespace, revision="again"))
+    assert again.put_tensor(tokens, pool, blocks=table) == BLOCKS * 4
+    out = torch.zeros_like(cache)
+    assert again.get_tensor(tokens, out) == BLOCKS
+    assert out.equal(cache)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "k=none,v=int8"])
+def test_a_pool_of_many_tensors_is_encoded_as_one_tensor_is(client: Client, scheme: str) -> None:
+    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
+    tokens, cache, namespace = fresh(spec)
+    TensorCache(client, spec, namespace).put_tensor(tokens, cache)
+    expected, pool = torch.zeros_like(cache), engine_pool("vllm-cpu", replace(spec, scheme=CacheScheme.parse("none")))
+    rank = TensorCache(client, spec, namespace)
+    assert rank.get_tensor(tokens, expected) == rank.get_tensor(tokens, pool, blocks=[7, 6, 5, 4, 3]) == BLOCKS
+    assert content(pool, [7, 6, 5, 4, 3]).equal(expected.float())
+
+
+def test_a_rank_s_pool_shares_with_those_of_other_shardings_and_orders(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    groups = {"heads_per_value": 2, "layers_per_value": 2}
+    Engine(client, SPEC, namespace, Parallel(), **groups).put(tokens, cache)
+    engine = Engine(client, SPEC, namespace, TP2_PP2, **groups)
+    pool = engine_pool("vllm-cpu", SPEC, tp=2, pp=2)
+    assert engine.ranks[0].get_tensor(tokens, pool, blocks=range(BLOCKS)) == BLOCKS
+    assert content(pool, range(BLOCKS)).equal(engine.shard(cache, 0).float())
+    with pytest.raises(InvalidArgument, match="the pool is one of another model, or of another rank's"):
+        engine.ranks[1].get_tensor(tokens, pool)
+    int8 = TensorCache(client, replace(SPEC, scheme=CacheScheme.parse("int8")), namespace)
+    with pytest.raises(InvalidArgument, match="a numpy array cannot be encoded as int8"):
+        int8.put_tensor(tokens, engine_pool("vllm-cpu", SPEC, kind="numpy"), blocks=range(BLOCKS))
+
+
+# --- many sequences ---
+
+
+def test_many_sequences_of_one_pool_are_one_message_each_way(client: Client) -> None:
+    _, cache, namespace = fresh(blocks=9)
+    first, second, third = (list(range(start, start + 3 * 16)) for start in (0, 1000, 2000))
+    rank = TensorCache(client, SPEC, namespace)
+    prompts = [Prompt(first, [8, 0, 4]), Prompt(second, [1, 7, 2]), Prompt(third, [5, 6], 0), Prompt([], [])]
+    before = client.stats().requests
+    assert rank.put_batch(prompts, cache) == [12, 12, 8, 0]
+    assert client.stats().requests == before + 1
+    assert rank.match_batch([*prompts, Prompt(first, first_block=2), Prompt(third, first_block=2), Prompt([5] * 16)]) == [
+        3,
+        3,
+        2,
+        0,
+        1,
+        0,
+        0,
+    ]
+    out = torch.zeros_like(cache)
+    tables = [[0, 1, 2], [3, 4, 5], [6, 7]]
+    read = [Prompt(names, table) for names, table in zip((first, second, third), tables, strict=True)]
+    before = client.stats().requests
+    assert rank.get_batch(read, out) == [3, 3, 2]
+    assert client.stats().requests <= before + 1
+    assert out[:8].equal(cache[[8, 0, 4, 1, 7, 2, 5, 6]])
+    assert rank.put_batch([], cache) == rank.get_batch([], cache) == rank.match_batch([]) == []
+
+
+def test_a_miss_ends_its_own_sequence_and_no_other(client: Client) -> None:
+    _, cache, namespace = fresh(blocks=9)
+    sequences = [list(range(start, start + 3 * 16)) for start in (0, 1000, 2000)]
+    for settings in (None, THREE_BLOCKS):
+        rank = TensorCache(client, SPEC, namespace, settings=settings)
+        rank.put_batch([Prompt(names, range(3 * at, 3 * at + 3)) for at, names in enumerate(sequences)], cache)
+        client.remove([keys_of(namespace, sequences[1], SPEC)[1 * 4 + 2]])
+        out = torch.full_like(cache, 7.0)
+        table = [range(3), range(3, 6), range(6, 9)]
+        assert rank.get_batch([Prompt(names, of_prompt) for names, of_prompt in zip(sequences, table, strict=True)], out) == [3, 1, 3]
+        assert out[[0, 1, 2, 3, 6, 7, 8]].equal(cache[[0, 1, 2, 3, 6, 7, 8]])
+        assert (out[[4, 5]] == 7.0).all()
+
+
+def test_what_sequences_begin_with_together_is_put_once_and_read_by_each(client: Client) -> None:
+    _, cache, namespace = fresh(blocks=4)
+    shared = list(range(32))
+    ours, theirs = [*shared, *[1] * 16], [*shared, *[2] * 16]
+    cache[3] = cache[1]  # the second sequence's own copy of the second block
+    rank = TensorCache(client, SPEC, namespace)
+    assert rank.put_batch([Prompt(shared, [0, 1]), Prompt(ours, [0, 1, 2]), Prompt(theirs, [0, 3, 1])], cache) == [8, 4, 4]
+    out = torch.zeros(6, *cache.shape[1:], dtype=cache.dtype)
+    assert rank.get_batch([Prompt(ours, [0, 1, 2]), Prompt(theirs, [3, 4, 5])], out) == [3, 3]
+    assert out.equal(cache[[0, 1, 2, 0, 3, 1]])
+
+
+# --- names ---
+
+
+def test_extras_and_hashes_of_the_engine_s_name_blocks_as_tokens_do(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace)
+    extras = {0: b"lora 7"}
+    assert rank.put_tensor(tokens, cache, extras=extras) == BLOCKS * 4
+    out = torch.zeros_like(cache)
+    assert (rank.match_prefix(tokens), rank.match_prefix(tokens, extras=extras)) == (0, BLOCKS)
+    assert (rank.get_tensor(tokens, out), rank.get_tensor(tokens, out, extras=extras)) == (0, BLOCKS)
+    assert out.equal(cache)
+    hashes = BlockHashes([bytes([number]) * 32 for number in range(BLOCKS)])
+    assert rank.match_prefix(hashes) == 0
+    assert rank.put_tensor(hashes, cache.flip(0)) == BLOCKS * 4
+    assert rank.get_tensor(BlockHashes(hashes.hashes[:3]), out[:3]) == 3
+    assert out[:3].equal(cache.flip(0)[:3])
+    with pytest.raises(InvalidArgument, match="and token_ids has 5 full blocks"):
+        rank.get_tensor(hashes, out[:3], first_block=3)
+
+
+# --- groups of layers ---
+
+
+def test_layers_are_put_and_read_as_they_are_computed(client: Client) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace, layers_per_value=2)
+    reader = TensorCache(client, SPEC, namespace, parallel=Parallel(pp=2, layer_split=(1, 3)), rank=1, layers_per_value=2)
+    assert rank.put_tensor(tokens, cache, layers=range(2)) == BLOCKS * 4
+    assert (rank.match_prefix(tokens), rank.match_prefix(tokens, layers=range(2))) == (0, BLOCKS)
+    out, pool = torch.zeros_like(cache), engine_pool("vllm-flash", SPEC, blocks=BLOCKS)
+    assert rank.get_tensor(tokens, out, layers=range(2)) == rank.get_tensor(tokens, pool, layers=range(2)) == BLOCKS
+    assert out[:, :2].equal(cache[:, :2])
+    assert not out[:, 2:].any()
+    assert content(pool, range(BLOCKS)).equal(out.float())
+    part = torch.zeros_like(cache[:, 1:])
+    assert reader.get_tensor(tokens, part, layers=range(1, 2)) == BLOCKS, "of a group it has a layer only"
+    assert part[:, :1].equal(cache[:, 1:2])
+    assert rank.put_tensor(tokens, cache, layers=range(2, 4)) == BLOCKS * 4
+    assert rank.get_tensor(tokens, out) == reader.get_tensor(tokens, part) == BLOCKS
+    assert out.equal(cache)
+    assert part.equal(cache[:, 1:])
+
+
+@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(4, 6), range(0), range(0, 4, 2), range(3, 4)])
+def test_layers_that_are_no_whole_groups_are_refused(client: Client, layers: range) -> None:
+    tokens, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace, layers_per_value=2)
+    for call in (rank.put_tensor, rank.get_tensor):
+        with pytest.raises(InvalidArgument, match=r"whole groups of layers, which are \[\(0, 2\), \(2, 4\)\] here"):
+            call(tokens, cache, layers=layers)
+    with pytest.raises(InvalidArgument, match="whole groups of layers"):
+        rank.match_prefix(tokens, layers=layers)
+
+
+# --- threads ---
+
+
+def test_threads_share_a_cache(client: Client) -> None:
+    _, cache, namespace = fresh()
+    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
+
+    def both_ways(number: int) -> bool:
+        own, tokens = cache + number, [number] * (BLOCKS * 16)
+        out = torch.zeros_like(own)
+        return rank.put_tensor(tokens, own) == BLOCKS * 4 and rank.get_tensor(tokens, out) == BLOCKS and out.equal(own)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(both_ways, range(40)))

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.tensors.staging import STAGING_BYTES, Staging, are_values, as_index, is_tensor, put_back, read_values, write_values
+from kvstore.client.tensors.config import TensorSettings
+from kvstore.client.tensors.staging import Piece, Staging, Stagings, are_values, read_values, write_values
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.settings import Size
 
 BLOCKS = 3
 HEADER = TensorHeader(scheme=CacheScheme.parse("none"), dtype="float32", kv_factor=2, layers=3, heads=4, tokens=16, head_dim=32)
+ALL = slice(0, BLOCKS)
 SCHEMES = ("none", "int8", "k=int4/16,v=int2/32", "fp8-tensor", "k=none,v=int8")
 
 
@@ -26,9 +29,23 @@ def random_blocks(header: TensorHeader) -> Any:
     return torch.randn(BLOCKS, *header.shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, header.dtype))
 
 
-def written(header: TensorHeader, values: Any) -> np.ndarray[Any, Any]:
-    [rows] = Staging([header.value_bytes]).rows(BLOCKS, is_pinned=False)
-    write_values(rows, header, values)
+def whole(values: Any, blocks: Any = ALL) -> list[Piece]:
+    return [Piece(slice(0, values.shape[1]), slice(0, values.shape[2]), values, blocks)]
+
+
+def in_pieces(values: Any, blocks: Any = ALL) -> list[Piece]:
+    """A tensor a layer, K and V apart where there are both."""
+    layers, kinds = values.shape[1:3]
+    return [
+        Piece(slice(layer, layer + 1), slice(kind, kind + 1), values[:, layer : layer + 1, kind : kind + 1], blocks)
+        for layer in range(layers)
+        for kind in range(kinds)
+    ]
+
+
+def written(header: TensorHeader, pieces: list[Piece]) -> np.ndarray[Any, Any]:
+    [rows] = Staging(1 << 20).rows(BLOCKS, [header.value_bytes])
+    write_values(rows, header, pieces)
     return rows
 
 
@@ -37,24 +54,47 @@ def written(header: TensorHeader, values: Any) -> np.ndarray[Any, Any]:
 def test_rows_are_the_values_of_their_blocks_and_any_part_of_them_is_read_as_it_decodes(scheme: str, kv_factor: int) -> None:
     header = header_of(scheme, kv_factor=kv_factor)
     values = random_blocks(header)
-    rows = written(header, values.transpose(1, 4).contiguous().transpose(1, 4))
+    rows = written(header, whole(values.transpose(1, 4).contiguous().transpose(1, 4)))
     layers, heads = slice(1, 3), slice(2, 3)
     out = torch.zeros(4, 2, 16, 1, kv_factor, BLOCKS, 32).permute(5, 1, 4, 3, 2, 0, 6)[..., 0, :]
-    read_values(rows, header, layers, heads, out)
+    read_values(rows, header, heads, [Piece(layers, slice(0, kv_factor), out, ALL)])
     for row, block, part in zip(rows, values, out, strict=True):
         assert row.tobytes() == encode_value(block, header.scheme)
-        whole = torch.empty_like(block)
-        decode_value(row.data, whole)
-        assert part.equal(whole[layers, :, heads])
+        decoded = torch.empty_like(block)
+        decode_value(row.data, decoded)
+        assert part.equal(decoded[layers, :, heads])
+
+
+@pytest.mark.parametrize("head_dim", [32, 1024])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_scattered(scheme: str, head_dim: int) -> None:
+    header = header_of(scheme, head_dim=head_dim, layers=2, heads=2)
+    values, places = random_blocks(header), np.array([4, 0, 3])
+    rows = written(header, whole(values)).copy()
+    pool = torch.zeros(6, *values.shape[1:])
+    pool[places] = values
+    assert np.array_equal(written(header, in_pieces(values)), rows)
+    assert np.array_equal(written(header, in_pieces(pool, places)), rows)
+    expected = torch.zeros_like(values)
+    read_values(rows, header, slice(0, 2), whole(expected))
+    for pieces in (whole, in_pieces):
+        out = torch.zeros_like(pool)
+        read_values(rows, header, slice(0, 2), pieces(out, places))
+        assert out[places].equal(expected)
+        assert not out[[1, 2, 5]].any()
 
 
 def test_numpy_arrays_are_written_and_read_as_tensors_are() -> None:
     array: np.ndarray[Any, Any] = random_blocks(HEADER).numpy()
-    rows = written(HEADER, array[:, ::-1])
-    assert np.array_equal(rows, written(HEADER, torch.from_numpy(array[:, ::-1].copy())))
+    rows = written(HEADER, in_pieces(array[:, ::-1]))
+    assert np.array_equal(rows, written(HEADER, whole(torch.from_numpy(array[:, ::-1].copy()))))
     out = np.zeros((16, BLOCKS, 1, 2, 4, 32), np.float32).transpose(1, 2, 3, 4, 0, 5)
-    read_values(rows, HEADER, slice(0, 1), slice(0, 4), out)
+    read_values(rows, HEADER, slice(0, 4), [Piece(slice(0, 1), slice(0, 2), out, ALL)])
     assert np.array_equal(out[:, 0], array[:, 2])
+    scattered = np.zeros((5, *HEADER.shape), np.float32)
+    read_values(rows, HEADER, slice(0, 4), in_pieces(scattered, np.array([4, 1, 0])))
+    assert np.array_equal(scattered[[4, 1, 0]], array[:, ::-1])
+    assert not scattered[2:4].any()
 
 
 def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finite() -> None:
@@ -62,35 +102,65 @@ def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finit
     values = random_blocks(header)
     values[1, 1, 1, 1, 1, 1] = torch.nan
     out = torch.zeros_like(values)
-    read_values(written(header, values), header, slice(0, 3), slice(0, 4), out)
+    read_values(written(header, in_pieces(values)), header, slice(0, 4), whole(out))
     assert out[1, 1, 1, 1, 1].isnan().all()
     assert int(out.isnan().sum()) == 32
     values[1, 1, 1, 1, 1, 1] = 1e30
     with pytest.raises(InvalidArgument, match="too large for the float16 scales of int8: use fp8-head"):
-        written(header, values)
+        written(header, in_pieces(values))
 
 
 def test_rows_lie_apart_in_memory_that_is_kept() -> None:
-    staging = Staging([65, 130])
-    first, second = staging.rows(3, is_pinned=False)
+    staging = Staging(600)
+    first, second = staging.rows(3, [65, 130])
     first[:], second[:] = 1, 2
     assert first.shape == (3, 65)
     assert second.shape == (3, 130)
     assert (first == 1).all()
-    again, _ = staging.rows(2, is_pinned=False)
+    again, _ = staging.rows(2, [65, 130])
     assert np.shares_memory(again, first)
-    larger, _ = staging.rows(4, is_pinned=False)
+    [other] = staging.rows(9, [65])
+    assert np.shares_memory(other, first), "whatever values they are"
+    larger, _ = staging.rows(7, [65, 130])
     assert not np.shares_memory(larger, first)
     assert first.ctypes.data % 4 == second.ctypes.data % 4 == 0, "so that raw elements are aligned"
 
 
 def test_as_many_blocks_are_staged_as_the_memory_holds_and_never_none() -> None:
-    assert Staging([STAGING_BYTES // 8, STAGING_BYTES // 8]).blocks == 4
-    assert Staging([STAGING_BYTES, 1]).blocks == 1
+    assert Staging(1000).blocks([125, 125]) == 4
+    assert Staging(1000).blocks([1000, 1]) == 1
+
+
+def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
+    stagings = Stagings(TensorSettings(staging_bytes=Size(1000)))
+    with stagings.lend(is_pinned=False) as first, stagings.lend(is_pinned=False) as second:
+        assert first is not second
+        [row] = first.rows(1, [100])
+        second.rows(1, [100])
+    with stagings.lend(is_pinned=False) as again:
+        assert again is first, "the last to end is the one in the processor's cache"
+        assert np.shares_memory(again.rows(1, [100])[0], row)
+        with stagings.lend(is_pinned=True) as pinned:
+            assert pinned is not second, "of another kind"
+
+
+def test_memory_over_the_bound_and_that_of_a_call_that_failed_is_accounted_for() -> None:
+    stagings = Stagings(TensorSettings(staging_bytes=Size(1000), kept_bytes=Size(1500)))
+    with pytest.raises(KeyError), stagings.lend(is_pinned=False) as first:
+        first.rows(1, [100])
+        raise KeyError
+    assert 1000 <= stagings.kept_bytes <= 1500
+    with stagings.lend(is_pinned=False) as again, stagings.lend(is_pinned=False) as second:
+        assert again is first
+        second.rows(1, [100])
+        assert stagings.kept_bytes == 0
+    assert 1000 <= stagings.kept_bytes <= 1500
+    with stagings.lend(is_pinned=False) as kept:
+        assert kept is second
 
 
 def test_rows_are_known_for_values_by_header_and_size() -> None:
-    rows = written(HEADER, random_blocks(HEADER))
+    rows = written(HEADER, whole(random_blocks(HEADER)))
     sizes_bytes = np.full(BLOCKS, HEADER.value_bytes)
     assert are_values(rows, sizes_bytes, HEADER)
     assert are_values(rows[:0], sizes_bytes[:0], HEADER)
@@ -100,31 +170,11 @@ def test_rows_are_known_for_values_by_header_and_size() -> None:
     assert not are_values(rows, sizes_bytes, HEADER)
 
 
-def test_a_run_of_blocks_is_a_view_and_others_are_put_back() -> None:
-    for kind in (torch.zeros, np.zeros):
-        pool: Any = kind((6, 2))
-        for blocks, expected in (([1, 2, 3], slice(1, 4)), ([4, 2], None), ([], None)):
-            chosen = np.array(blocks, np.int64)
-            index = as_index(chosen)
-            assert index == expected if expected else index is chosen
-            shard = pool[index]
-            shard[:] = 1
-            put_back(pool, index, shard)
-        assert pool[:, 0].tolist() == [0, 1, 1, 1, 1, 0]
-
-
-def test_a_tensor_is_one_of_torch() -> None:
-    assert is_tensor(torch.zeros(1))
-    assert not is_tensor(np.zeros(1))
-    assert not is_tensor([0])
-
-
 def test_torch_is_not_needed_for_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.ones((BLOCKS, *HEADER.shape), np.float32)
     out = np.zeros_like(array)
     monkeypatch.delitem(sys.modules, "torch")
-    read_values(written(HEADER, array), HEADER, slice(0, 3), slice(0, 4), out)
-    put_back(out, np.array([0]), out[:1])
+    read_values(written(HEADER, whole(array)), HEADER, slice(0, 4), whole(out))
     assert "torch" not in sys.modules
     assert np.array_equal(out, array)
 
@@ -136,9 +186,9 @@ if torch.cuda.is_available():
     def test_cuda_tensors_make_the_values_of_cpu_tensors_and_read_them(scheme: str) -> None:
         header = header_of(scheme, dtype="bfloat16")
         values = random_blocks(header)
-        rows = Staging([header.value_bytes]).rows(BLOCKS, is_pinned=True)[0]
-        write_values(rows, header, values.cuda().transpose(3, 4).contiguous().transpose(3, 4))
+        rows = Staging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]
+        write_values(rows, header, in_pieces(values.cuda().transpose(3, 4).contiguous().transpose(3, 4)))
         out, expected = torch.zeros_like(values, device="cuda")[:, :1, :, 1:2], torch.zeros_like(values)[:, :1, :, 1:2]
-        read_values(rows, header, slice(2, 3), slice(1, 2), out)
-        read_values(written(header, values), header, slice(2, 3), slice(1, 2), expected)
+        for read, into in ((rows, out), (written(header, whole(values)), expected)):
+            read_values(read, header, slice(1, 2), [Piece(slice(2, 3), slice(0, 2), into, ALL)])
         assert torch.allclose(out.cpu(), expected, rtol=0.02, atol=0.02)

@@ -66,7 +66,7 @@ def cells_of(layout: CacheLayout, blocks: tuple[int, ...], tokens: int, *, dp: i
     """Each element that the ranks of attention-DP group `dp` hold of the sequence's tokens."""
     found: defaultdict[tuple[int, int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
     block_tokens, parallel = layout.spec.block_tokens, layout.parallel
-    step = block_tokens if layout.is_quantised else 1
+    step = block_tokens if layout.has_records else 1
     for token in range(first_token, tokens, step):
         at = token // block_tokens
         for rank in range(parallel.ranks):
@@ -82,7 +82,7 @@ def cells_of(layout: CacheLayout, blocks: tuple[int, ...], tokens: int, *, dp: i
 
 def random_cache(layout: CacheLayout, tokens: int, *, seed: int) -> Cache:
     random = np.random.default_rng(seed)
-    positions = -(-tokens // layout.spec.block_tokens) if layout.is_quantised else tokens
+    positions = -(-tokens // layout.spec.block_tokens) if layout.has_records else tokens
     shape = positions, layout.spec.layers, layout.spec.kv_heads
     return [random.integers(0, 256, (*shape, layout.unit_bytes(kv)), np.uint8) for kv in range(layout.spec.kv_factor)]
 

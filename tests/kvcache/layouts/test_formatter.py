@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.orders import ORDERS
+from kvstore.kvcache.layouts.orders import ORDERS, parse_order
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import Pools, assert_equal, blocks_for, cells_of, layout_of, noisy_pools, random_cache, scatter, spec_of
 
 QUANTISED = CacheScheme.parse("k=int8,v=int4/16")
+
+WITHOUT_TRANSPOSED = [order for order in ORDERS if not parse_order(order).transposed]
 
 
 def move(
@@ -94,7 +96,14 @@ def test_any_tp_and_pp_becomes_any_other(tp: int, pp: int) -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("ours", "theirs"), [(order, "vllm-flash") for order in ORDERS] + [("trtllm", order) for order in ORDERS])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        *((order, "vllm-flash") for order in WITHOUT_TRANSPOSED),
+        *(("trtllm", order) for order in WITHOUT_TRANSPOSED),
+        ("vllm-cpu", "kv layer | block head token K^T"),
+    ],
+)
 def test_any_order_becomes_any_other(ours: str, theirs: str) -> None:
     spec = spec_of(layers=3, kv_heads=4)
     for staged in (False, True):
@@ -191,12 +200,17 @@ def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, Cac
         with pytest.raises(InvalidArgument, match="one must be a multiple of the other"):
             remap(source, destination)
         return
+    transposed = [layout.axes.transposed for layout in both]
+    if transposed[0] != transposed[1] or (transposed[0] and large != small):
+        with pytest.raises(InvalidArgument, match=r"not turned|records transposed are whole blocks"):
+            remap(source, destination)
+        return
     first_token = data.draw(st.integers(0, tokens))
     move(
         source,
         destination,
         tokens,
-        first_token=first_token // source.spec.block_tokens * source.spec.block_tokens if source.is_quantised else first_token,
+        first_token=first_token // source.spec.block_tokens * source.spec.block_tokens if source.has_records else first_token,
         source_dp=source.parallel.dp - 1,
         destination_dp=destination.parallel.dp - 1,
         seed=data.draw(st.integers(0, 3)),

@@ -13,7 +13,12 @@ def test_axes_before_the_bar_choose_a_region() -> None:
 
 
 def test_an_order_is_written_as_it_is_read() -> None:
-    for text in ("layer kv | block token head", "block layer kv head token"):
+    for text in (
+        "layer kv | block token head",
+        "block layer kv head token",
+        "layer | block head kv token K^T",
+        "block layer kv head token K^T V^T",
+    ):
         assert str(parse_order(text)) == text
 
 
@@ -34,8 +39,17 @@ def test_every_name_is_an_order_whatever_its_case(name: str) -> None:
         "block layer kv head token dim",
         "block block layer kv head token",
         "layer | kv | block token head",
+        "K^T block layer kv head token",
+        "block layer kv head token K^T K^T",
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"must name each of the axes block, layer, kv, head, token once.*or be one of HND, NHD"):
         parse_order(text)
+
+
+def test_keys_and_values_lie_transposed_where_the_order_says_so_after_the_axis_of_tokens() -> None:
+    assert parse_order("vllm-cpu") == Order(("layer",), ("block", "head", "kv", "token"), ("K^T",))
+    assert parse_order("block layer kv head token K^T V^T").transposed == ("K^T", "V^T")
+    with pytest.raises(InvalidArgument, match="its last axis must be 'token'"):
+        parse_order("block layer kv token head V^T")

@@ -53,6 +53,15 @@ def test_records_are_not_cut() -> None:
         check_layouts(ours, theirs)
 
 
+def test_what_is_transposed_is_neither_turned_nor_cut() -> None:
+    ours = layout_of(SPEC, order="vllm-cpu")
+    check_layouts(ours, layout_of(SPEC, order="kv layer | head block token K^T"))
+    with pytest.raises(InvalidArgument, match=re.escape("layer | block head kv token K^T and block layer kv head token: what one side")):
+        check_layouts(ours, layout_of(SPEC))
+    with pytest.raises(InvalidArgument, match="records transposed are whole blocks: blocks of 16 tokens cannot become ones of 32"):
+        check_layouts(ours, layout_of(replace(SPEC, block_tokens=32), order="vllm-cpu"))
+
+
 @pytest.mark.parametrize(("first_token", "tokens"), [(-1, 4), (5, 4), (0, -1)])
 def test_tokens_that_are_no_range_are_refused(first_token: int, tokens: int) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"tokens [{first_token}, {tokens}) are not a range")):
@@ -63,7 +72,7 @@ def test_quantised_tokens_are_whole_blocks() -> None:
     raw, quantised = layout_of(SPEC), layout_of(replace(SPEC, scheme=INT8))
     assert check_tokens(raw, first_token=3, tokens=20) == (3, 20)
     assert check_tokens(quantised, first_token=16, tokens=20) == (16, 32)
-    with pytest.raises(InvalidArgument, match="first_token is 3: with quantised records it must be a multiple of block_tokens, 16"):
+    with pytest.raises(InvalidArgument, match="first_token is 3: with records of whole blocks it must be a multiple of block_tokens, 16"):
         check_tokens(quantised, first_token=3, tokens=20)
 
 

@@ -28,7 +28,7 @@ def canonical(layout: CacheLayout, regions: list[Bytes], placed: Placed, shape: 
         for layer in shape.layers:
             for kv in range(layout.spec.kv_factor):
                 for head in shape.heads:
-                    for token in range(1 if layout.is_quantised else shape.tokens):
+                    for token in range(1 if layout.has_records else shape.tokens):
                         region, offset = layout.locate(RANK, layer, kv, head, block, first + token)
                         parts.append(regions[region][offset : offset + layout.unit_bytes(kv)].tobytes())
     return b"".join(parts)
@@ -38,7 +38,7 @@ def cases(layout: CacheLayout) -> list[tuple[Placed, Shape]]:
     blocks = np.array([5, 1, 2, 7])
     whole = Placed(blocks, np.zeros(4, np.int64)), 4
     parts = (
-        [whole] if layout.is_quantised else [whole, (Placed(blocks, np.array([0, 2, 0, 2])), 2), (Placed(np.array([3]), np.array([1])), 3)]
+        [whole] if layout.has_records else [whole, (Placed(blocks, np.array([0, 2, 0, 2])), 2), (Placed(np.array([3]), np.array([1])), 3)]
     )
     return [
         (placed, Shape(layers, heads, tokens))

@@ -16,7 +16,7 @@ LAYOUTS = [layout_of(RAW, order=order, tp=2) for order in (*ORDERS, "block token
 LAYOUTS += [
     layout_of(MIXED, order=order, tp=2)
     for order in (*ORDERS, "kv | head block layer token")
-    if layout_of(RAW, order=order).axes.inner[-1] == "token"
+    if layout_of(RAW, order=order).order.endswith("token")
 ]
 
 
@@ -25,7 +25,7 @@ def test_sums_of_strides_are_the_places_of_the_definition(layout: CacheLayout) -
     rank = 1
     blocks = np.arange(layout.pool_blocks).repeat(layout.spec.block_tokens)
     tokens = np.tile(np.arange(layout.spec.block_tokens), layout.pool_blocks)
-    if layout.is_quantised:
+    if layout.has_records:
         blocks, tokens = blocks[tokens == 0], tokens[tokens == 0]
     for kv in range(2):
         strides = strides_of(layout, rank, kv)
@@ -38,6 +38,20 @@ def test_sums_of_strides_are_the_places_of_the_definition(layout: CacheLayout) -
                     for block, token in zip(blocks.tolist(), tokens.tolist(), strict=True)
                 ]
                 assert list(zip(regions, offsets, strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    "order", ["vllm-cpu", "layer | block head kv token V^T", "kv | block layer head token K^T V^T", "HND", "vllm-flash"]
+)
+def test_values_and_tokens_lie_where_numpy_puts_them_in_a_record_of_either_form(order: str) -> None:
+    layout = layout_of(spec_of(block_tokens=3), order=order)
+    for kv in range(2):
+        strides = strides_of(layout, 0, kv)
+        if f"{'KV'[kv]}^T" in layout.axes.transposed:
+            assert (strides.value, strides.token) == (Step(0, 3 * 2), Step(0, 2))  # [head_dim 2, tokens 3] of 2 bytes
+        else:
+            assert strides.value == Step(0, 2)
+            assert strides.token.size_bytes == (4 if order != "vllm-flash" else 4 * 4)
 
 
 def test_a_step_moves_by_regions_and_bytes() -> None:

@@ -1,0 +1,180 @@
+"""The KV cache of a rank as an engine has it: one tensor or many, K and V apart or together, transposed or not, seen block by block.
+
+Where things lie is said by a `CacheLayout`, and known by its strides; nothing here moves an element or knows the store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.client.tensors.arrays import is_tensor
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.strides import Strides, strides_of
+from kvstore.kvcache.models.dtypes import dtype_bytes
+from kvstore.protocol.errors import InvalidArgument
+
+Blocks: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+
+_SAME: Final = ("kv_factor", "head_dim", "block_tokens", "dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What of a pool one tensor of evenly spaced axes shows."""
+
+    layers: range
+    """Counted from the rank's first."""
+    kinds: range
+    """Of K (0) and V (1)."""
+    values: Any
+    """`[blocks, layers, kinds, heads, tokens, head_dim]`, a view."""
+
+
+class Pool:
+    """Blocks of one rank. Threads may use it at once, on different blocks."""
+
+    def __init__(self, planes: Sequence[Plane]) -> None:
+        self.planes = planes
+        first = planes[0].values
+        self.block_count = len(first)
+        self.is_tensor = is_tensor(first)
+        self.device = first.device if self.is_tensor else None
+        self.is_writable = self.is_tensor or all(plane.values.flags.writeable for plane in planes)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device is not None and self.device.type != "cpu"
+
+    def choose(self, blocks: Blocks | None) -> NDArray[np.int64]:
+        """Those meant, in order; None: all. Raises InvalidArgument if there are no such blocks."""
+        if blocks is None:
+            return np.arange(self.block_count)
+        chosen = np.asarray(blocks)
+        is_list = chosen.ndim == 1 and (not chosen.size or chosen.dtype.kind in "iu")
+        if not is_list or (chosen.size and not 0 <= chosen.min() <= chosen.max() < self.block_count):
+            raise InvalidArgument(f"blocks are numbers of those of the tensor, 0 to {self.block_count - 1}, in one list")
+        return chosen.astype(np.int64)
+
+
+class EnginePool(Pool):
+    """A rank's pool in the tensors that its engine allocated, as a layout says: made once, it stands for the tensor in every call.
+
+    A layout of order `layer | kv block token head` has a tensor a layer, one of `kv layer | block token head` a list of K's and then
+    one of V's, one of `layer | block head kv token K^T` a tensor a layer whose keys lie transposed; see `kvcache/layouts/orders.py`.
+    """
+
+    def __init__(self, layout: CacheLayout, tensors: Any, *, rank: int = 0) -> None:
+        """
+        Args:
+            layout: of the elements as the engine keeps them, so without a scheme; `pool_blocks` is that of its tensors.
+            tensors: one a region of the layout, in order (one alone needs no list): torch tensors of one device, or numpy arrays, of the
+                layout's element type or of bytes (uint8). What counts is the order of their memory, not what their axes are called: any
+                permutation of a dense tensor will do. They are used in place, and must stay where they are.
+            rank: of the layout's parallelism.
+
+        Raises:
+            InvalidArgument: other tensors than the layout says, or a layout that has a region a block, token or head.
+        """
+        if not layout.spec.scheme.is_raw:
+            raise InvalidArgument(f"an engine's tensors hold elements: leave the scheme {layout.spec.scheme.name} to the cache")
+        if across := set(layout.axes.outer) - {"layer", "kv"}:
+            raise InvalidArgument(f"a region of {layout.order} does not hold every {' and '.join(sorted(across))}: give tensors that do")
+        given = list(tensors) if isinstance(tensors, Sequence) else [tensors]
+        if len(given) != layout.region_count(rank):
+            raise InvalidArgument(f"{len(given)} tensors, where {layout.order} has {layout.region_count(rank)}: one for each region")
+        flat = [_elements(region, layout, layout.region_bytes(rank, number)) for number, region in enumerate(given)]
+        if len({(is_tensor(region), getattr(region, "device", None)) for region in flat}) > 1:
+            raise InvalidArgument("the tensors of a pool are of one kind and on one device: a rank's are")
+        self.layout = layout
+        self.rank = rank
+        super().__init__(_planes(layout, rank, flat))
+
+    def fits(self, layout: CacheLayout, rank: int) -> bool:
+        """Whether its blocks are those of a rank of another layout, whatever the order of either."""
+        one, other = (
+            (of.rank_layers(number), of.rank_heads(number), *(getattr(of.spec, name) for name in _SAME))
+            for of, number in ((self.layout, self.rank), (layout, rank))
+        )
+        return one == other
+
+
+def _planes(layout: CacheLayout, rank: int, regions: Sequence[Any]) -> list[Plane]:
+    strides = [strides_of(layout, rank, kv) for kv in range(layout.spec.kv_factor)]
+    kinds, kind_bytes = [range(kv, kv + 1) for kv in range(len(strides))], 0
+    first, last = strides[0].start, strides[-1].start
+    if len(strides) == 2 and strides[0][1:] == strides[1][1:] and first.regions == last.regions:
+        kinds, kind_bytes = [range(2)], last.size_bytes - first.size_bytes
+    count = layout.count(rank, "layer")
+    layers = [range(layer, layer + 1) for layer in range(count)] if "layer" in layout.axes.outer else [range(count)]
+    return [
+        Plane(of_layers, of_kinds, _view(layout, rank, regions, strides[of_kinds.start], of_layers, len(of_kinds), kind_bytes))
+        for of_layers in layers
+        for of_kinds in kinds
+    ]
+
+
+def _view(layout: CacheLayout, rank: int, regions: Sequence[Any], strides: Strides, layers: range, kinds: int, kind_bytes: int) -> Any:
+    """`[blocks, layers, kinds, heads, tokens, head_dim]` of the region in which these layers are."""
+    spec, value_bytes = layout.spec, layout.spec.dtype_bytes
+    start = strides.start.moved(strides.layer, layers.start)
+    shape = (layout.pool_blocks, len(layers), kinds, layout.count(rank, "head"), spec.block_tokens, spec.head_dim)
+    steps = (strides.block, strides.layer, None, strides.head, strides.token, strides.value)
+    step_bytes = [kind_bytes if step is None else step.size_bytes for step in steps]
+    region = regions[start.regions]
+    if is_tensor(region):
+        return region.as_strided(
+            shape, [size // value_bytes for size in step_bytes], region.storage_offset() + start.size_bytes // value_bytes
+        )
+    return np.lib.stride_tricks.as_strided(
+        region[start.size_bytes // value_bytes :],
+        shape,
+        [size // value_bytes * region.itemsize for size in step_bytes],
+        writeable=region.flags.writeable,
+    )
+
+
+def _elements(region: Any, layout: CacheLayout, size_bytes: int) -> Any:
+    """A region's elements in the order of their memory, flat. Raises InvalidArgument unless it is such a region."""
+    if not is_tensor(region) and not isinstance(region, np.ndarray):
+        raise InvalidArgument(f"a pool is made of torch tensors or numpy arrays, not {type(region).__name__}")
+    if region.nbytes != size_bytes:
+        raise InvalidArgument(f"a tensor of {region.nbytes} bytes, {list(region.shape)}, where {layout.order} has {size_bytes}")
+    if is_tensor(region):
+        order = sorted(range(region.dim()), key=region.stride, reverse=True)
+        ordered = region.detach().permute(order)
+        is_dense = ordered.is_contiguous()
+    else:
+        order = sorted(range(region.ndim), key=region.strides.__getitem__, reverse=True)
+        ordered = region.transpose(order)
+        is_dense = ordered.flags.c_contiguous
+    if not is_dense:
+        raise InvalidArgument(f"a tensor with gaps, {list(region.shape)}: give the whole memory in which its blocks lie")
+    flat, dtype = ordered.reshape(-1), layout.spec.dtype
+    if str(region.dtype) in ("torch.uint8", "uint8"):
+        flat = flat.view(_type_of(region, dtype))
+    if not holds(flat, dtype):
+        raise InvalidArgument(f"the elements are {region.dtype}, and those of the pool {dtype}")
+    return flat
+
+
+def holds(values: Any, dtype: str) -> bool:
+    """Whether the elements of a tensor or array are of this type. Numpy has no bfloat16 and no float8: unsigned integers stand for them."""
+    if is_tensor(values):
+        return str(values.dtype) == f"torch.{dtype}"
+    return values.dtype.isnative and values.dtype.name in (dtype, _stand_in(dtype))
+
+
+def _type_of(values: Any, dtype: str) -> Any:
+    """The library's type of this name."""
+    if is_tensor(values):
+        import torch
+
+        return getattr(torch, dtype)
+    return _stand_in(dtype)
+
+
+def _stand_in(dtype: str) -> str:
+    return f"uint{8 * dtype_bytes(dtype)}" if dtype not in np.sctypeDict else dtype

@@ -1,0 +1,176 @@
+"""Promises of pools.py: an engine's tensors are seen as their layout defines them, whatever their order."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.client.tensors.pools import EnginePool, Plane, Pool
+from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.orders import ORDERS
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import Attention, CacheSpec
+from kvstore.protocol.errors import InvalidArgument
+
+SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=6, dtype="float16", block_tokens=3)
+LATENT = replace(SPEC, kv_heads=1, heads=4, attention=Attention.MLA)
+RANK = 3
+ORDERS_HERE = [*ORDERS, "kv | block head layer token V^T", "layer | kv block head token K^T V^T", "block layer head token kv"]
+
+
+def layout_of(order: str, spec: CacheSpec = SPEC) -> CacheLayout:
+    return CacheLayout(spec=spec, parallel=Parallel(tp=2, pp=2), pool_blocks=5, order=order)
+
+
+def memory_of(layout: CacheLayout) -> list[np.ndarray[Any, Any]]:
+    """Regions of a rank, each element another number."""
+    random = np.random.default_rng(0)
+    sizes = [layout.region_bytes(RANK, number) // 2 for number in range(layout.region_count(RANK))]
+    return [random.permutation(np.arange(size)).astype(np.float16) for size in sizes]
+
+
+def element(layout: CacheLayout, regions: list[np.ndarray[Any, Any]], layer: int, kv: int, head: int, block: int, token: int) -> Any:
+    """By the definition of the layout: the `head_dim` values."""
+    first_token = 0 if layout.has_records else token
+    region, offset = layout.locate(RANK, layer, kv, head, block, first_token)
+    unit = regions[region][offset // 2 :][: layout.unit_bytes(kv) // 2]
+    if f"{'KV'[kv]}^T" in layout.axes.transposed:
+        return unit.reshape(layout.spec.head_dim, -1)[:, token]
+    return unit.reshape(-1, layout.spec.head_dim)[token if layout.has_records else 0]
+
+
+def seen(pool: Pool, layout: CacheLayout) -> np.ndarray[Any, Any]:
+    """What the planes show: `[blocks, layers, kv, heads, tokens, head_dim]`, every place by one of them."""
+    shape = (5, 2, layout.spec.kv_factor, len(layout.rank_heads(RANK)), 3, 6)
+    whole = np.full(shape, np.nan)
+    for plane in pool.planes:
+        part = whole[:, plane.layers.start : plane.layers.stop, plane.kinds.start : plane.kinds.stop]
+        assert np.isnan(part).all()
+        part[...] = np.asarray(plane.values)
+    assert not np.isnan(whole).any()
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("spec", [SPEC, LATENT], ids=["kv", "mla"])
+@pytest.mark.parametrize("order", ORDERS_HERE)
+def test_planes_show_every_element_where_the_layout_has_it(order: str, spec: CacheSpec, kind: str) -> None:
+    layout = layout_of(order, spec)
+    regions = memory_of(layout)
+    pool = EnginePool(layout, [torch.from_numpy(region) for region in regions] if kind == "torch" else regions, rank=RANK)
+    found = seen(pool, layout)
+    for (block, at_layer, kv, at_head, token), _ in np.ndenumerate(found[..., 0]):
+        layer, head = layout.rank_layers(RANK)[at_layer], layout.rank_heads(RANK)[at_head]
+        assert np.array_equal(found[block, at_layer, kv, at_head, token], element(layout, regions, layer, kv, head, block, token))
+
+
+def test_as_few_planes_as_the_layout_allows() -> None:
+    counts = {order: len(EnginePool(layout_of(order), memory_of(layout_of(order)), rank=RANK).planes) for order in ORDERS_HERE}
+    assert {order: counts[order] for order in ("HND", "vllm-flash", "sglang", "vllm-cpu", "sglang-page-first")} == {
+        "HND": 1,
+        "vllm-flash": 2,
+        "sglang": 4,
+        "vllm-cpu": 4,
+        "sglang-page-first": 1,
+    }
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_what_counts_is_the_order_of_memory_not_what_axes_are_called_nor_the_type_of_bytes(kind: str) -> None:
+    """vLLM gives tensors [2, blocks, tokens, heads, head_dim] whose memory is [2, blocks, heads, tokens, head_dim]."""
+    layout = layout_of("vllm-flash-hnd")
+    regions = memory_of(layout)
+    expected = seen(EnginePool(layout, regions, rank=RANK), layout)
+    named: list[Any] = [region.reshape(2, 5, 2, 3, 6).swapaxes(2, 3) for region in regions]
+    as_bytes: list[Any] = [region.view(np.uint8).reshape(2, 5, -1) for region in regions]
+    for given in (named, as_bytes):
+        tensors = [torch.from_numpy(region) for region in given] if kind == "torch" else given
+        assert np.array_equal(seen(EnginePool(layout, tensors, rank=RANK), layout), expected)
+
+
+def test_planes_are_views_of_tensors_anywhere_in_their_storage_and_write_through() -> None:
+    layout = layout_of("vllm-cpu")
+    size = layout.region_bytes(RANK, 0) // 2
+    storage = torch.zeros(2 * size + 8, dtype=torch.float16)
+    pool = EnginePool(layout, [storage[8 : 8 + size].view(5, 2, 3, 12), storage[8 + size :]], rank=RANK)
+    for plane in pool.planes:
+        plane.values.fill_(1)
+    assert storage[:8].sum() == 0
+    assert storage[8:].sum() == 2 * size
+
+
+def test_one_tensor_needs_no_list_and_bfloat16_of_numpy_is_uint16() -> None:
+    layout = layout_of("HND", replace(SPEC, dtype="bfloat16"))
+    [region] = memory_of(layout)
+    assert seen(EnginePool(layout, region.view(np.uint16), rank=RANK), layout).shape == (5, 2, 2, 2, 3, 6)
+
+
+def test_a_pool_says_what_it_is_made_of() -> None:
+    layout = layout_of("vllm-flash")
+    regions = memory_of(layout)
+    pool = EnginePool(layout, regions, rank=RANK)
+    assert (pool.block_count, pool.is_tensor, pool.device, pool.is_on_gpu, pool.is_writable) == (5, False, None, False, True)
+    regions[1].flags.writeable = False
+    assert not EnginePool(layout, regions, rank=RANK).is_writable
+    other = Pool([Plane(range(1), range(1), torch.zeros(2, 1, 1, 1, 1, 1))])
+    assert (other.block_count, other.is_tensor, other.device, other.is_on_gpu) == (2, True, torch.device("cpu"), False)
+
+
+def test_blocks_are_chosen_in_order() -> None:
+    pool = Pool([Plane(range(1), range(1), np.zeros((4, 1, 1, 1, 1, 1)))])
+    assert pool.choose(None).tolist() == [0, 1, 2, 3]
+    assert pool.choose(np.array([3, 0], np.uint8)).tolist() == [3, 0]
+    assert pool.choose([]).tolist() == []
+    for blocks in ([4], [-1], [0.5], [[0]], "0"):
+        with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 3"):
+            pool.choose(blocks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({}, True),
+        ({"order": "sglang"}, True),
+        ({"rank": 2}, False),
+        ({"rank": 1}, False),
+        ({"block_tokens": 6}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"head_dim": 3, "block_tokens": 6}, False),
+    ],
+)
+def test_a_pool_fits_layouts_of_the_same_part_of_the_same_cache(changed: dict[str, Any], fits: bool) -> None:
+    pool = EnginePool(layout_of("HND"), memory_of(layout_of("HND")), rank=RANK)
+    rank, order = changed.pop("rank", RANK), changed.pop("order", "HND")
+    assert pool.fits(layout_of(order, replace(SPEC, **changed)), rank) == fits
+
+
+@pytest.mark.parametrize(
+    ("order", "change", "message"),
+    [
+        ("vllm-flash", lambda regions: regions[:1], "1 tensors, where layer | kv block token head has 2: one for each region"),
+        ("vllm-flash", lambda regions: [regions[0], regions[1][:-1]], "a tensor of 718 bytes, [359], where"),
+        ("vllm-flash", lambda regions: [bytes(region) for region in regions], "torch tensors or numpy arrays, not bytes"),
+        ("vllm-flash", lambda regions: [region.astype(np.float32)[: len(region) // 2] for region in regions], "elements are float32"),
+        ("vllm-flash", lambda regions: [region.astype(">f2") for region in regions], "elements are >f2"),
+        ("HND", lambda regions: np.zeros((720, 2), np.float16)[:, 0], "a tensor with gaps, [720]: give the whole memory"),
+        ("HND", lambda regions: torch.zeros(720, 2, dtype=torch.float16)[:, 0], "a tensor with gaps"),
+        ("HND", lambda regions: torch.zeros(720, dtype=torch.bfloat16), "elements are torch.bfloat16, and those of the pool float16"),
+        ("vllm-flash", lambda regions: [regions[0], torch.from_numpy(regions[1])], "of one kind and on one device"),
+        ("block | layer kv head token", lambda regions: regions, "does not hold every block: give tensors that do"),
+        ("layer head | kv block token", lambda regions: regions, "does not hold every head"),
+    ],
+)
+def test_tensors_that_are_not_what_the_layout_says_are_refused(order: str, change: Any, message: str) -> None:
+    layout = layout_of(order)
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
+        EnginePool(layout, change(memory_of(layout)), rank=RANK)
+
+
+def test_a_scheme_is_the_cache_s_not_the_pool_s() -> None:
+    spec = CacheSpec(layers=4, kv_heads=4, head_dim=16, block_tokens=4, scheme=CacheScheme.parse("int8"))
+    with pytest.raises(InvalidArgument, match="leave the scheme int8 to the cache"):
+        EnginePool(layout_of("HND", spec), [])
