@@ -16,6 +16,8 @@ from kvstore.tiers.policies.interface import EvictionPolicy
 
 MAX_UNTOLD: Final = 64
 """Reads that the policies have not been told of: one at a time takes three times as long as many at once, and a reader waits."""
+MAX_FORGOTTEN: Final = 64
+"""Blocks that left and are forgotten at once: whose turn it is to forget is not asked at each eviction, and none takes long."""
 MAX_GROUPS_ASKED: Final = 256
 """Groups asked for their coldest block at one eviction, in turn: a few us each. Thousands of small tenants would stop the loop."""
 
@@ -40,10 +42,20 @@ class EvictionOrder:
     So what it remembers of blocks that left ends with the group's last block.
     """
 
-    def __init__(self, make_policy: Callable[[], EvictionPolicy[bytes]], blocks_of: Callable[[str], Mapping[bytes, Block]]) -> None:
-        """`blocks_of` gives a tenant's visible blocks by key: a second table of them would cost 100 bytes a block and tier."""
+    def __init__(
+        self,
+        make_policy: Callable[[], EvictionPolicy[bytes]],
+        blocks_of: Callable[[str], Mapping[bytes, Block]],
+        *,
+        max_remembered: int | None = None,
+    ) -> None:
+        """`blocks_of` gives a tenant's visible blocks by key: a second table of them would cost 100 bytes a block and tier. All policies
+        together remember no more than `max_remembered` blocks that left; None: as many as they like."""
         self._make_policy = make_policy
         self._blocks_of = blocks_of
+        self._max_remembered = max_remembered
+        self.remembered = 0
+        """Blocks that left and that the policies of groups that are there remember."""
         self._groups: OrderedDict[int, _Group] = OrderedDict()
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
@@ -53,14 +65,19 @@ class EvictionOrder:
     def insert(self, block: Block, group: int) -> None:
         """A block whose key is not in the group."""
         self.tell()
-        self._group_for(block, group).policy.insert(block.key, block.parent or None)
+        policy = self._group_for(block, group).policy
+        self.remembered -= policy.remembered
+        policy.insert(block.key, block.parent or None)
+        self.remembered += policy.remembered
 
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
         """As `insert`, one after the other."""
         self.tell()
         parents = [block.parent or None for block in blocks]
         policy = self._group_for(blocks[0], group).policy
+        self.remembered -= policy.remembered
         policy.insert_all([block.key for block in blocks], parents if any(parents) else None)
+        self.remembered += policy.remembered
 
     def _group_for(self, block: Block, group: int) -> _Group:
         members = self._groups.get(group)
@@ -84,11 +101,28 @@ class EvictionOrder:
 
     def remove(self, block: Block, group: int) -> None:
         self.tell()
-        members = self._groups[group]
-        members.policy.remove(block.key)
-        if not len(members.policy):
+        policy = self._groups[group].policy
+        self.remembered -= policy.remembered
+        policy.remove(block.key)
+        if not len(policy):
             del self._groups[group]
             self._debts.pop(group, None)
+            return
+        self.remembered += policy.remembered
+        if self._max_remembered is not None and self.remembered > self._max_remembered:
+            self._forget(policy, self._max_remembered // len(self._groups))
+
+    def _forget(self, policy: EvictionPolicy[bytes], share: int) -> None:
+        """Blocks of a group that remembers more than its `share`: of this one that has just lost a block, or of one that is looked for."""
+        for _ in range(min(len(self._groups), MAX_GROUPS_ASKED)):
+            if policy.remembered > share:
+                break
+            other, members = next(iter(self._groups.items()))
+            self._groups.move_to_end(other)
+            policy = members.policy
+        self.remembered -= policy.remembered
+        policy.forget(MAX_FORGOTTEN)
+        self.remembered += policy.remembered
 
     def holds(self, block: Block, group: int) -> bool:
         members = self._groups.get(group)
@@ -141,3 +175,4 @@ class EvictionOrder:
             members.policy.check_integrity()
             assert len(members.policy)
         assert self._debts.keys() <= self._groups.keys()
+        assert self.remembered == sum(members.policy.remembered for members in self._groups.values())

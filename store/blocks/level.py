@@ -53,16 +53,17 @@ class Level:
         low: float,
         *,
         may_leave: Callable[[Block], bool],
+        max_remembered: int | None = None,
     ) -> None:
-        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of`: see EvictionOrder; `may_leave`: whether
-        nobody uses a block's copy here."""
+        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
+        `may_leave`: whether nobody uses a block's copy here."""
         self.index = index
         self.may_leave = may_leave
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
         self.counts = TierCounts()
-        self.order = EvictionOrder(make_policy, blocks_of)
+        self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered)
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
         self.is_suspended = False

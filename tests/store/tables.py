@@ -13,7 +13,7 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
-from kvstore.store.blocks.table import TABLE_BYTES, BlockTable
+from kvstore.store.blocks.table import REMEMBERED_SHARE, TABLE_BYTES, BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
 from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
@@ -24,6 +24,11 @@ from tests.store.failing_tier import FailingHbm, FailingNvme
 
 PUT_TTL_NS = 1000
 MAX_LOOK_NS = 5000
+
+
+def bytes_for(max_blocks: int) -> int:
+    """The table's memory with which so many blocks may be known."""
+    return int(max_blocks * TABLE_BYTES / (1 - REMEMBERED_SHARE)) + 1
 
 
 def value_of(block: Block) -> bytes:
@@ -160,7 +165,7 @@ class Store:
             high_watermark=high,
             low_watermark=low,
             encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=max_blocks * TABLE_BYTES if max_blocks is not None else None,
+            max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
             showing=self.showing,
         )
         self._generation = 0

@@ -51,6 +51,14 @@ class EvictionPolicy(ABC, Generic[K]):
         The key stays until `remove`: the caller may yet decide otherwise. Looks at no more than MAX_SCAN keys.
         """
 
+    @property
+    def remembered(self) -> int:
+        """Keys that left, of which it remembers what `forget` can forget."""
+        return 0
+
+    def forget(self, count: int) -> None:
+        """Forget up to so many of the `remembered` keys, those that left first: what all policies together may remember is limited."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 

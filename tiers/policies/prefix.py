@@ -209,6 +209,14 @@ class PrefixPolicy(EvictionPolicy[K]):
             return next(filter(evictable, islice(self._all(), self._max_scan)), None)
         return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self._max_scan)), None)
 
+    @property
+    def remembered(self) -> int:
+        return len(self._ghosts)
+
+    def forget(self, count: int) -> None:
+        for _ in range(min(count, len(self._ghosts))):
+            self._ghosts.popitem(last=False)
+
     def __len__(self) -> int:
         return len(self._nodes)
 

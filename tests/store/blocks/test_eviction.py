@@ -24,9 +24,9 @@ def anyone(block: Block) -> bool:
 class Visible(EvictionOrder):
     """As in a table of blocks: what is inserted is visible, by tenant and key."""
 
-    def __init__(self, make: Callable[[], EvictionPolicy[bytes]]) -> None:
+    def __init__(self, make: Callable[[], EvictionPolicy[bytes]], max_remembered: int | None = None) -> None:
         self.blocks: defaultdict[str, dict[bytes, Block]] = defaultdict(dict)
-        super().__init__(make, self.blocks.__getitem__)
+        super().__init__(make, self.blocks.__getitem__, max_remembered=max_remembered)
 
     def insert(self, block: Block, group: int) -> None:
         self.blocks[block.tenant][block.key] = block
@@ -197,4 +197,47 @@ def test_two_groups_may_hold_blocks_of_one_key(order: EvictionOrder) -> None:
     order.insert(theirs, 1)
     order.remove(mine, 0)
     assert order.victim(1, anyone) is theirs
+    order.check_integrity()
+
+
+def leave(order: EvictionOrder, group: int, count: int) -> None:
+    """So many blocks come to a group and leave it."""
+    for number in range(count):
+        one = block(f"{group} {number}", number)
+        order.insert(one, group)
+        order.remove(one, group)
+
+
+def remembered(order: EvictionOrder) -> list[int]:
+    return [members.policy.remembered for _, members in sorted(order._groups.items())]
+
+
+def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
+    order = Visible(lambda: make_policy("prefix"), 100)
+    for group in range(2):
+        order.insert(block(f"stays {group}", 0), group)
+    leave(order, 0, 1000)
+    assert 96 <= order.remembered <= 100
+    leave(order, 1, 1000)
+    assert 92 <= order.remembered <= 100
+    assert all(45 <= count <= 55 for count in remembered(order)), "each has its share"
+    order.insert_all([block(f"0 {number}", 0) for number in (998, 999)], 0)
+    order.check_integrity()
+    leave(order, 2, 1000)
+    assert sum(remembered(order)) == order.remembered, "who is gone remembers nothing"
+    order.check_integrity()
+
+
+def test_of_very_many_groups_a_few_are_looked_at_when_one_has_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
+    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
+    order = Visible(lambda: make_policy("prefix"), 40)
+    for group in range(20):
+        order.insert(block(f"stays {group}", 0), group)
+        leave(order, group, 1 if group else 1000)
+    leave(order, 5, 1)
+    for _ in range(100):
+        leave(order, 19, 1)
+        assert order.remembered <= 40 + 20
     order.check_integrity()

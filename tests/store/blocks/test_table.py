@@ -7,7 +7,7 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.table import TABLE_BYTES
+from kvstore.store.blocks.table import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.opening import readable_blocks
 from kvstore.tiers.policies.lru import LRU
 from tests.store.tables import PUT_TTL_NS, Store, value_of
@@ -310,6 +310,16 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
     assert store.names() == "acd"
     assert store.table.table_bytes == 3 * TABLE_BYTES
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
+
+
+def test_what_is_remembered_of_blocks_that_left_is_the_tables_memory_too(make_store: MakeStore) -> None:
+    store = make_store(1 << 20, max_blocks=2000, policy="prefix")
+    for number in range(8000):
+        store.put(f"{number:05}", 1)
+    assert len(list(store.table.blocks())) == 2000
+    limit_bytes = 2000 * TABLE_BYTES / (1 - REMEMBERED_SHARE)
+    assert 0.95 * limit_bytes < store.table.table_bytes <= limit_bytes + 1
+    store.table.check_integrity()
 
 
 def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:

@@ -39,6 +39,21 @@ def test_a_victim_may_be_any_key_unless_the_caller_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_is_remembered_can_be_forgotten(name: str) -> None:
+    policy = make_policy(name)
+    policy.insert_all(["a", "b", "c"])
+    for key in "abc":
+        policy.remove(key)
+    remembered = policy.remembered
+    assert remembered in (0, 3)
+    policy.forget(2)
+    assert policy.remembered == max(0, remembered - 2)
+    policy.forget(2)
+    assert policy.remembered == 0
+    policy.check_integrity()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_batch_is_inserted_as_its_keys_one_after_the_other(name: str) -> None:
     policy = make_policy(name)
     policy.insert_all(["a", "b", "c"], [None, "a", "b"])

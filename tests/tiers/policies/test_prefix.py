@@ -335,6 +335,20 @@ def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(policy._ghosts) <= 21
 
 
+def test_the_ghosts_of_those_that_left_first_are_forgotten_first() -> None:
+    policy: PrefixPolicy[int] = PrefixPolicy(clock=ticking())
+    for key in range(5):
+        policy.insert(key)
+    for key in range(4):
+        policy.remove(key)
+    assert policy.remembered == 4
+    policy.forget(3)
+    assert list(policy._ghosts) == [3]
+    policy.forget(3)
+    assert policy.remembered == 0
+    policy.check_integrity()
+
+
 def test_blocks_of_a_forgotten_cohort_can_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.tiers.policies.visits.MAX_COHORTS", 3)
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
