@@ -1,7 +1,8 @@
 """Which nodes hold a block: interned sets of holders, shared by all blocks that are at the same nodes in the same tiers.
 
-A million blocks have a handful of distinct sets. So a block's row keeps only a set's index, a query reads one flag a set, and
-whatever happens to a whole node (it dies, it comes back, its inventory ends) rewrites the sets and touches no block.
+A million blocks have a handful of distinct sets, or some hundred thousand if their replicas are at random pairs of a thousand nodes. So a
+block's row keeps only a set's index, a query reads one flag a set, and whatever happens to a whole node (it dies, it comes back, its
+inventory ends) rewrites the sets that it is in and touches no block.
 """
 
 from array import array
@@ -53,6 +54,8 @@ class HolderSets:
         self._rows = [0]
         self._index: dict[Pairs, int] = {}
         self._free: list[int] = []
+        self._of_node: dict[int, set[int]] = {}
+        """By node id: the indexes of the sets it is in. With random pairs of replicas there are many sets, and a node is in few of them."""
 
     def __getitem__(self, index: int) -> Pairs:
         return self._pairs[index]
@@ -76,10 +79,11 @@ class HolderSets:
             self._forget(index)
 
     def rewrite(self, node_id: int, change: Callable[[int], int | None]) -> None:
-        """Give `node_id` the state `change(state)` in every set it is in, or take it out where that is None. O(sets)."""
-        for index, pairs in enumerate(self._pairs):
-            state = dict(pairs).get(node_id)
-            if state is None or (changed := change(state)) == state:
+        """Give `node_id` the state `change(state)` in every set it is in, or take it out where that is None. O(its sets)."""
+        for index in sorted(self._of_node.get(node_id, ())):
+            pairs = self._pairs[index]
+            state = dict(pairs)[node_id]
+            if (changed := change(state)) == state:
                 continue
             if self._index.get(pairs) == index:
                 del self._index[pairs]
@@ -87,9 +91,9 @@ class HolderSets:
             self._place(index, rest if changed is None else with_holder(rest, node_id, changed))
 
     def set_live(self, node_ids: Iterable[int]) -> None:
-        """These nodes can be read from, all others cannot. O(sets)."""
-        self.live_nodes = frozenset(node_ids)
-        for index in range(len(self._pairs)):
+        """These nodes can be read from, all others cannot. O(sets of those of which that is new)."""
+        former, self.live_nodes = self.live_nodes, frozenset(node_ids)
+        for index in set[int]().union(*(self._of_node.get(node_id, ()) for node_id in former ^ self.live_nodes)):
             self._refresh(index)
 
     def readable_at(self, index: int) -> "array[int]":
@@ -98,15 +102,15 @@ class HolderSets:
 
     def node_ids(self) -> set[int]:
         """All that are in any set."""
-        return {node_id for pairs in self._pairs for node_id, _state in pairs}
+        return set(self._of_node)
 
     def live_blocks(self) -> int:
         """Blocks that can be read now."""
         return sum(count for count, live in zip(self._rows, self.live, strict=True) if live)
 
     def blocks_at(self, node_id: int) -> int:
-        """Blocks thought to be at `node_id`."""
-        return sum(count for count, pairs in zip(self._rows, self._pairs, strict=True) if any(pair[0] == node_id for pair in pairs))
+        """Blocks thought to be at `node_id`. O(its sets)."""
+        return sum(map(self._rows.__getitem__, self._of_node.get(node_id, ())))
 
     def check_integrity(self, column: Iterable[int]) -> None:
         """Assert that `column` (the set of every row) agrees with the counts and flags. For tests; O(rows)."""
@@ -116,13 +120,17 @@ class HolderSets:
         assert counted[1:] == self._rows[1:]
         assert all(self._pairs[index] == pairs for pairs, index in self._index.items())
         assert self.empty == {index for index in range(1, len(self._pairs)) if counted[index] and not self._pairs[index]}
+        of_node: dict[int, set[int]] = {}
         for index, pairs in enumerate(self._pairs):
+            for node_id, _state in pairs:
+                of_node.setdefault(node_id, set()).add(index)
             assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self.live_nodes], index
             assert self.live[index] == bool(self.replicas[index]), index
             assert self.masks[index] == sum(1 << node_id for node_id in self.readable_at(index)) or self.replicas[index] == MAX_REPLICAS, (
                 index
             )
             assert len(self.nodes[index]) == 4 * len(self.tiers[index]) == 4 * self.replicas[index], index
+        assert of_node == self._of_node
 
     def _new(self, pairs: Pairs) -> int:
         if self._free:
@@ -140,7 +148,7 @@ class HolderSets:
         return index
 
     def _place(self, index: int, pairs: Pairs) -> None:
-        self._pairs[index] = pairs
+        self._set(index, pairs)
         if pairs:
             self._index.setdefault(pairs, index)
         else:
@@ -152,9 +160,19 @@ class HolderSets:
         if self._index.get(pairs) == index:
             del self._index[pairs]
         self.empty.discard(index)
-        self._pairs[index] = ()
+        self._set(index, ())
         self._refresh(index)
         self._free.append(index)
+
+    def _set(self, index: int, pairs: Pairs) -> None:
+        for node_id, _state in self._pairs[index]:
+            sets = self._of_node[node_id]
+            sets.remove(index)
+            if not sets:
+                del self._of_node[node_id]
+        for node_id, _state in pairs:
+            self._of_node.setdefault(node_id, set()).add(index)
+        self._pairs[index] = pairs
 
     def _refresh(self, index: int) -> None:
         live = [pair for pair in self._pairs[index] if pair[0] in self.live_nodes]
