@@ -32,3 +32,16 @@ def notice_vanished_host(sock: socket.socket, timeout_s: float, *, gives_up_unre
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     if gives_up_unread:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+
+
+def grpc_options(timeout_s: float) -> list[tuple[str, int]]:
+    """For a gRPC channel of its own: while a call is under way, its peer's host is asked whether it is there, and the call ends when it has
+    said nothing for about `timeout_s`."""
+    half_ms = int(timeout_s * 500)
+    return [
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),  # for the peer's kernel to acknowledge
+        ("grpc.http2.ping_timeout_ms", half_ms),  # for the peer itself; a minute where only the others are set
+        # Within a process, connections to one address are shared, and with them the pause after a failure. Not this one.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -96,10 +96,19 @@ class NodeSettings:
     copy_queue: int = setting(65536, "Blocks to be copied that may wait; more are refused.", minimum=1)
     copy_timeout_s: float = setting(5.0, "Time that one batch has to come from the other node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a call to the master's control plane.", minimum=0.01)
-    reconnect_interval_s: float = setting(
-        0.2, "Pause before the master is tried again; doubles up to reconnect_max_interval_s.", minimum=0.001
+    owner_patience_s: float = setting(
+        1.0,
+        "Where several masters are known: one that has not answered a heartbeat for so long has the others asked which of them owns the "
+        "catalog, again and again; once another one does, the node registers there.",
+        minimum=0.001,
     )
-    reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach the master.", minimum=0.001)
+    reconnect_interval_s: float = setting(
+        0.2,
+        "Shortest pause before masters are tried again. It is a tenth of the time that the node has had none, up to "
+        "reconnect_max_interval_s.",
+        minimum=0.001,
+    )
+    reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach a master.", minimum=0.001)
     max_connections: int = setting(4096, "Connections beyond this are refused.", minimum=1)
     hello_timeout_s: float = setting(
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01

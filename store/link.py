@@ -1,9 +1,11 @@
 """The node's tie to its master: registration and heartbeats by gRPC in a thread of its own, and the connection for frames.
 
-The thread finds a master, registers, hands the connected socket to the node's loop, and beats until the link is lost; then it begins
-anew. It owns nothing that the loop uses: everything goes over by `reactor.call`.
+The thread finds the master that owns the catalog, registers, hands the connected socket to the node's loop, and beats until the link is
+lost, or another master owns the catalog; then it begins anew. A link takes the place of the one before: there are never two. The thread
+owns nothing that the loop uses: everything goes over by `reactor.call`.
 """
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -15,15 +17,20 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Hello, Welcome
+from kvstore.protocol.errors import KVStoreError, StaleEpoch
+from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.vanishing import grpc_options
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""
+PAUSE_SHARE = 10
+"""Masters are tried again after so great a part of the time that there has been no link: whoever is elected is found soon, and masters that
+stay away for long are not asked all the time."""
 
 log = logging.getLogger("kvstore.store")
 
@@ -57,17 +64,28 @@ class MasterLink:
         rates: Callable[[], list[pb.PeerRate]],
         on_link: Callable[[socket.socket, pb.RegisterReply], None],
         timeout_s: float,
+        patience_s: float,
+        peer_timeout_s: float,
         pause_s: float,
         max_pause_s: float,
     ) -> None:
-        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own."""
+        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. For the times see the
+        settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
-        self._masters = masters
+        self._masters = Masters(masters)
+        self._hello = Hello(ROLE_NODE, name=identity.name)
         self._identity = identity
         self._tier_status = tier_status
         self._rates = rates
         self._on_link = on_link
         self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._peer_timeout_s = peer_timeout_s
+        self._tries = 0
+        """In vain, since the last link."""
+        self._no_link_since_ns = 0
+        self._doubtful: Address | None = None
+        """Of a master that says that it is the owner and took no registration: another one may own the catalog by now."""
         self._pause_s = pause_s
         self._max_pause_s = max_pause_s
         self._seen_epoch = 0
@@ -108,25 +126,34 @@ class MasterLink:
             self._reactor.run_once(STOP_POLL_S)
 
     def _run(self) -> None:
-        pause_s, complaint = self._pause_s, ""
+        complaint = ""
+        self._no_link_since_ns = self._reactor.now_ns()
+        owner: Channel | None = None
         while not self._stopping.is_set():
+            found, owner = owner, None
             try:
-                self._live_once()
-                pause_s, complaint = self._pause_s, ""
+                owner = self._live_once(found)
+                complaint = ""
             except (KVStoreError, grpc.RpcError) as error:
+                self._tries += 1
                 text = error.details() if isinstance(error, grpc.Call) else str(error)
                 if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
                     log.warning("no master: %s", text)
                 complaint = text or ""
             except Exception:
                 log.exception("the link to the master failed")
-            self._stopping.wait(pause_s)
-            pause_s = min(pause_s * 2, self._max_pause_s)
+            if owner is None:
+                away_s = (self._reactor.now_ns() - self._no_link_since_ns) / 1e9
+                self._stopping.wait(max(self._pause_s, min(away_s / PAUSE_SHARE, self._max_pause_s)))
+        if owner is not None:
+            owner.close()
 
-    def _live_once(self) -> None:
-        channel, place = self._find_master()
+    def _live_once(self, owner: Channel | None) -> Channel | None:
+        """From finding the master to the loss of the link. `owner`: it has been found already. Returns that of the next link, if it has."""
+        channel, place = self._nearest(owner or self._find_owner())
+        self._doubtful = self._masters.owner
         try:
-            with grpc.insecure_channel(place) as control:
+            with grpc.insecure_channel(place, options=grpc_options(self._peer_timeout_s)) as control:
                 stub = ControlStub(control)  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
@@ -134,38 +161,44 @@ class MasterLink:
                 hello = Hello(ROLE_NODE, name=self._identity.name, epoch=reply.registration_epoch)
                 channel.call(hello, Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
+                self._doubtful, self._tries = None, 0
                 log.info("registered with the master of epoch %d as node %d", reply.master_epoch, reply.node_id)
-                self._beat(stub, reply)
+                try:
+                    return self._beat(stub, reply)
+                finally:
+                    self._no_link_since_ns = self._reactor.now_ns()
         finally:
             if channel.is_open:
                 channel.close()
 
-    def _find_master(self) -> tuple[Channel, str]:
-        """An introduced connection to the first master that answers, through its Unix socket where that is to be had, and the address of
-        its control plane: as told over TCP, since who shares a socket file with us need not share our loopback."""
-        hello = Hello(ROLE_NODE, name=self._identity.name)
-        failure: KVStoreError = Unavailable("no master is named")
-        for address in self._masters:
-            try:
-                channel = Channel.open(address, hello, Deadline(self._timeout_s))
-            except KVStoreError as error:
-                failure = error
-                continue
-            if channel.welcome.server != SERVER_MASTER:
-                failure = Unavailable(f"{address} is {channel.welcome.name!r}, which is no master")
-                channel.close()
-                continue
-            place = channel.welcome.control
-            return channel if address.unix else self._nearer(channel, hello), place
-        raise failure
+    def _find_owner(self) -> Channel:
+        """An introduced connection to the master that owns the catalog."""
+        doubtful, self._doubtful = self._doubtful, None
+        if doubtful is not None:
+            with contextlib.suppress(KVStoreError):
+                return self._ask_masters(besides=doubtful)
+        return self._ask_masters()
 
-    def _nearer(self, channel: Channel, hello: Hello) -> Channel:
+    def _ask_masters(self, *, besides: Address | None = None) -> Channel:
+        """One round. A master has `owner_patience_s` to answer, and longer after each try in vain; a single one `control_timeout_s`."""
+        masters = self._masters
+        attempt_s = min(self._timeout_s, self._patience_s * (1 + self._tries)) if masters.are_several else self._timeout_s
+        deadline = Deadline(attempt_s * (len(masters.in_order()) + MAX_NAMED))
+        return find_owner(masters, self._hello, deadline, attempt_s=attempt_s, besides=besides)
+
+    def _nearest(self, channel: Channel) -> tuple[Channel, str]:
+        """The connection to the owner, through its Unix socket where that is to be had, and the address of its control plane: as told over
+        TCP, since who shares a socket file with us need not share our loopback."""
+        place = channel.welcome.control
+        return channel if channel.address.unix else self._nearer(channel), place
+
+    def _nearer(self, channel: Channel) -> Channel:
         """The same master through its Unix socket, where that is to be had; else the channel as it is."""
         there = channel.welcome
         if not is_here(there.unix, there.host_id):
             return channel
         try:
-            local = Channel.open(Address(unix=there.unix), hello, Deadline(self._timeout_s))
+            local = Channel.open(Address(unix=there.unix), self._hello, Deadline(self._timeout_s))
         except KVStoreError:  # gone since: TCP does as well
             return channel
         if (local.welcome.server, local.welcome.host_id, local.welcome.epoch) != (there.server, there.host_id, there.epoch):
@@ -208,16 +241,17 @@ class MasterLink:
             )
         self._seen_catalog, self._seen_epoch = catalog, epoch
 
-    def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> None:
-        """Send heartbeats until the link is lost, or the master says that this registration is not the newest.
+    def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> Channel | None:
+        """Send heartbeats until the link is lost, or the master says that this registration is not the newest, or another one owns the
+        catalog: the connection to that one.
 
         What has changed of the description goes along, again and again until the master has taken it; a change causes a heartbeat.
         """
         while True:
             self._wake.wait(registration.heartbeat_interval_s)
             self._wake.clear()
-            if self._lost.is_set() or self._stopping.is_set():
-                return
+            if self._is_over():
+                return None
             (tiers, counters), rates = self._reactor.call(lambda: (self._tier_status(), self._rates()), deadline_s=self._timeout_s)
             described = self._description
             request = pb.HeartbeatRequest(
@@ -228,10 +262,41 @@ class MasterLink:
                 rates=rates,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
+            call = stub.Heartbeat.future(request, timeout=self._timeout_s)
             try:
-                stub.Heartbeat(request, timeout=self._timeout_s)
-                self._told = described
+                owner = self._unless_answered(call)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise
                 log.warning("a heartbeat failed: %s", error.details())
+                owner = self._other_owner()
+            else:
+                self._told = described
+            if owner is not None:
+                log.warning("%s owns the catalog now", owner.address)
+                call.cancel()
+                return owner
+
+    def _unless_answered(self, call: "grpc.CallFuture[pb.HeartbeatReply]") -> Channel | None:
+        """Wait for the answer. A connection to another master that owns the catalog, if that is so before it comes. Raises RpcError."""
+        while True:
+            try:
+                call.result(timeout=self._patience_s)
+            except grpc.FutureTimeoutError:
+                owner = self._other_owner()
+                if owner is not None or self._is_over():
+                    return owner
+            else:
+                return None
+
+    def _other_owner(self) -> Channel | None:
+        """Ask the other masters whether another one owns the catalog than that of the link."""
+        if self._is_over() or not self._masters.are_several:
+            return None
+        try:
+            return self._ask_masters(besides=self._masters.owner)
+        except KVStoreError:
+            return None
+
+    def _is_over(self) -> bool:
+        return self._lost.is_set() or self._stopping.is_set()

@@ -294,6 +294,8 @@ class Node:
             rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
             on_link=self._master.begin,
             timeout_s=settings.control_timeout_s,
+            patience_s=settings.owner_patience_s,
+            peer_timeout_s=settings.peer_timeout_s,
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
         )

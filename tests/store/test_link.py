@@ -7,13 +7,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address, socket_id
@@ -23,6 +27,8 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
+from tests.ports import free_ports
+from tests.rpc.stub_masters import stub_masters
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
 from tests.store.served import Client, served
 
@@ -205,6 +211,123 @@ def test_a_daemon_that_is_no_master_is_passed_over(tmp_path: Path) -> None:
                 assert reply.master_epoch == places.master.epoch  # type: ignore[union-attr]
 
 
+def test_a_master_that_stands_by_leads_to_the_owner(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as owner, stub_masters(1) as [follower]:
+        follower.owner = owner.listen
+        with a_link(follower.address) as (link, linked):
+            link.start()
+            sock, reply = linked.get(timeout=60)
+            with sock:
+                assert reply.master_epoch == owner.master.epoch  # type: ignore[union-attr]
+
+
+def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as owner, stub_masters(2) as followers:
+        for follower in followers:
+            follower.refusal = Unavailable("no master owns the catalog now")
+        with a_link(*(follower.address for follower in followers)) as (link, linked):
+            link.start()
+            until(lambda: followers[1].hellos > 2)
+            followers[1].owner, followers[1].refusal = owner.listen, None
+            linked.get(timeout=60)[0].close()
+
+
+def test_a_master_that_takes_no_registration_is_left_for_another_one(tmp_path: Path) -> None:
+    """One that was the owner and does not know yet that it is it no longer."""
+    with master_in_thread(tmp_path) as owner, stub_masters(1) as [former]:
+        former.control = f"127.0.0.1:{free_ports(1)[0]}"
+        with a_link(former.address, owner.listen) as (link, linked):
+            link.start()
+            linked.get(timeout=60)[0].close()
+            assert former.hellos == 1
+
+
+def test_a_master_that_takes_no_registration_and_is_the_only_one_is_asked_again(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as owner, stub_masters(1) as [master]:
+        master.control = f"127.0.0.1:{free_ports(1)[0]}"
+        with a_link(master.address) as (link, linked):
+            link.start()
+            until(lambda: master.hellos > 2)
+            master.owner = owner.listen
+            linked.get(timeout=60)[0].close()
+
+
+def test_a_node_whose_owner_hangs_registers_with_the_next_one_and_not_before_there_is_one(tmp_path: Path) -> None:
+    flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3600"]
+    with (
+        running("master", *flags, log=tmp_path / "master.log") as master,
+        master_in_thread(tmp_path / "next") as elected,
+        stub_masters(1) as [follower],
+    ):
+        follower.owner = master.facts["listen"]
+        with a_link(follower.address) as (link, linked):
+            link.start()
+            with linked.get(timeout=60)[0]:
+                master.process.send_signal(signal.SIGSTOP)
+                hellos = follower.hellos
+                until(lambda: follower.hellos > hellos + 2)
+                assert linked.empty()
+                master.process.send_signal(signal.SIGCONT)
+                before = status(master).nodes[0]
+                until(lambda: status(master).nodes[0].heartbeat_age_s < before.heartbeat_age_s)
+                assert status(master).nodes[0].registration_epoch == before.registration_epoch, "it is the same link"
+                master.process.send_signal(signal.SIGSTOP)
+                follower.owner = elected.listen
+                sock, reply = linked.get(timeout=60)
+                sock.close()
+                master.process.send_signal(signal.SIGCONT)
+                assert reply.master_epoch == elected.master.epoch  # type: ignore[union-attr]
+
+
+class Refusing(ControlServicer):
+    """Of a master that takes a registration, and no heartbeat."""
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, catalog="another", heartbeat_interval_s=0.01)
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+        context.abort(grpc.StatusCode.UNAVAILABLE, "another master owns the catalog")
+        raise AssertionError
+
+
+def test_a_node_whose_owner_refuses_its_heartbeats_registers_with_the_next_one(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_ControlServicer_to_server(Refusing(), server)  # type: ignore[no-untyped-call]
+    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, former):
+        former.control = control
+        with a_link(follower.address) as (link, linked):
+            link.start()
+            with linked.get(timeout=60)[0]:
+                follower.owner = elected.listen
+                sock, reply = linked.get(timeout=60)
+                sock.close()
+                assert reply.master_epoch == elected.master.epoch  # type: ignore[union-attr]
+    server.stop(0).wait(60)
+
+
+def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: Path) -> None:
+    flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05"]
+    with running("master", *flags, log=tmp_path / "master.log") as master, master_in_thread(tmp_path / "next") as other:
+        with stub_masters(1) as [follower]:
+            follower.owner = master.facts["listen"]
+            with a_link(follower.address) as (link, linked):
+                link.start()
+                sock, reply = linked.get(timeout=60)
+                with sock:
+                    master.process.send_signal(signal.SIGSTOP)
+                    hellos = follower.hellos
+                    until(lambda: follower.hellos > hellos)
+                    follower.refusal = Unavailable("no master owns the catalog now")
+                    link.lost(reply.registration_epoch)
+                    hellos = follower.hellos
+                    until(lambda: follower.hellos > hellos + 2)
+                    follower.refusal, follower.owner = None, other.listen
+                    linked.get(timeout=60)[0].close()
+                    master.process.send_signal(signal.SIGCONT)
+
+
 Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
@@ -220,6 +343,8 @@ def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
         rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
         on_link=lambda sock, reply: linked.put((sock, reply)),
         timeout_s=10.0,
+        patience_s=0.05,
+        peer_timeout_s=30.0,
         pause_s=0.01,
         max_pause_s=0.1,
     )

@@ -17,7 +17,8 @@ from tests.system.far_client import FarClient
 from tests.system.running import MIB, PROCESS_POLL_S, until
 from tests.system.test_engine_links import MASTER, NODE, await_links
 
-QUICK = ["--peer-timeout-s", str(MIN_PEER_TIMEOUT_S)]
+UNNOTICED_S = 3600.0
+"""A peer timeout that no test lives to see."""
 HOLDER = """
 import sys, time
 from kvstore.protocol.node_messages import Open, Opened
@@ -38,12 +39,21 @@ time.sleep(3600)
 
 
 @contextmanager
-def daemons(hosts: TwoHosts, folder: Path, *, node_on: int, masters: Sequence[str], node_flags: Sequence[str] = ()) -> Iterator[Daemon]:
+def daemons(
+    hosts: TwoHosts,
+    folder: Path,
+    *,
+    node_on: int,
+    masters: Sequence[str],
+    node_flags: Sequence[str] = (),
+    peer_timeout_s: float = MIN_PEER_TIMEOUT_S,
+) -> Iterator[Daemon]:
     """A master on host 0, reached by every rail, and a node that knows it by these addresses and does not see its Unix socket."""
-    flags = ["--listen", f"0.0.0.0:{MASTER}", "--control", "0.0.0.0:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:", *QUICK]
+    quick = ["--peer-timeout-s", str(peer_timeout_s)]
+    flags = ["--listen", f"0.0.0.0:{MASTER}", "--control", "0.0.0.0:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:", *quick]
     address = hosts.rails[0].addresses[node_on]
     node = ["--master", ",".join(masters), "--listen", f"0.0.0.0:{NODE}", "--advertise", f"{address}:{NODE}", "--name", "n0"]
-    node += ["--run-dir", str(folder / "n"), "--dram", "64MiB", "--control-timeout-s", "1", *QUICK, *node_flags]
+    node += ["--run-dir", str(folder / "n"), "--dram", "64MiB", "--control-timeout-s", "1", *quick, *node_flags]
     (folder / "m").mkdir()
     apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {folder / "m"} && exec "$@"', "sh"]
     with (
@@ -100,6 +110,17 @@ def test_a_node_whose_way_to_the_master_vanishes_registers_by_another(tmp_path: 
         await_links(hosts, "rail0", "rail1")
         masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]
         with daemons(hosts, tmp_path, node_on=1, masters=masters):
+            teller = Teller(hosts, masters[0])
+            first = teller.node()
+            hosts.cut(0)
+            until(lambda: teller.node().registration_epoch > first.registration_epoch, "it has registered anew")
+
+
+def test_a_node_whose_heartbeats_are_not_answered_registers_by_another_way_while_the_old_connection_looks_open(tmp_path: Path) -> None:
+    with two_hosts(0, 0) as hosts:
+        await_links(hosts, "rail0", "rail1")
+        masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]
+        with daemons(hosts, tmp_path, node_on=1, masters=masters, peer_timeout_s=UNNOTICED_S):
             teller = Teller(hosts, masters[0])
             first = teller.node()
             hosts.cut(0)
