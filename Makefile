@@ -95,6 +95,10 @@ bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster 
 bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plans, hand-over layer by layer over shaped rails; writes benchmarks/out/kvcache.json
 	$(BIN)/python -m benchmarks.kvcache
 
+.PHONY: bench-master
+bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; writes benchmarks/out/master.json
+	$(BIN)/python -m benchmarks.masters
+
 .PHONY: bench-engines
 bench-engines: engines  ## real engines with the store against the same without it, and against Mooncake; writes benchmarks/out/engines.json
 	$(BIN)/python -m benchmarks.engines

@@ -1,0 +1,1 @@
+"""What masters take and how long they pause: a part a file."""
