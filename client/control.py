@@ -81,6 +81,15 @@ class Control:
         except grpc.RpcError as error:
             raise translated(error) from None
 
+    def drain(self, node: str, *, to: str = "peers", cancel: bool = False) -> None:
+        """Have a node take no new blocks, and what only it has go `to` "peers" that have room (its NVMe for what finds none), or to its
+        "nvme"; or have it take blocks again. Durable on return; how far it is says its status. Raises InvalidArgument (no such node or
+        place), Unavailable (the catalog takes no writes now: it is so, but does not outlive the master yet)."""
+        try:
+            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+
     def keys(self, namespace: str | None = None, *, limit: int = 0) -> Iterator[StoredKey]:
         """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit."""
         settings = self._settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import setting
+from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
@@ -53,6 +53,8 @@ class MasterSettings:
         "still lists there.",
         minimum=1,
     )
+    drain_blocks: int = setting(4096, "Blocks of drained nodes that are on their way to other nodes at once.", minimum=1, maximum=1 << 17)
+    drain_bytes: Size = setting(Size(256 << 20), "Bytes of these; a larger block goes alone.", minimum=1)
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)

@@ -3,6 +3,7 @@
 gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
 """
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.draining import Progress
 from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.records import Description
+from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
@@ -43,7 +45,7 @@ class MasterSeen(NamedTuple):
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. `register`, `describe`, `forget` and `status` are the master's, called in the loop's thread."""
+    """Implements kvstore.v1.Control. `register`, `describe`, `forget`, `drain`, `status`: the master's, called in the loop's thread."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class ControlService(ControlServicer):
         register: Callable[[NodeInfo, list[pb.TierStatus], MasterSeen, Description], pb.RegisterReply],
         describe: Callable[[int, int, bytes | None, bytes | None], None],
         forget: Callable[[str, Callable[[], None]], None],
+        drain: Callable[[str, str, Callable[[], None]], None],
         status: Callable[[], pb.StatusReply],
         check_token: Callable[[str, str], None],
         master_epoch: int,
@@ -63,6 +66,7 @@ class ControlService(ControlServicer):
         self._register = register
         self._describe = describe
         self._forget = forget
+        self._drain = drain
         self._status = status
         self._check_token = check_token
         self._master_epoch = master_epoch
@@ -109,6 +113,15 @@ class ControlService(ControlServicer):
         if not done.wait(self._timeout_s):
             abort(context, CatalogUnavailable(f"node {request.node!r} is forgotten for good once the catalog takes writes again"))
         return pb.ForgetReply()
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:  # noqa: N802
+        """Answered when it is durable; how far it is shows in the node's status."""
+        done = threading.Event()
+        to = "" if request.cancel else request.to or TO_PEERS
+        self._in_loop(context, lambda: self._drain(request.node, to, done.set))
+        if not done.wait(self._timeout_s):
+            abort(context, CatalogUnavailable("it is so, and outlives the master once the catalog takes writes again"))
+        return pb.DrainReply()
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
         """A slice of the directory at a time: the loop serves others in between."""
@@ -169,7 +182,7 @@ class ControlServer:
         self._server.stop(grace_s).wait(grace_s + 1)
 
 
-def node_status(node: Member, blocks: int, now_ns: int) -> pb.NodeStatus:
+def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) -> pb.NodeStatus:
     """What `kvstore status` shows of a node."""
     tiers: list[Any] = list(node.tiers)
     return pb.NodeStatus(
@@ -195,6 +208,7 @@ def node_status(node: Member, blocks: int, now_ns: int) -> pb.NodeStatus:
             )
             for node_id, rate in node.rates.fresh(now_ns).items()
         ],
+        drain=pb.DrainStatus(**dataclasses.asdict(drain)) if drain is not None else None,
     )
 
 

@@ -19,6 +19,7 @@ from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Owner
 from kvstore.master.config import MasterSettings, read_tokens
 from kvstore.master.control_service import ControlServer, ControlService, MasterSeen, node_status
 from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.directory.draining import Pace
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.frames.service import FramesService, Reachable
@@ -111,7 +112,13 @@ class Master:
         timing = Timing(
             settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s, settings.measured_rate_ttl_s
         )
-        limits = Limits(settings.max_nodes, settings.max_absent_nodes, settings.max_kept_removals, settings.max_reservations)
+        limits = Limits(
+            settings.max_nodes,
+            settings.max_absent_nodes,
+            settings.max_kept_removals,
+            settings.max_reservations,
+            Pace(settings.drain_blocks, settings.drain_bytes, settings.sweep_rows),
+        )
         directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing, limits=limits)
         directory.load(self._election.records, self.reactor.now_ns())
         return directory
@@ -125,6 +132,7 @@ class Master:
             register=self._register,
             describe=self._describe,
             forget=self._forget,
+            drain=self._frames.drains.drain,
             status=self._status,
             check_token=self._frames.check_token,
             master_epoch=self.epoch,
@@ -172,6 +180,7 @@ class Master:
             self._forget(node.info.name, lambda: None)
         for name in self._scheduling.tick(self.reactor.now_ns()):
             log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
+        self._frames.drains.tick(self.reactor.now_ns())
         self._frames.clients.expire_pins(self.reactor.now_ns())
         ops = self._directory.sweep(self._settings.sweep_rows)
         if ops:
@@ -218,7 +227,10 @@ class Master:
             reserved=counts.reserved,
             pinned=counts.pinned,
             rss_bytes=_rss_bytes(),
-            nodes=[node_status(node, self._directory.blocks_at(node.node_id), now_ns) for node in self._directory.members],
+            nodes=[
+                node_status(node, self._directory.blocks_at(node.node_id), self._directory.draining.progress(node), now_ns)
+                for node in self._directory.members
+            ],
             counters=self._frames.counters,
         )
 

@@ -171,6 +171,7 @@ class Drain(Message):
     copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
 
     TYPE = 36
+    SINCE = 4
     FORM = (("epoch", "u64"), ("mode", "u8"))
     epoch: int
     mode: int

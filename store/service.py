@@ -111,14 +111,14 @@ class NodeService:
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
-        self._leaving.check_open()
+        self._leaving.check_open(session.peer_version)
         self._take_accesses(session)
         if self._sent.put_at_once(session, header, body):
             return None
         return self._sent.payload(session, header, Put.unpack(body))
 
     def _open(self, session: Session, header: Header, message: Open) -> None:
-        self._leaving.check_open()
+        self._leaving.check_open(session.peer_version)
         self._take_accesses(session)
         self._in_place.open(session, header, message)
 

@@ -22,8 +22,8 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
-        "directory queries pins removing rows keys key_index membership placement records publishing removals reservations tenants "
-        "holders rates"
+        "directory draining queries pins removing rows keys key_index membership placement records publishing removals reservations "
+        "tenants holders rates"
     ),
     "client/jobs": "breaker lane stats",
     "client/tensors": "arrays parts pools prompts staging steps streams",

@@ -48,6 +48,8 @@ def status_lines(status: pb.StatusReply, here: str = "") -> RenderableType:
     if encoded := _encoded_line(status):
         table.add_row("quantised", encoded)
     table.add_row("huge pages", huge_pages_line(status))
+    if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
+        table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
     return table
 
@@ -103,7 +105,7 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
         table.add_row(
             node.name,
             str(node.node_id),
-            Text(node.state, style=_STATE_STYLES.get(node.state, "red")),
+            Text(_state(node), style=_STATE_STYLES.get(node.state, "red")),
             node.tcp or node.unix,
             ", ".join(node.transports) or "-",
             _blocks(node),
@@ -112,6 +114,12 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
             f"{node.heartbeat_age_s:.1f} s ago",
         )
     return table
+
+
+def _state(node: pb.NodeStatus) -> str:
+    if not node.HasField("drain"):
+        return node.state
+    return f"{node.state}, drained" if node.drain.is_done else f"{node.state}, draining: {node.drain.left_blocks:,} left"
 
 
 def _blocks(node: pb.NodeStatus) -> str:

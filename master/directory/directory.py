@@ -9,12 +9,13 @@ costs a miss and never a wrong byte.
 import random
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
+from kvstore.master.directory.draining import Draining, Pace
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
 from kvstore.master.directory.pins import Pins
@@ -26,6 +27,7 @@ from kvstore.master.directory.records import (
     NO_DESCRIPTION,
     Description,
     DescriptionPart,
+    DrainRecord,
     NodeRecord,
     RemovedRecord,
     StrangersRecord,
@@ -60,12 +62,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Nodes that may live, dead ones that are known, removals kept for them one by one, and puts granted and not yet published."""
+    """Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet published, and what drains
+    have under way."""
 
     nodes: int = 1024
     absent_nodes: int = 1024
     kept_removals: int = 100_000
     reservations: int = 1 << 20
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class Directory:
         )
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
+        self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
@@ -151,6 +156,8 @@ class Directory:
             self.members.remember(record, now_ns)
         elif isinstance(record, StrangersRecord):
             self.members.remember_strangers(record)
+        elif isinstance(record, DrainRecord):
+            self.members.set_drain(record.name, record.to)
         elif isinstance(record, DescriptionPart):
             self._described.setdefault(record.name, []).append(record)
         elif isinstance(record, RemovedRecord):
@@ -179,6 +186,8 @@ class Directory:
         """
         node, ops = self._removals.forget(name, self._reservations.last_generation)
         self._publishing.write_off(node.node_id)
+        if node.drain:
+            ops.append(records.delete_drain(name))
         return node, ops + records.put_description(name, NO_DESCRIPTION, node.description)
 
     def floors_written(self) -> list[Op]:
@@ -233,9 +242,17 @@ class Directory:
         return ops + [self._bury(row) for row in range(begin, end) if self._rows.holders[row] in empty]
 
     def reserve(
-        self, tenant: str, keys: Sequence[bytes], sizes: Sequence[int], *, local_node: int = 0, avoid: int = 0, now_ns: int
+        self,
+        tenant: str,
+        keys: Sequence[bytes],
+        sizes: Sequence[int],
+        *,
+        local_node: int = 0,
+        avoid: int = 0,
+        is_there: bool = False,
+        now_ns: int,
     ) -> Grants:
-        """Who may write, and where. The second of a repeated key is BUSY.
+        """Who may write, and where. The second of a repeated key is BUSY. `is_there`: `local_node` has the values already.
 
         Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node) or Full (too many stand
         reserved already); nothing was reserved.
@@ -255,7 +272,9 @@ class Directory:
                 wanted[key] = index
         nodes, generations = array("I", bytes(4 * len(keys))), array("Q", bytes(8 * len(keys)))
         if wanted:
-            self._grant(tenant, wanted, sizes, nodes, generations, local_node, avoid, now_ns)
+            candidates = [node for node in self.members.live() if node.node_id != avoid]
+            candidates = [node for node in candidates if node.takes_blocks or (is_there and node.node_id == local_node)]
+            self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns)
         return Grants(bytes(statuses), nodes, generations)
 
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
@@ -310,12 +329,11 @@ class Directory:
         nodes: "array[int]",
         generations: "array[int]",
         local_node: int,
-        avoid: int,
+        candidates: Sequence[Member],
         now_ns: int,
     ) -> None:
         """Place and reserve the `wanted` keys (key to index) and fill their columns."""
         wanted_sizes = [sizes[index] for index in wanted.values()]
-        candidates = [node for node in self.members.live() if node.node_id != avoid]
         slow_start_ns = _ns(self._timing.slow_start_s)
         placed = place(wanted_sizes, candidates, local_node=local_node, slow_start_ns=slow_start_ns, rng=self._rng, now_ns=now_ns)
         granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns)

@@ -112,6 +112,11 @@ class HolderSets:
         """Blocks thought to be at `node_id`. O(its sets)."""
         return sum(map(self._rows.__getitem__, self._of_node.get(node_id, ())))
 
+    def only_at(self, node_ids: Iterable[int]) -> dict[int, int]:
+        """The sets whose blocks can be read now, and from these nodes alone: index to rows. O(sets)."""
+        elsewhere = ~sum(1 << node_id for node_id in node_ids)
+        return {index: self._rows[index] for index, mask in enumerate(self.masks) if mask and not mask & elsewhere}
+
     def check_integrity(self, column: Iterable[int]) -> None:
         """Assert that `column` (the set of every row) agrees with the counts and flags. For tests; O(rows)."""
         counted = [0] * len(self._pairs)

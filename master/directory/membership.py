@@ -78,12 +78,19 @@ class Member:
     """Dead for so long that it is no longer counted as a holder of anything."""
     floor: int = 0
     """What it has up to this generation must go, unless the directory lists it there; 0 for nothing."""
+    drain: str = ""
+    """Where what only it has is to go (records.DRAINS), for it is to be stopped; "": it is not."""
     owed: int = 0
     """Removed blocks that its inventory named, and that it has not said to have dropped."""
 
     @property
     def is_live(self) -> bool:
         return self.state != DEAD
+
+    @property
+    def takes_blocks(self) -> bool:
+        """It lives, and is neither drained nor about to end."""
+        return self.is_live and not self.drain and not self.counters.get("closed", 0)
 
     @property
     def is_settled(self) -> bool:
@@ -129,6 +136,8 @@ class Membership:
         self._strangers_floor = 0
         self._by_id: dict[int, Member] = {}
         self._by_name: dict[str, Member] = {}
+        self._drains: dict[str, str] = {}
+        """Of the nodes that are drained, by name: a record may be read before that of its node."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._by_id.values())
@@ -151,6 +160,16 @@ class Membership:
         self._strangers_floor = record.floor
         self._last_node_id = max(self._last_node_id, record.last_node_id)
 
+    def set_drain(self, name: str, to: str) -> None:
+        """The node of that name is drained, "": no more. It need not be known yet."""
+        if to:
+            self._drains[name] = to
+        else:
+            self._drains.pop(name, None)
+        node = self._by_name.get(name)
+        if node is not None:
+            node.drain = to
+
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
     ) -> tuple[Member, bool]:
@@ -168,7 +187,7 @@ class Membership:
             node, is_new = self._add(Member(self._last_node_id + 1, info, floor=self._strangers_floor)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
-        node.info, node.tiers, node.state = info, tiers, SYNCING
+        node.info, node.tiers, node.state, node.counters = info, tiers, SYNCING, {}
         node.epoch = self._next()
         self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
@@ -242,6 +261,7 @@ class Membership:
         if node.is_live:
             raise InvalidArgument(f"node {name!r} is alive, at {node.info.tcp or node.info.unix}: stop it before it is forgotten")
         del self._by_name[name], self._by_id[node.node_id]
+        self._drains.pop(name, None)
         return node
 
     def raise_floors(self, generation: int) -> list[Op]:
@@ -277,6 +297,7 @@ class Membership:
 
     def _add(self, node: Member) -> Member:
         self._last_node_id = max(self._last_node_id, node.node_id)
+        node.drain = self._drains.get(node.info.name, "")
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
 

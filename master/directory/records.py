@@ -7,6 +7,7 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
     b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
                                                     generation, and no node gets this id or one below it
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
+    b"g" + node name                                "peers" or "nvme": the node is drained, and what only it has goes there
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
 
@@ -32,6 +33,10 @@ MAX_DESCRIPTION_BYTES: Final = 256 << 10
 """Of a node's topology, and of what it says of its transfer engine."""
 PART_BYTES: Final = 60 << 10
 """A description goes into records of this size: a catalog's values are at most 64 KiB."""
+
+TO_PEERS, TO_NVME = "peers", "nvme"
+DRAINS: Final = (TO_PEERS, TO_NVME)
+"""Where what only a drained node has goes: to nodes that stay, or to its own NVMe, with which it comes back."""
 
 _ID: Final = struct.Struct("<I")
 _NODE: Final = struct.Struct("<IQ")
@@ -66,6 +71,14 @@ class StrangersRecord:
 
     floor: int
     last_node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRecord:
+    """The node `name` is to be stopped; `to` is one of DRAINS."""
+
+    name: str
+    to: str
 
 
 class Description(NamedTuple):
@@ -181,6 +194,14 @@ def _part_key(name: str, part: int) -> bytes:
     return b"d" + bytes((part,)) + name.encode()
 
 
+def put_drain(name: str, to: str) -> Op:
+    return Op(b"g" + name.encode(), to.encode())
+
+
+def delete_drain(name: str) -> Op:
+    return Op(b"g" + name.encode(), None)
+
+
 def pin(prefix: bytes, key: bytes, *, until_ms: int = 0) -> Op:
     """See PinRecord."""
     return Op(b"p" + prefix + key, _UNTIL.pack(until_ms) if until_ms else b"")
@@ -195,7 +216,7 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-Record = NodeRecord | StrangersRecord | DescriptionPart | PinRecord | RemovedRecord
+Record = NodeRecord | StrangersRecord | DescriptionPart | DrainRecord | PinRecord | RemovedRecord
 
 
 def decode(key: bytes, value: bytes) -> Record:
@@ -210,6 +231,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return StrangersRecord(*_STRANGERS.unpack(value))
         if key[:1] == b"d":
             return DescriptionPart(key[2:].decode(), key[1], value)
+        if key[:1] == b"g" and value.decode() in DRAINS:
+            return DrainRecord(key[1:].decode(), value.decode())
         if key[:1] == b"p":
             return PinRecord(*_owner(key), *(_UNTIL.unpack(value) if value else ()))
         if key[:1] == b"r":

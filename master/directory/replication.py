@@ -70,11 +70,14 @@ class Replication:
     def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[Copy]:
         """Order, for node `node_id` and in the order of `keys`, those blocks that the source holds and the node neither holds nor awaits.
 
-        Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive); nothing is ordered then.
+        Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no blocks); nothing is
+        ordered then.
         """
         if node_id == source_node_id:
             raise InvalidArgument(f"node {node_id} has no need of copies of its own blocks: name another source")
         node, source = self._live(node_id), self._live(source_node_id)
+        if not node.takes_blocks:
+            raise Unavailable(f"node {node_id} is to be stopped and takes no blocks")
         self.expire(now_ns)
         expires_ns = now_ns + int(ORDER_TTL_S * 1e9)
         of_namespace: dict[str, list[tuple[bytes, int]]] = {}
@@ -91,6 +94,10 @@ class Replication:
             for namespace, wanted in of_namespace.items()
             for begin in range(0, len(wanted), MAX_BATCH)
         ]
+
+    def is_ordered(self, tenant: str, key: bytes) -> bool:
+        """A copy of the block is under way, to whichever node."""
+        return (tenant, key) in self._nodes
 
     def answered(self, node_id: int, message: Copy, flags: bytes | None) -> None:
         """The node's answer to a Copy: what it does not try, all of it without an answer (None), is ordered no more."""

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.master.directory.commands import Commands
-from kvstore.protocol.catalog_messages import Copy, Drop, Hold
+from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
 
 Command = Drop | Hold | Copy
@@ -73,6 +73,23 @@ class NodeLinks:
                 answered(node_id, message, None)
             else:
                 link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
+
+    def drain(self, node_id: int, message: Drain, then: Callable[[bool], None]) -> None:
+        """Tell a node that it is to be stopped, or not any more; call `then` with whether it has answered that it knows: not
+        without a link, nor of a release that knows no such message."""
+        link = self._links.get(node_id)
+        if link is None or link.peer_version < message.SINCE:
+            then(False)
+            return
+
+        def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
+            is_done = header is not None and header.type == Ok.TYPE and not isinstance(body, KVStoreError)
+            if not is_done:
+                self._counters["commands_failed"] += 1
+                log.warning("node %d has not heard whether it is drained: %s", node_id, body if isinstance(body, KVStoreError) else "no Ok")
+            then(is_done)
+
+        link.request(message, on_reply, deadline_s=self._command_timeout_s)
 
     def _on_answer(
         self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]

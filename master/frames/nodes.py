@@ -63,7 +63,9 @@ class NodeFrames:
         if message.held:
             grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=now_ns)
         else:
-            grants = self._directory.reserve(message.tenant, message.keys, message.sizes, local_node=peer.node_id, now_ns=now_ns)
+            grants = self._directory.reserve(
+                message.tenant, message.keys, message.sizes, local_node=peer.node_id, is_there=True, now_ns=now_ns
+            )
         publish = _as_publish(message, grants, peer.node_id)
         self._counters["published"] += len(publish.keys)
         self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))

@@ -7,6 +7,7 @@ from typing import Any
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
+from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
@@ -51,6 +52,7 @@ class FramesService:
         )
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
         self.nodes = NodeFrames(directory, committer, self.links, self.counters)
+        self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
         self.clients = clients = ClientFrames(directory, committer, self.links, self.counters)
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,

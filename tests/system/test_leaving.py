@@ -1,10 +1,16 @@
 """Nodes that are stopped in peace, with real processes: what they hold is found afterwards, and puts go on meanwhile."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvstore.client.cli.main import kvstore
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
@@ -62,3 +68,103 @@ def test_while_a_node_ends_its_blocks_are_read_and_puts_go_elsewhere(system: Sys
         system.start_node(name)
         until(lambda: all(client.exists_batch(KEYS)), "all blocks are back")
         assert client.get_batch([*KEYS, *more[:1]]) == [*VALUES, value_of(more[0], 0, 100)]
+
+
+# --- kvstore drain ---
+
+
+def drain(system: System, *arguments: str) -> str:
+    """What the command says, which must succeed."""
+    result = CliRunner().invoke(kvstore, ["drain", *arguments, "--master", system.address], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def two_nodes(system: System, *flags: str, folder: Path | None = None) -> None:
+    for name in ("n0", "n1"):
+        nvme = ("--nvme", f"{folder / name}:64MiB") if folder is not None else ()
+        system.start_node(name, "--dram", "16MiB", *nvme, *flags)
+
+
+def put_all(client: Client) -> tuple[str, str]:
+    """All of KEYS at one node; its name, and the other's."""
+    assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+    client.pin(KEYS[:1])
+    [name] = {place.node for places in client.locate(KEYS) for place in places}
+    return name, "n1" if name == "n0" else "n0"
+
+
+def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system: System) -> None:
+    two_nodes(system)
+    with system.client(ack="node") as client:
+        assert client.put(b"small", b"the way of one message") is True
+        name, other = put_all(client)
+        assert f"{name} is drained: nothing is left that would be missed, it can be stopped\n" in drain(system, name)
+        assert all({place.node for place in places} == {name, other} for places in client.locate([*KEYS, b"small"]))
+        assert client.put(b"later", b"value") is True
+        client.flush()
+        assert [place.node for place in client.locate([b"later"])[0]] == [other], "its own host's clients put elsewhere too"
+        assert system.nodes[name].stop(120)
+        until(lambda: {place.node for places in client.locate(KEYS) for place in places} == {other}, "the master knows that it ended")
+        assert client.get_batch([*KEYS, b"small", b"later"]) == [*VALUES, b"the way of one message", b"value"]
+        system.start_node(name)
+        assert client.put(b"still drained", b"value") is True
+        client.flush()
+        assert [place.node for place in client.locate([b"still drained"])[0]] == [other]
+        assert drain(system, name, "--cancel") == f"{name} takes blocks again\n"
+
+        def goes_there_again() -> bool:
+            key = os.urandom(16)
+            assert client.put(key, b"value")
+            client.flush()
+            return [place.node for place in client.locate([key])[0]] == [name]
+
+        until(goes_there_again, "puts go to this host's node again")
+
+
+def test_what_finds_no_room_at_peers_stays_on_nvme_and_comes_back(system: System, tmp_path: Path) -> None:
+    """100 blocks of 64 KiB do not fit into the other's 4 MiB."""
+    system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'n0'}:64MiB")
+    with system.client() as client:
+        assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+        system.start_node("n1", "--dram", "4MiB")
+        said = drain(system, "n0")
+        assert "n0 is drained: nothing is left that would be missed, it can be stopped; " in said
+        assert "blocks are on its NVMe only, and come back with it" in said
+        assert system.nodes["n0"].stop(120)
+        system.start_node("n0")
+        until(lambda: all(client.exists_batch(KEYS)), "all blocks are back")
+        assert client.get_batch(KEYS) == VALUES
+
+
+def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_that_restarts_goes_on(tmp_path: Path) -> None:
+    with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
+        system.start_master()
+        two_nodes(system, folder=tmp_path)
+        with system.client() as client:
+            name, other = put_all(client)
+            drain(system, name, "--to", "nvme", "--no-wait")
+            os.kill(system.masters[0].pid, signal.SIGKILL)
+            system.masters[0].stop()
+            system.start_master()
+            system.await_alive("n0", "n1")
+            said = drain(system, name, "--to", "nvme")
+            assert f"can be stopped; {len(KEYS)} blocks are on its NVMe only, and come back with it" in said
+            assert not any(place.node == other for places in client.locate(KEYS) for place in places)
+            assert system.node_status(name).drain.to == "nvme"
+            assert "alive, drained" in CliRunner().invoke(kvstore, ["nodes", "--master", system.address], env={"COLUMNS": "300"}).output
+
+
+def test_a_drain_without_room_anywhere_says_so_and_goes_on_once_there_is_some(system: System) -> None:
+    system.start_node("n0", "--dram", "16MiB")
+    with system.client() as client:
+        assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+        result = CliRunner().invoke(kvstore, ["drain", "n0", "--wait-s", "5", "--master", system.address])
+        assert result.exit_code == 2
+        assert f"n0: {len(KEYS)} blocks left that only its memory has, no node has room for them; 0 on their way" in result.output
+        assert "n0 is not drained after 5 s; the drain goes on" in result.output
+        with pytest.raises(Unavailable):
+            client.put(b"nowhere", b"value", deadline_s=5)
+        system.start_node("n1", "--dram", "16MiB")
+        assert "n0 is drained: nothing is left" in drain(system, "n0")
+        assert all({place.node for place in places} == {"n0", "n1"} for places in client.locate(KEYS))

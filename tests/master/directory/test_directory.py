@@ -567,3 +567,15 @@ class AgainstNodes(RuleBasedStateMachine):
 
 TestAgainstNodes = pytest.mark.no_cover(AgainstNodes.TestCase)
 TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)
+
+
+def test_a_drain_comes_from_the_catalog_and_goes_with_its_node() -> None:
+    master = Master()
+    master.register("a")
+    master.commit(master.directory.draining.begin("a", "peers"))
+    master = master.restart()
+    node = master.register("a")
+    assert node.drain == "peers"
+    die(master, node)
+    master.forget("a")
+    assert master.restart().register("a").drain == ""

@@ -88,3 +88,15 @@ def test_pairs_are_kept_by_node() -> None:
     assert with_holder(((3, 1),), 2, 4) == ((2, 4), (3, 1))
     assert with_holder(((2, 1),), 2, 4) == ((2, 4),)
     assert without_holder(((2, 1), (3, 1)), 2) == ((3, 1),)
+
+
+def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() -> None:
+    sets = HolderSets()
+    sets.set_live([1, 2, 3])
+    first, both, other = sets.enter(((1, 2),), 5), sets.enter(((1, 2), (2, 2))), sets.enter(((1, 2), (3, 2)))
+    assert sets.only_at([1]) == {first: 5}
+    assert sets.only_at([1, 2]) == {first: 5, both: 1}
+    sets.set_live([1, 2])
+    assert sets.only_at([1, 2]) == {first: 5, both: 1, other: 1}, "the third is dead"
+    sets.set_live([])
+    assert sets.only_at([1, 2]) == {}

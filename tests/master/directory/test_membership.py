@@ -210,3 +210,27 @@ def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     nodes.remember_strangers(StrangersRecord(9, 2))
     nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
+
+
+def test_a_drain_is_known_before_its_node_and_until_that_is_forgotten() -> None:
+    nodes = members()
+    nodes.set_drain("a", "peers")
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    assert (node.drain, node.takes_blocks) == ("peers", False)
+    nodes.set_drain("a", "")
+    nodes.set_drain("a", "")
+    assert (node.drain, node.takes_blocks) == ("", True)
+    nodes.set_drain("a", "nvme")
+    nodes.disconnected(node.node_id, node.epoch, 1)
+    nodes.forget("a")
+    assert nodes.register(NodeInfo("a", 1), (), 2)[0].drain == ""
+
+
+def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_again() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    nodes.heartbeat(node.node_id, node.epoch, (), {"closed": 1}, 1)
+    assert not node.takes_blocks
+    nodes.disconnected(node.node_id, node.epoch, 2)
+    assert not nodes.register(NodeInfo("a", 2), (), 3)[1]
+    assert node.takes_blocks

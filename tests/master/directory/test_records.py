@@ -11,6 +11,7 @@ from kvstore.master.directory.records import (
     PART_BYTES,
     Description,
     DescriptionPart,
+    DrainRecord,
     NodeRecord,
     PinRecord,
     RemovedRecord,
@@ -19,12 +20,14 @@ from kvstore.master.directory.records import (
     check_tenant,
     decode,
     delete_block,
+    delete_drain,
     delete_node,
     join_description,
     pin,
     put_block,
     put_blocks,
     put_description,
+    put_drain,
     put_node,
     put_strangers,
     removed,
@@ -84,6 +87,16 @@ def test_a_node_and_a_pin_come_back() -> None:
 def test_what_is_no_record_is_refused(key: bytes, value: bytes) -> None:
     with pytest.raises(Corrupt):
         decode(key, value)
+
+
+@pytest.mark.parametrize("to", ["peers", "nvme"])
+def test_a_drain_comes_back(to: str) -> None:
+    op = put_drain("n\u00f61", to)
+    assert op.value is not None
+    assert decode(op.key, op.value) == DrainRecord("n\u00f61", to)
+    assert delete_drain("n\u00f61") == Op(op.key, None)
+    with pytest.raises(Corrupt):
+        decode(op.key, b"tape")
 
 
 def test_a_removal_comes_back() -> None:

@@ -1,0 +1,77 @@
+"""The command `drain`: a node is emptied, so that it can be stopped without anything being missed."""
+
+import time
+from typing import Final
+
+import click
+
+from kvstore.client.cli.options import client_options
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+
+LOOK_S: Final = 0.2
+"""How often the master is asked how far it is."""
+
+
+@click.command(short_help="Empty a node that is to be stopped.")
+@click.argument("node")
+@click.option(
+    "--to",
+    type=click.Choice(["peers", "nvme"]),
+    default="peers",
+    show_default=True,
+    help="Where what only it has goes: to nodes with room, and to its own NVMe what finds none; or all of it to its own NVMe.",
+)
+@click.option("--cancel", is_flag=True, help="It takes blocks again.")
+@click.option("--no-wait", is_flag=True, help="Begin, and do not wait until it is done.")
+@click.option(
+    "--wait-s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Wait no longer than this; the drain goes on.  [default: no limit]"
+)
+@client_options
+def drain(node: str, to: str, cancel: bool, no_wait: bool, wait_s: float | None, settings: ClientSettings) -> None:
+    """Drain NODE: new blocks go elsewhere, what only it has is copied, and when nothing is left that would be missed it says so.
+
+    It is read all the while, and stays drained, over restarts of its own and of masters, until --cancel or `kvstore forget`. Whoever
+    stops waiting (Ctrl-C, --wait-s) leaves the drain going on; the same command waits again, and `kvstore status` shows it.
+    """
+    with Control.find(settings) as control:
+        control.drain(node, to=to, cancel=cancel)
+        if cancel:
+            click.echo(f"{node} takes blocks again")
+        elif no_wait:
+            click.echo(f"{node} is being drained: kvstore status shows how far it is")
+        else:
+            _wait(control, node, wait_s)
+
+
+def _wait(control: Control, name: str, wait_s: float | None) -> None:
+    """Show what is left whenever that changes. Raises DeadlineExceeded, Unavailable: somebody has cancelled it."""
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    shown = ""
+    while True:
+        node = next((node for node in control.status().nodes if node.name == name), None)
+        if node is None or not node.HasField("drain"):
+            raise Unavailable(f"the drain of {name!r} has been cancelled")
+        line = progress(node)
+        if line != shown:
+            click.echo(line)
+            shown = line
+        if node.drain.is_done:
+            return
+        if until_s is not None and time.monotonic() >= until_s:
+            raise DeadlineExceeded(f"{name} is not drained after {wait_s:g} s; the drain goes on")
+        time.sleep(LOOK_S)
+
+
+def progress(node: pb.NodeStatus) -> str:
+    """How far the drain of the node is, in a line."""
+    drain = node.drain
+    kept = f"; {drain.kept_blocks:,} blocks are on its NVMe only, and come back with it" if drain.kept_blocks else ""
+    if drain.is_done:
+        return f"{node.name} is drained: nothing is left that would be missed, it can be stopped{kept}"
+    if node.state == "dead":
+        return f"{node.name} is dead: what only it has cannot be copied before it is back"
+    lacks = ", no node has room for them" if drain.lacks_room and drain.left_blocks else ""
+    return f"{node.name}: {drain.left_blocks:,} blocks left that only its memory has{lacks}{kept}; {drain.copying_blocks:,} on their way"

@@ -1,0 +1,52 @@
+"""Drains carried out: nodes are told, copies ordered, and what operators say made durable. The loop is the only caller."""
+
+from collections.abc import Callable
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.membership import Member
+from kvstore.master.frames.links import NodeLinks
+from kvstore.master.frames.nodes import NodeFrames
+from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
+
+
+class Drains:
+    """See the module; what is drained, and how far, is directory/draining.py."""
+
+    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, nodes: NodeFrames, *, master_epoch: int) -> None:
+        self._directory = directory
+        self._committer = committer
+        self._links = links
+        self._nodes = nodes
+        self._master_epoch = master_epoch
+        self._asked: set[tuple[int, int, int]] = set()
+        """Node, registration and mode of what has been said and not been answered: it is not said again meanwhile."""
+
+    def drain(self, name: str, to: str, then: Callable[[], None]) -> None:
+        """Have the node drained, to one of records.DRAINS, or no more (""); `then` when that is durable. Raises InvalidArgument."""
+        draining = self._directory.draining
+        self._committer.commit(draining.begin(name, to) if to else draining.cancel(name), then)
+        node = self._directory.members.named(name)
+        if node is not None and not to:
+            self._links.drain(node.node_id, Drain(self._master_epoch, DRAIN_NOT), lambda _is_done: None)
+
+    def tick(self, now_ns: int) -> None:
+        """Called ten times a second."""
+        draining = self._directory.draining
+        for node, mode in draining.to_tell():
+            self._tell(node, mode)
+        for tenant, keys, node_id, source_node_id in draining.step(now_ns):
+            self._nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+
+    def _tell(self, node: Member, mode: int) -> None:
+        asked = node.node_id, node.epoch, mode
+        if asked in self._asked or self._links.get(node.node_id) is None:
+            return
+        self._asked.add(asked)
+
+        def answered(is_done: bool) -> None:
+            self._asked.discard(asked)
+            if is_done:
+                self._directory.draining.told(*asked)
+
+        self._links.drain(node.node_id, Drain(self._master_epoch, mode), answered)
