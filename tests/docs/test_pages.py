@@ -138,19 +138,32 @@ def test_there_are_programs_with_and_without_torch() -> None:
         pytest.param(page, words, id=f"{page.name}-{shlex.join(words)[:60]}")
         for page in PAGES
         for words in commands(page)
-        if words[0] == "kvstore" and words[1] not in ("up", "top", "record")
+        if words[0] == "kvstore" and words[1] not in ("up", "top", "record", "drain")
     ],
 )
 def test_a_command_that_ends_runs_as_printed(
     page: Path, words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a short trace, against a small cluster. `up` is below; `top` and `record` go on until they are stopped: their own tests."""
+    """On a short trace, against a small cluster. `up` and `drain` are below; `top` and `record` go on until they are stopped: their own
+    tests."""
     (tmp_path / "TRACE").write_text(TRACE)
     (tmp_path / "FILE").write_bytes(b"value")
     monkeypatch.chdir(tmp_path)
     done = CliRunner(env={"KVSTORE_CLIENT_MASTER": address}).invoke(kvstore, words[1:], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     assert done.stdout
+
+
+def test_drains_run_as_printed() -> None:
+    """Of a node that has nothing; one that has: tests/system/test_leaving.py."""
+    drains = [words for page in PAGES for words in commands(page) if words[:2] == ["kvstore", "drain"]]
+    assert drains
+    with embedded() as cluster:
+        for words in drains:
+            named = ["node-0" if word in ("NODE", "n1") else word for word in words[1:]]
+            assert "node-0" in named
+            done = CliRunner(env={"KVSTORE_CLIENT_MASTER": cluster.address}).invoke(kvstore, named, catch_exceptions=False)
+            assert done.exit_code == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -120,6 +120,19 @@ def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
     assert "3 MiB of 64 MiB" in rows[0]
 
 
+def test_drained_nodes_are_named_and_how_far_they_are() -> None:
+    drained = pb.StatusReply(
+        nodes=[
+            pb.NodeStatus(name="a", state="alive", drain=pb.DrainStatus(left_blocks=1200)),
+            pb.NodeStatus(name="b", state="dead", drain=pb.DrainStatus(is_done=True)),
+        ]
+    )
+    assert "drained a, b" in " ".join(text(status_lines(drained)).split())
+    assert "alive, draining: 1,200 left" in text(nodes_table(drained))
+    assert "dead, drained" in text(nodes_table(drained))
+    assert "drained" not in text(status_lines(STATUS))
+
+
 def test_blocks_that_the_master_has_not_decided_about_are_shown_beside_those_that_it_knows() -> None:
     node = pb.NodeStatus(name="a", state="alive", blocks=1500, counters={"undecided": 12})
     assert "1,500 + 12 undecided" in text(nodes_table(pb.StatusReply(nodes=[node])))
