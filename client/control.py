@@ -22,8 +22,9 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import Masters, await_owner
+from kvstore.rpc.vanishing import grpc_options
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "UNAVAILABLE": Unavailable,
@@ -50,12 +51,12 @@ class Control:
     def __init__(self, address: str, settings: ClientSettings) -> None:
         """Of the master whose control plane is at `address`. Connects at the first call."""
         self._settings = settings
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, options=grpc_options(settings.peer_timeout_s))
         self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     @classmethod
     def find(cls, settings: ClientSettings) -> "Control":
-        """Of the first master that answers. Raises Unavailable, DeadlineExceeded, Unauthorized, InvalidArgument."""
+        """Of the master that owns the catalog. Raises as find_control."""
         return cls(find_control(settings), settings)
 
     def status(self) -> pb.StatusReply:
@@ -113,20 +114,25 @@ class Control:
 
 
 def find_control(settings: ClientSettings) -> str:
-    """The control address of the first master that answers. Raises that of the first one if none does."""
-    failure: KVStoreError | None = None
-    deadline = Deadline(settings.deadline_s)
-    hello = Hello(ROLE_CLIENT, settings.tenant, settings.token)
-    for address in [parse_address(text.strip()) for text in settings.master.split(",")]:
-        try:
-            channel = Channel.open(address, hello, Deadline(min(deadline.left_s(), settings.connect_timeout_s)))
-        except (Unavailable, DeadlineExceeded) as error:
-            failure = failure or error
-            continue
-        channel.close()
-        return channel.welcome.control
-    assert failure is not None  # an empty text is no address
-    raise Unavailable(f"no master can be reached: {failure}")
+    """The control address of the master that owns the catalog. Raises InvalidArgument, and as control_of_owner."""
+    return control_of_owner(known_masters(settings), settings, Deadline(settings.deadline_s))
+
+
+def control_of_owner(masters: Masters, settings: ClientSettings, deadline: Deadline) -> str:
+    """The control address of the one of `masters` that owns the catalog: waited for, where several are known, while none does. Raises
+    Unavailable, Unauthorized, ProtocolError."""
+    channel = await_owner(masters, hello(settings), deadline, attempt_s=settings.connect_timeout_s, pause_s=settings.owner_retry_s)
+    channel.close()
+    return channel.welcome.control
+
+
+def hello(settings: ClientSettings) -> Hello:
+    return Hello(ROLE_CLIENT, settings.tenant, settings.token)
+
+
+def known_masters(settings: ClientSettings) -> Masters:
+    """Raises InvalidArgument for a malformed address."""
+    return Masters([parse_address(text.strip()) for text in settings.master.split(",")])
 
 
 def translated(error: grpc.RpcError) -> KVStoreError:

@@ -3,21 +3,26 @@
 It moves no request and no block. An engine that has to report all the time uses reporter.py, which is a thread around this.
 """
 
+import contextlib
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import find_control, translated
+from kvstore.client.control import control_of_owner, hello, known_masters, translated
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
-from kvstore.protocol.errors import Closed, InvalidArgument, Unavailable
+from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import Masters, find_owner, pauses
+from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
@@ -132,7 +137,8 @@ class _Link(NamedTuple):
 
 
 class SchedulerClient:
-    """A connection to the scheduler of the first master that answers, found again when that one is gone.
+    """A connection to the scheduler of the master that owns the catalog, found again when that one is gone, or hangs and another one owns
+    it.
 
     A context manager; threads may share it. Every call ends within `deadline_s` and raises Unavailable or DeadlineExceeded when no
     master can be reached, Unauthorized for a wrong tenant or token, InvalidArgument for what is outside its range, and Closed.
@@ -212,22 +218,57 @@ class SchedulerClient:
         if link is not None:
             link.channel.close()
 
-    def _call(self, method: str, request: Any, deadline: Deadline | None = None, *, is_last: bool = False) -> Any:
-        """Ask the master; if it is gone, the first one that answers now, once."""
+    def _call(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
+        """Ask the master that owns the catalog; if it is gone, the one that does now: once, and until the deadline where several are
+        known."""
         deadline = deadline or Deadline(self.settings.deadline_s)
-        link = self._linked(deadline)
+        waits, is_first = pauses(self.settings.owner_retry_s), True
+        while True:
+            link = self._linked(deadline)
+            try:
+                return self._ask(getattr(link.stub, method), request, deadline)
+            except Unavailable:
+                pause_s = 0.0 if is_first else next(waits)
+                if not is_first and (not self._masters.are_several or deadline.up_to_s(pause_s) < pause_s):
+                    raise
+            self._give_up(link)
+            time.sleep(pause_s)
+            is_first = False
+
+    def _ask(self, method: Any, request: Any, deadline: Deadline) -> Any:
+        """One question to one master. Raises Unavailable, too, when it has not answered and another one owns the catalog."""
         try:
-            return getattr(link.stub, method)(request, timeout=deadline.left_s())
+            if not self._masters.are_several:
+                return method(request, timeout=deadline.left_s())
+            call = method.future(request, timeout=deadline.left_s())
+            try:
+                while True:
+                    with contextlib.suppress(grpc.FutureTimeoutError):
+                        return call.result(timeout=self.settings.owner_patience_s)
+                    if self._has_other_owner(deadline):
+                        raise Unavailable("another master owns the catalog now")
+            finally:
+                call.cancel()
+        except grpc.FutureCancelledError:
+            raise Unavailable(_HUNG_UP) from None
         except grpc.RpcError as error:
-            failure = translated(error)
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
-                failure = Unavailable(_HUNG_UP)
+                raise Unavailable(_HUNG_UP) from None
+            raise translated(error) from None
         except ValueError:  # of a channel that another thread has closed in the meantime
-            failure = Unavailable(_HUNG_UP)
-        if is_last or not isinstance(failure, Unavailable):
-            raise failure
-        self._give_up(link)
-        return self._call(method, request, deadline, is_last=True)
+            raise Unavailable(_HUNG_UP) from None
+
+    def _has_other_owner(self, deadline: Deadline) -> bool:
+        masters, settings = self._masters, self.settings
+        try:
+            find_owner(masters, hello(settings), deadline, attempt_s=settings.owner_patience_s, besides=masters.owner).close()
+        except KVStoreError:
+            return False
+        return True
+
+    @cached_property
+    def _masters(self) -> Masters:
+        return known_masters(self.settings)
 
     def _linked(self, deadline: Deadline) -> _Link:
         """The connection, made if there is none. Of threads that look for a master at once the first to find one is followed."""
@@ -236,9 +277,9 @@ class SchedulerClient:
                 raise Closed("this SchedulerClient was closed")
             if self._link is not None:
                 return self._link
-        address = find_control(replace(self.settings, deadline_s=deadline.left_s()))
-        # Within a process, connections to one address are shared, and with them the pause after a failure. Not this one.
-        channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        channel = grpc.insecure_channel(
+            control_of_owner(self._masters, self.settings, deadline), options=grpc_options(self.settings.peer_timeout_s)
+        )
         found = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
         with self._lock:
             if self._link is None and not self._is_closed:

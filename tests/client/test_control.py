@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -11,9 +12,11 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, find_control, translated
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
 from tests.ports import free_ports
+from tests.rpc.stub_masters import stub_masters
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,20 @@ def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> No
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:
     dead = f"127.0.0.1:{free_ports(1)[0]}"
     assert find_control(dataclasses.replace(settings, master=f"{dead}, {settings.master}")) == find_control(settings)
+
+
+def test_a_master_that_stands_by_leads_to_the_owner_and_several_are_waited_for(settings: ClientSettings) -> None:
+    with stub_masters(2) as (follower, other):
+        follower.owner, other.owner, other.refusal = settings.master, "", Unavailable("no master owns the catalog now")
+        of_follower = dataclasses.replace(settings, master=follower.address)
+        assert find_control(of_follower) == find_control(settings)
+        follower.refusal = other.refusal
+        waiting = dataclasses.replace(settings, master=f"{follower.address},{other.address}", deadline_s=60.0)
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(find_control, waiting)
+            eventually(lambda: other.hellos > 2, "both have been asked again")
+            follower.refusal = None
+            assert found.result(60) == find_control(settings)
 
 
 def test_no_master_is_unavailable_and_names_the_address() -> None:

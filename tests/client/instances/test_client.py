@@ -1,6 +1,7 @@
 """Promises of client.py, against real masters; where blocks matter, against real nodes and what clients have put to them."""
 
 import dataclasses
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +23,16 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
+from tests.rpc.stub_masters import stub_masters
+from tests.store.daemons import master_flags, running
 
 PREFILL = InstanceReport(name="p", role=Role.PREFILL, address="http://p")
 DECODE = InstanceReport(name="d", role=Role.DECODE, address="http://d")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -191,6 +195,39 @@ def test_another_master_is_found_when_the_first_is_gone(tmp_path: Path) -> None:
         client.close()
 
 
+def test_a_scheduler_that_hangs_is_left_once_another_master_owns_the_catalog(tmp_path: Path) -> None:
+    with (
+        running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as hanging,
+        master_in_thread(tmp_path / "next") as elected,
+        stub_masters(1) as [follower],
+    ):
+        follower.owner = hanging.facts["listen"]
+        with SchedulerClient(ClientSettings(master=follower.address, owner_patience_s=0.1, deadline_s=TIMEOUT_S)) as client:
+            client.report(PREFILL)
+            hanging.process.send_signal(signal.SIGSTOP)
+            with ThreadPoolExecutor(1) as thread:
+                hellos, report = follower.hellos, thread.submit(client.report, DECODE)
+                eventually(lambda: follower.hellos > hellos + 1, "it has asked who owns the catalog")
+                follower.owner = elected.listen
+                report.result(TIMEOUT_S)
+            hanging.process.send_signal(signal.SIGCONT)
+            assert [each.report.name for each in client.instances().instances] == ["d"]
+
+
+def test_of_several_masters_one_whose_scheduler_answers_is_waited_for(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as elected, stub_masters(2) as masters:
+        for master in masters:
+            master.owner, master.control = "", f"127.0.0.1:{free_ports(1)[0]}"
+        known = ",".join(master.address for master in masters)
+        with SchedulerClient(ClientSettings(master=known, deadline_s=1.0)) as client, pytest.raises(Unavailable):
+            client.instances()
+        with SchedulerClient(ClientSettings(master=known, deadline_s=TIMEOUT_S)) as client, ThreadPoolExecutor(1) as thread:
+            hellos, instances = masters[0].hellos, thread.submit(client.instances)
+            eventually(lambda: masters[0].hellos > hellos + 2, "it has asked again")
+            masters[0].owner = elected.listen
+            assert not instances.result(TIMEOUT_S).instances
+
+
 def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) -> None:
     with SchedulerClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}")) as client, pytest.raises(Unavailable):
         client.instances()
@@ -199,6 +236,21 @@ def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) 
         client.instances()
     with client, pytest.raises(Unavailable):
         client.instances()
+
+
+def test_of_several_masters_a_stopping_one_is_left_too(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
+    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, stopping):
+        stopping.control = control
+        with SchedulerClient(ClientSettings(master=follower.address, deadline_s=TIMEOUT_S)) as client, ThreadPoolExecutor(1) as thread:
+            leaving = thread.submit(client.leave, "p")
+            eventually(lambda: stopping.hellos > 1, "it has asked again")
+            stopping.owner = elected.listen
+            leaving.result(TIMEOUT_S)
+    server.stop(0).wait(TIMEOUT_S)
 
 
 def test_a_closed_client_says_so(client: SchedulerClient) -> None:
