@@ -26,7 +26,7 @@ PARTS = {
         "tenants holders rates"
     ),
     "client/jobs": "breaker lane stats",
-    "client/tensors": "arrays parts pools prompts staging steps streams",
+    "client/tensors": "arrays groups parts pools prompts staging steps streams",
     "engines/vllm": "counters identity plan settings staging trouble",
     "engines/publisher": "form sockets",
     "engines/sidecar": "blocks events load subscriber",

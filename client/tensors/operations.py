@@ -58,7 +58,7 @@ class TensorOperations:
         settings: TensorSettings | None,
     ) -> None:
         """Raises InvalidArgument: these do not fit one another."""
-        self._layout = layout = CacheLayout(spec=dataclasses.replace(spec), parallel=parallel, pool_blocks=1)
+        self._layout = layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
         self._rank = rank
         self._spec = spec
         self._namespace = namespace_of(spec, namespace)
@@ -76,6 +76,10 @@ class TensorOperations:
         self._cp, self._cp_rank = parallel.cp, parallel.coordinates(rank).cp
         copies = max(1, parallel.shards // spec.kv_heads)
         self._is_writer = parallel.shard_of(rank) % copies == 0
+
+    def keys(self, prompt: Prompt) -> list[Keys]:
+        """Of each full block of a sequence, those of the values that the rank needs."""
+        return keys_of(prompt, self._parts)
 
     def match(self, prompts: Sequence[Prompt], layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
         """For each prompt how many of the rank's blocks can be read, from `first_block` on without a gap."""

@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import Blocks
 from kvstore.kvcache.hashing import TokenIds, as_int32
+from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES
 
@@ -47,14 +48,19 @@ class Prompt:
 
 def keys_of(prompt: Prompt, parts: Sequence[ValuePart]) -> list[Keys]:
     """For each full block of the sequence a key for each of the values. Raises InvalidArgument for names, or extras, that are none."""
+    return keys_in([part.namespace for part in parts], prompt)
+
+
+def keys_in(namespaces: Sequence[Namespace], prompt: Prompt) -> list[Keys]:
+    """For each full block of the sequence a key in each of the namespaces. Raises as `keys_of`."""
     if not isinstance(prompt.first_block, int) or prompt.first_block < 0:
         raise InvalidArgument(f"first_block is 0 or more, not {prompt.first_block!r}")
     if isinstance(prompt.names, BlockHashes):
-        of_parts = [_hashed(part, prompt) for part in parts]
+        of_each = [_hashed(namespace, prompt.names, prompt.extras) for namespace in namespaces]
     else:
         tokens = as_int32(prompt.names)  # once: a list of 100,000 takes milliseconds
-        of_parts = [part.namespace.block_keys(tokens, prompt.extras) for part in parts]
-    return list(zip(*of_parts, strict=True))
+        of_each = [namespace.block_keys(tokens, prompt.extras) for namespace in namespaces]
+    return list(zip(*of_each, strict=True))
 
 
 def flat(of_blocks: Iterable[Iterable[T]]) -> list[T]:
@@ -62,13 +68,12 @@ def flat(of_blocks: Iterable[Iterable[T]]) -> list[T]:
     return list(chain.from_iterable(of_blocks))
 
 
-def _hashed(part: ValuePart, prompt: Prompt) -> list[bytes]:
-    assert isinstance(prompt.names, BlockHashes)
-    if prompt.extras:
+def _hashed(namespace: Namespace, names: BlockHashes, extras: Mapping[int, bytes] | None) -> list[bytes]:
+    if extras:
         raise InvalidArgument("extras go with token ids: an engine's hash has them in it")
-    seed = part.namespace.id
+    seed = namespace.id
     longest = MAX_KEY_BYTES - len(seed)
-    for block_hash in prompt.names.hashes:
+    for block_hash in names.hashes:
         if not isinstance(block_hash, bytes) or not 1 <= len(block_hash) <= longest:
             raise InvalidArgument(f"the hash of a block is 1 to {longest} bytes, not {block_hash!r:.50}")
-    return [seed + block_hash for block_hash in prompt.names.hashes]
+    return [seed + block_hash for block_hash in names.hashes]

@@ -1,7 +1,6 @@
 """Promises of aio.py: what it puts the blocking cache reads, and the other way round; a cancelled call leaves the tensors alone."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,11 +11,9 @@ from kvstore.client.aio import INLINE_WORK_BYTES
 from kvstore.client.tensors.aio import AsyncTensorCache
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.prompts import BlockHashes, Prompt
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument
-from tests.client.embedded import embedded
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=16, dtype="float32", block_tokens=16)
 BLOCKS = 1 + INLINE_WORK_BYTES // SPEC.block_bytes
@@ -29,12 +26,6 @@ def namespace_of(model: str) -> Namespace:
 
 def cache_of(seed: int) -> Any:
     return torch.randn(BLOCKS, 4, 2, 4, 16, 16, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with embedded(ClusterPlan(dram="64MiB", is_private=True)) as running:
-        yield running.address
 
 
 def test_blocks_go_both_ways_between_the_two_kinds_of_client(address: str) -> None:

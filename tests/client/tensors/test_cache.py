@@ -1,7 +1,7 @@
 """Promises of cache.py, on a real cluster: what one sharding put, any other reads."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.client.tensors.prompts import BlockHashes, Prompt
-from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
@@ -25,7 +24,6 @@ from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
 from kvstore.protocol.settings import Size
-from tests.client.embedded import embedded
 from tests.client.processes import cluster
 
 BLOCKS = 5
@@ -44,18 +42,6 @@ READERS = (
 )
 THREE_BLOCKS = TensorSettings(staging_bytes=Size(3 * SPEC.block_bytes))
 _serial = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with embedded(ClusterPlan(dram="64MiB", is_private=True)) as running:
-        yield running.address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[Client]:
-    with Client(address) as client:
-        yield client
 
 
 class Engine:

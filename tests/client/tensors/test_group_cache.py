@@ -1,0 +1,185 @@
+"""Promises of group_cache.py and group_operations.py, on a real cluster: layers that keep different things go on from the same token."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.tensors.group_cache import AsyncGroupCache, GroupCache
+from kvstore.client.tensors.groups import Group, StateGroup, Table
+from kvstore.client.tensors.pools import EnginePool
+from kvstore.client.tensors.prompts import BlockHashes
+from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.kvcache.models.spec import Attention, CacheSpec
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
+
+FULL = Group(name="full", spec=CacheSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4))
+WINDOW = Group(name="window", spec=CacheSpec(layers=3, kv_heads=1, head_dim=4, dtype="float16", block_tokens=4), window_tokens=6)
+STATE = StateGroup(name="mamba", form="conv [4, 3] float32, ssm [4, 4] float32", state_bytes=112, block_tokens=8)
+TOKENS = list(range(34))
+_serial = itertools.count()
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    return Namespace(model=f"groups {next(_serial)}", dtype="float32", block_tokens=4, extra={"engine": "e"})
+
+
+def blocks_of(group: Group, count: int, *, seed: int = 0) -> Any:
+    spec = group.spec
+    shape = (count, spec.layers, spec.kv_factor, spec.kv_heads, spec.block_tokens, spec.head_dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, spec.dtype))
+
+
+def state_of(seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, 3, generator=generator), torch.randn(4, 4, generator=generator)]
+
+
+def keys_of(namespace: Namespace, client: Client, cache: GroupCache, group: Any, tokens: Sequence[int]) -> list[bytes]:
+    """By the cache's own word, which the tests of keys hold to it."""
+    operations: Any = cache._operations
+    return [key for of_block in operations._keys(group, _named(tokens)) for key in of_block]
+
+
+def _named(tokens: Sequence[int]) -> Any:
+    from kvstore.client.tensors.group_operations import _Sequence
+
+    return _Sequence(tokens, None)
+
+
+def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client, namespace: Namespace) -> None:
+    cache = GroupCache(client, [FULL, WINDOW, STATE], namespace)
+    full, window = blocks_of(FULL, 8), blocks_of(WINDOW, 3)
+    assert cache.match(TOKENS) == 0
+    assert cache.put(TOKENS, {"full": Table(full, range(8)), "window": Table(window, [2, 0, 1], first_block=5)}) == 8 * 2 + 3
+    assert cache.match(TOKENS) == 0, "without a state"
+    early, late = state_of(1), state_of(2)
+    assert cache.put(TOKENS, {}, states={"mamba": early}, state_tokens=8) == 1
+    assert cache.match(TOKENS) == 0, "whose window is not there"
+    assert cache.put(TOKENS, {}, states={"mamba": late}, state_tokens=32) == 1
+    assert cache.match(TOKENS) == 32
+    out_full, out_window, out_state = torch.zeros_like(full), torch.zeros(6, 3, 2, 1, 4, 4).half(), [torch.zeros(4, 3), torch.zeros(4, 4)]
+    tables = {"full": Table(out_full, range(8)), "window": Table(out_window, [-1, -1, -1, -1, -1, -1, 4, 1])}
+    assert cache.get(TOKENS, tables, states={"mamba": out_state}) == 32
+    assert out_full.equal(full)
+    assert out_window[[4, 1]].equal(window[[0, 1]]), "blocks 6 and 7 of the sequence: the last six tokens"
+    assert not out_window[[0, 2, 3, 5]].any()
+    assert all(one.equal(other) for one, other in zip(out_state, late, strict=True))
+
+
+def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(address: str, namespace: Namespace) -> None:
+    class Losing(Client):
+        lost: bytes | None = None
+
+        def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+            found = super().exists_batch(keys, deadline_s=deadline_s)
+            if self.lost is not None:
+                self.remove([self.lost])
+            return found
+
+    with contextlib.closing(Losing(address)) as client:
+        cache = GroupCache(client, [FULL, STATE], namespace)
+        full = blocks_of(FULL, 8)
+        for tokens in (8, 16, 32):
+            cache.put(TOKENS, {"full": Table(full, range(8))}, states={"mamba": state_of(tokens)}, state_tokens=tokens)
+        out, state = torch.zeros_like(full), [torch.zeros(4, 3), torch.zeros(4, 4)]
+
+        client.lost = keys_of(namespace, client, cache, FULL, TOKENS)[2 * 4]
+        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 16
+        assert out[:4].equal(full[:4])
+        assert all(one.equal(other) for one, other in zip(state, state_of(16), strict=True))
+
+        client.lost = keys_of(namespace, client, cache, STATE, TOKENS)[1]
+        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 8
+        assert all(one.equal(other) for one, other in zip(state, state_of(8), strict=True))
+
+        client.lost = keys_of(namespace, client, cache, STATE, TOKENS)[0]
+        assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 0
+
+
+def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: Client, namespace: Namespace) -> None:
+    latent = CacheSpec(layers=2, kv_heads=1, head_dim=18, heads=4, attention=Attention.MLA, dtype="bfloat16", block_tokens=8)
+    keys = CacheSpec(layers=2, kv_heads=1, head_dim=12, heads=4, attention=Attention.MLA, dtype="float8_e4m3fn", block_tokens=4)
+    cache = GroupCache(client, [Group(name="latent", spec=latent), Group(name="indexer", spec=keys)], namespace)
+    pools, memory = {}, {}
+    for name, spec in (("latent", latent), ("indexer", keys)):
+        layout = CacheLayout(spec=spec, pool_blocks=9, order="vllm-mla")
+        memory[name] = [torch.randint(0, 100, (layout.region_bytes(0, layer),), dtype=torch.uint8) for layer in range(2)]
+        pools[name] = EnginePool(layout, memory[name])
+    hashless = TOKENS[:24]
+    put = {"latent": Table(pools["latent"], [8, 0, 1]), "indexer": Table(pools["indexer"], [0, 1, 2, 3, 4, 5])}
+    assert cache.put(hashless, put, extras={0: b"lora"}) == 3 + 6
+    before = {name: [layer.view(9, -1).clone() for layer in layers] for name, layers in memory.items()}
+    get = {"latent": Table(pools["latent"], [2, 3, 4]), "indexer": Table(pools["indexer"], [6, 7, 8, 0, 1, 2])}
+    assert (cache.match(hashless), cache.get(hashless, get)) == (0, 0)
+    assert (cache.match(hashless, extras={0: b"lora"}), cache.get(hashless, get, extras={0: b"lora"})) == (24, 24)
+    for name, sources, places in (("latent", [8, 0, 1], [2, 3, 4]), ("indexer", [0, 1, 2, 3, 4, 5], [6, 7, 8, 0, 1, 2])):
+        for layer in range(2):
+            assert memory[name][layer].view(9, -1)[places].equal(before[name][layer][sources])
+
+
+def test_the_state_of_a_rank_is_its_own(client: Client, namespace: Namespace) -> None:
+    ranks = [GroupCache(client, [STATE], namespace, parallel=Parallel(tp=2, pp=2), rank=rank) for rank in range(4)]
+    assert ranks[1].put(TOKENS, {}, states={"mamba": state_of(1)}, state_tokens=24) == 1
+    assert [rank.match(TOKENS) for rank in ranks] == [0, 24, 0, 0]
+    assert GroupCache(client, [STATE], namespace).match(TOKENS) == 0
+
+
+def test_an_engine_s_hashes_name_blocks_of_one_size(client: Client, namespace: Namespace) -> None:
+    cache = GroupCache(client, [FULL, WINDOW], namespace)
+    hashes = BlockHashes([b"a", b"b"])
+    assert cache.put(hashes, {"full": Table(blocks_of(FULL, 2), [0, 1]), "window": Table(blocks_of(WINDOW, 2), [0, 1])}) == 2 * 2 + 2
+    assert cache.match(hashes) == 8
+    with pytest.raises(InvalidArgument, match="hashes are of blocks of one size, and these groups have several"):
+        GroupCache(client, [FULL, STATE], namespace).match(hashes)
+
+
+def test_the_same_calls_are_awaited(address: str, namespace: Namespace) -> None:
+    async def both_ways() -> None:
+        async with AsyncClient(address) as client:
+            cache = AsyncGroupCache(client, [FULL, STATE], namespace)
+            full, state = blocks_of(FULL, 4), state_of(3)
+            assert await cache.put(TOKENS, {"full": Table(full, range(4))}, states={"mamba": state}, state_tokens=16) == 9
+            assert await cache.match(TOKENS) == 16
+            out, out_state = torch.zeros_like(full), [torch.zeros(4, 3), torch.zeros(4, 4)]
+            assert await cache.get(TOKENS, {"full": Table(out, range(4))}, states={"mamba": out_state}) == 16
+            assert out.equal(full)
+            assert all(one.equal(other) for one, other in zip(out_state, state, strict=True))
+
+    asyncio.run(both_ways())
+
+
+def test_what_does_not_fit_is_refused(client: Client, namespace: Namespace) -> None:
+    cache = GroupCache(client, [FULL, STATE], namespace)
+    table, state = Table(blocks_of(FULL, 8), range(8)), state_of(0)
+    with pytest.raises(InvalidArgument, match="no group with tables is called other: there are full"):
+        cache.put(TOKENS, {"other": table})
+    with pytest.raises(InvalidArgument, match="no group with states is called full: there are mamba"):
+        cache.get(TOKENS, {"full": table}, states={"full": state})
+    with pytest.raises(InvalidArgument, match="no group with states is called mamba: there are none"):
+        GroupCache(client, [FULL], namespace).put(TOKENS, {}, states={"mamba": state})
+    with pytest.raises(InvalidArgument, match="each of the groups full, mamba needs its table or state"):
+        cache.get(TOKENS, {"full": table})
+    for tokens in (0, 4, 40):
+        with pytest.raises(InvalidArgument, match=f"a state after {tokens} tokens"):
+            cache.put(TOKENS, {}, states={"mamba": state}, state_tokens=tokens)
+    with pytest.raises(InvalidArgument, match="cp must be 1"):
+        GroupCache(client, [FULL], namespace, parallel=Parallel(cp=2))
+    with pytest.raises(InvalidArgument, match="groups have names"):
+        GroupCache(client, [], namespace)
+
+
+def test_a_state_of_another_size_is_never_taken_for_one(client: Client, namespace: Namespace) -> None:
+    cache = GroupCache(client, [STATE], namespace)
+    [key, *_] = keys_of(namespace, client, cache, STATE, TOKENS)
+    client.put(key, b"x" * 100)
+    with pytest.raises(ProtocolError, match="a state of 100 bytes, where mamba has 112"):
+        cache.get(TOKENS, {}, states={"mamba": state_of(0)})
