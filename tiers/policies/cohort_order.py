@@ -38,11 +38,11 @@ class CohortOrder(Generic[K]):
 
     def enter(self, cohort: Cohort[K], is_tip: bool) -> None:
         """The cohort has its first leaf of that kind."""
-        self._enter(_ring_of(cohort, cohort.bucket) + is_tip, cohort)
+        self._enter((cohort.klass * BUCKETS + cohort.bucket) * 2 + is_tip, cohort)
 
     def leave(self, cohort: Cohort[K], is_tip: bool) -> None:
         """It has none any more."""
-        self._leave(_ring_of(cohort, cohort.bucket) + is_tip, cohort)
+        self._leave((cohort.klass * BUCKETS + cohort.bucket) * 2 + is_tip, cohort)
 
     def grow_older(self, cohort: Cohort[K], bucket: int) -> None:
         """The cohort is about to pass into `bucket`."""
@@ -80,13 +80,15 @@ class CohortOrder(Generic[K]):
         return filed
 
     def _enter(self, ring: int, cohort: Cohort[K]) -> None:
-        if not self._rings[ring]:
+        cohorts = self._rings[ring]
+        if not cohorts:
             self._occupied |= 1 << self._rank[ring]
-        self._rings[ring][cohort] = None
+        cohorts[cohort] = None
 
     def _leave(self, ring: int, cohort: Cohort[K]) -> None:
-        del self._rings[ring][cohort]
-        if not self._rings[ring]:
+        cohorts = self._rings[ring]
+        del cohorts[cohort]
+        if not cohorts:
             self._occupied ^= 1 << self._rank[ring]
 
     def _bits(self) -> int:

@@ -156,7 +156,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         return node
 
     def touch(self, key: K) -> None:
-        node = self._find(key)
+        node = self._nodes.get(key)
+        if isinstance(node, Cohort):  # seldom, and a call for each costs a tenth of all this
+            node = self._find(key)
         if node is None:
             return
         now_s = self._clock()
@@ -174,7 +176,9 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._end_shared(visit, node, now_s)
 
     def remove(self, key: K) -> None:
-        node = self._find(key)
+        node = self._nodes.get(key)
+        if isinstance(node, Cohort):  # seldom, and a call for each costs a tenth of all this
+            node = self._find(key)
         if node is None:
             return
         del self._nodes[key]
@@ -189,7 +193,8 @@ class PrefixPolicy(EvictionPolicy[K]):
         parent = node.parent
         if parent is None:
             return
-        above = self._find(parent)
+        above = self._nodes.get(parent)
+        assert not isinstance(above, Cohort), "a block that has had a child is not alone"
         if above is None:
             self._forget_parentless(parent, key)
             return
