@@ -25,6 +25,9 @@ GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
 """Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
 
+FEW_CHILDREN: Final = 4
+"""Up to so many are a tuple, more of them a set."""
+
 
 class _Node(Generic[K]):
     __slots__ = ("birth_turn", "children", "forks", "home", "is_tip", "parent", "visit")
@@ -37,8 +40,8 @@ class _Node(Generic[K]):
         """The turn of the visit that stored it first."""
         self.forks = forks
         """Children it ever had; of a block whose children are gone, the most that any of them had."""
-        self.children: set[K] | None = None
-        """Those present; None for a leaf."""
+        self.children: tuple[K, ...] | set[K] = ()
+        """Those present; none for a leaf. Most blocks have one: a set would take 216 bytes of each."""
         self.home: Cohort[K] | None = None
         """Where it is filed: leaves are, but for the one that the visit under way has come to."""
         self.is_tip = False
@@ -57,6 +60,21 @@ def _alone(key: K, home: Cohort[K]) -> _Node[K]:
     return node
 
 
+def _with(children: tuple[K, ...] | set[K], key: K) -> tuple[K, ...] | set[K]:
+    """The children and one more: a prefix that many share has thousands."""
+    if isinstance(children, set):
+        children.add(key)
+        return children
+    return (*children, key) if len(children) < FEW_CHILDREN else {*children, key}
+
+
+def _without(children: tuple[K, ...] | set[K], key: K) -> tuple[K, ...] | set[K]:
+    if isinstance(children, set):
+        children.discard(key)
+        return children or ()
+    return tuple(child for child in children if child != key)
+
+
 class PrefixPolicy(EvictionPolicy[K]):
     """See the module. `clock` gives seconds, never going back; only differences matter.
 
@@ -72,7 +90,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         """Of blocks that were stored alone, many at a time, only where they are filed, until more is to be known: see `_alone`."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int]] = OrderedDict()
         """Evicted key to its last visit, the turn it was first stored in, and its forks."""
-        self._parentless: dict[K, set[K]] = {}
+        self._parentless: dict[K, tuple[K, ...] | set[K]] = {}
         """Absent parent to its present children."""
         self._order: CohortOrder[K] = CohortOrder()
         self._log: VisitLog[K] = VisitLog(self._order.grow_older)
@@ -112,16 +130,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         visit.tip = key
         visit.blocks += 1
         if above is not None:
-            if above.children is None:
-                above.children = {key}
-                if above.home is not None:
-                    self._unfile(parent, above)  # type: ignore[arg-type]
-            else:
-                above.children.add(key)
+            if above.home is not None:
+                self._unfile(parent, above)  # type: ignore[arg-type]
+            above.children = _with(above.children, key)
             above.forks += ghost is None
         elif parent is not None:
-            self._parentless.setdefault(parent, set()).add(key)
-            if parent in self._ghosts and node.children is None:
+            self._parentless[parent] = _with(self._parentless.get(parent, ()), key)
+            if parent in self._ghosts and not node.children:
                 self._file(key, node, self._order.orphans)
         if node.forks >= SHARED_FORKS[0]:
             self._end_shared(visit, node, now_s)
@@ -188,7 +203,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         ghosts[key] = (node.visit, node.birth_turn, node.forks)
         if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
             ghosts.popitem(last=False)
-        if node.children is not None:
+        if node.children:
             self._orphan(key, node.children)
         parent = node.parent
         if parent is None:
@@ -201,10 +216,8 @@ class PrefixPolicy(EvictionPolicy[K]):
         if node.forks > above.forks:
             # A prefix that many share does so in all of its blocks, though only the last one has many children.
             above.forks = node.forks
-        assert above.children is not None
-        above.children.discard(key)
+        above.children = _without(above.children, key)
         if not above.children:
-            above.children = None
             # In front: what has begun to shrink goes on to, and others stay whole.
             self._file_by_visit(parent, above, in_front=True)
 
@@ -250,7 +263,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         key = visit.tip
         assert key is not None
         node = self._find(key)
-        if node is not None and node.children is None and node.home is None:
+        if node is not None and not node.children and node.home is None:
             self._file(key, node, cohort, is_tip=not visit.forks)
         self._have_seen(visit.blocks, 1, now_s)
 
@@ -282,7 +295,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._unfile(child_key, child)
                 self._file_by_visit(child_key, child)
 
-    def _orphan(self, key: K, children: set[K]) -> None:
+    def _orphan(self, key: K, children: tuple[K, ...] | set[K]) -> None:
         """The block that these are the children of has left before them."""
         self._parentless[key] = children
         for child_key in children:
@@ -298,9 +311,10 @@ class PrefixPolicy(EvictionPolicy[K]):
         return node
 
     def _forget_parentless(self, parent: K, key: K) -> None:
-        siblings = self._parentless[parent]
-        siblings.discard(key)
-        if not siblings:
+        siblings = _without(self._parentless[parent], key)
+        if siblings:
+            self._parentless[parent] = siblings
+        else:
             del self._parentless[parent]
 
     def _file_by_visit(self, key: K, node: _Node[K], *, in_front: bool = False) -> None:
@@ -335,7 +349,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         yield from self._order
         for is_leaf in (True, False):
             for key, node in self._nodes.items():
-                if isinstance(node, _Node) and node.home is None and (node.children is None) == is_leaf:
+                if isinstance(node, _Node) and node.home is None and (not node.children) == is_leaf:
                     yield key
 
     def check_integrity(self) -> None:
@@ -344,10 +358,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         assert filed == {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
         growing = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():
-            assert node.children is None or node.children, "a leaf has no set of children"
-            is_filed, is_leaf = node.home is not None, node.children is None
+            is_filed, is_leaf = node.home is not None, not node.children
             assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
-            assert all(nodes[child].parent == key for child in node.children or ())
+            assert all(nodes[child].parent == key for child in node.children)
             if node.parent is not None:
                 above = nodes.get(node.parent)
                 siblings = above.children if above is not None else self._parentless[node.parent]
