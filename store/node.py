@@ -346,7 +346,7 @@ class Node:
 
     def _encoding(self, block: Block) -> Encoding | None:
         """What a block of DRAM will be in NVMe, if it is encoded on its way."""
-        slot = block.slots[DRAM]
+        slot = block.dram
         assert slot is not None
         assert self._codec is not None
         return self._codec.encoding(self._dram.view(slot))

@@ -1,6 +1,6 @@
 """A block as a node knows it: its identity, where its copies are, and who is using it. And the tag that a durable tier keeps of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvstore.protocol.errors import ProtocolError
@@ -32,9 +32,10 @@ class Loss(NamedTuple):
 class Block:
     """One value under one key of one tenant. Owned by the BlockTable; compared and hashed by identity.
 
-    `slots[tier]` is its complete copy there, or None. `readers` counts leases and copies in flight: while it is above zero no slot
-    of the block is reused. `moving` is set while a copy to another tier is being made, `leaving` then is the tier that the copy is to
-    make room in, if that is its purpose. `event_seq` is the newest event about it.
+    `hbm`, `dram` and `nvme`, by index `slots[tier]`, are its complete copies, or None; a list of them would take 80 bytes. `readers` counts
+    leases and copies in flight: while it is above zero no slot of the block is reused. `moving` is set while a copy to another tier is
+    being made, `leaving` then is the tier that the copy is to make room in, if that is its purpose. `event_seq` is the newest event about
+    it.
 
     `size_bytes` and `checksum` are those of the value as it was put: they are the block's identity at the master, whatever its copies
     have become. `lossy` is empty, or by tier what is known of copies that give other bytes, all of them the same ones: else nobody could
@@ -49,7 +50,9 @@ class Block:
     namespace: str = ""
     parent: bytes = b""
     checksum: int = 0
-    slots: list[Slot | None] = field(default_factory=lambda: [None, None, None])
+    hbm: Slot | None = None
+    dram: Slot | None = None
+    nvme: Slot | None = None
     readers: int = 0
     pinned: bool = False
     moving: bool = False
@@ -61,6 +64,19 @@ class Block:
     lossy: tuple[Loss | None, ...] = ()
     stays_raw: bool = False
     shown: int = NOT_SHOWN
+
+    @property
+    def slots(self) -> tuple[Slot | None, Slot | None, Slot | None]:
+        return self.hbm, self.dram, self.nvme
+
+    def set_slot(self, tier: int, slot: Slot | None) -> None:
+        """Its copy in that tier is there from now on; None: it has none."""
+        if tier == DRAM:
+            self.dram = slot
+        elif tier == NVME:
+            self.nvme = slot
+        else:
+            self.hbm = slot
 
     def loss_in(self, tier: int) -> Loss | None:
         return self.lossy[tier] if self.lossy else None
@@ -92,15 +108,16 @@ class Block:
 
     def fastest(self) -> int | None:
         """Index of the fastest tier for a reader on a CPU: DRAM can be mapped, HBM has to be copied out, NVMe read."""
-        if self.slots[DRAM] is not None:
+        if self.dram is not None:
             return DRAM
-        if self.slots[HBM] is not None:
+        if self.hbm is not None:
             return HBM
-        return NVME if self.slots[NVME] is not None else None
+        return NVME if self.nvme is not None else None
 
     def is_also_outside(self, tier: int) -> bool:
         """Whether there is a copy in another tier."""
-        return len(self.slots) - self.slots.count(None) > (self.slots[tier] is not None)
+        slots = self.slots
+        return len(slots) - slots.count(None) > (slots[tier] is not None)
 
     def check_integrity(self) -> None:
         """Assert what holds of every visible block. For tests."""
@@ -138,7 +155,7 @@ def from_recovered(found: Recovered) -> Block:
     if version == LOSSY_TAG_VERSION:
         _read_loss(reader, block, found.slot)
     reader.end()
-    block.slots[NVME] = found.slot
+    block.nvme = found.slot
     return block
 
 

@@ -58,7 +58,7 @@ class Copies:
 
     def add(self, block: Block, index: int, slot: Slot) -> None:
         """A visible block has one more copy."""
-        block.slots[index] = slot
+        block.set_slot(index, slot)
         self._levels[index].add(block)
         if index == DRAM:
             self._showing.show(block)
@@ -77,7 +77,7 @@ class Copies:
 
     def is_looked_at(self, block: Block) -> bool:
         """Whether a client of this host looks at its copy in DRAM without having asked for it."""
-        slot = block.slots[DRAM]
+        slot = block.dram
         return slot is not None and self._showing.is_looked_at(block.tenant, slot)
 
     # --- leaving ---
@@ -96,7 +96,7 @@ class Copies:
                     self._levels[index].tier.quarantine(slot)
                 else:
                     self._let_go(block, index, slot)
-                    block.slots[index] = None
+                    block.set_slot(index, None)
         if self._events.is_recording:
             self._events.removed(block)
         if block.generation == UNDECIDED:
@@ -118,7 +118,7 @@ class Copies:
         self._levels[index].remove(block)
         if block.lossy:
             block.set_loss(index, None)
-        block.slots[index] = None
+        block.set_slot(index, None)
         self._let_go(block, index, slot)
         self._emit(EVENT_MOVED, block)
 
@@ -135,7 +135,7 @@ class Copies:
         for index, slot in enumerate(block.slots):
             if slot is not None:
                 self._release(block, index, slot)
-                block.slots[index] = None
+                block.set_slot(index, None)
 
     def _let_go(self, block: Block, index: int, slot: Slot) -> None:
         """Free the slot of a copy that is hidden and that nobody here uses, once no client looks at it any more."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import Block
 from kvstore.tiers.tier import Slot
 
 
@@ -34,7 +34,7 @@ class OpenPut:
     @property
     def slot(self) -> Slot:
         """Where the value goes."""
-        slot = self.block.slots[DRAM]
+        slot = self.block.dram
         assert slot is not None
         return slot
 

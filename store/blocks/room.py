@@ -97,7 +97,7 @@ class Room:
     def warm(self, block: Block) -> None:
         """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
         hbm = self._levels.get(HBM)
-        if hbm is None or block.hits < PROMOTE_AT_HITS or block.slots[HBM] is not None or block.moving:
+        if hbm is None or block.hits < PROMOTE_AT_HITS or block.hbm is not None or block.moving:
             return
         if hbm.takes_values:
             self._plan_move(block, self._levels[DRAM], hbm)
@@ -105,7 +105,7 @@ class Room:
     def save(self, block: Block) -> bool:
         """Plan a copy of the block to NVMe, beside those that it has; False: none can be made, or it is being copied already."""
         source, nvme = block.fastest(), self._levels.get(NVME)
-        if nvme is None or source is None or block.slots[NVME] is not None or block.moving or not nvme.takes_values:
+        if nvme is None or source is None or block.nvme is not None or block.moving or not nvme.takes_values:
             return False
         return self._plan_move(block, self._levels[source], nvme, stays=True)
 

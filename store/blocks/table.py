@@ -116,7 +116,7 @@ class BlockTable:
         slot = self.room.make(self._landing, block.size_bytes, block.tenant)
         if slot is None:
             return None
-        block.slots[DRAM] = slot
+        block.dram = slot
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def place(self, block: Block) -> Slot | None:
@@ -125,7 +125,7 @@ class BlockTable:
         assert self._puts.of_key(block.tenant, block.key) is None
         if not self._may_know_one_more():
             return None
-        slot = block.slots[DRAM] = self.room.make(self._landing, block.size_bytes, block.tenant)
+        slot = block.dram = self.room.make(self._landing, block.size_bytes, block.tenant)
         return slot
 
     def keep(self, block: Block) -> None:
@@ -168,7 +168,7 @@ class BlockTable:
 
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
         """As `open`, with one of `spare_slots`."""
-        block.slots[DRAM] = slot
+        block.dram = slot
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
@@ -277,7 +277,7 @@ class BlockTable:
 
     def wants_promotion(self, block: Block) -> bool:
         """Whether a block that is not in DRAM has been read often enough to be copied there."""
-        return block.hits >= PROMOTE_AT_HITS and not block.moving and block.slots[DRAM] is None
+        return block.hits >= PROMOTE_AT_HITS and not block.moving and block.dram is None
 
     def begin_promotion(self, block: Block) -> Slot | None:
         """A DRAM slot to read the block into, or None if there is none to be had at once. `finish_move` ends it."""
@@ -341,7 +341,7 @@ class BlockTable:
         more than may be known the newest."""
         level = self._levels[NVME]
         for block in blocks:
-            old, slot = self.find(block.tenant, block.key), block.slots[NVME]
+            old, slot = self.find(block.tenant, block.key), block.nvme
             assert slot is not None
             if old is not None and old.generation >= block.generation:
                 level.tier.free(slot)
@@ -350,7 +350,7 @@ class BlockTable:
                 self.copies.drop(old)
             self._may_know_one_more()
             # The tier cannot know the tenant of what it found.
-            block.slots[NVME] = slot._replace(group=level.tier.group(slot.size_bytes, tenant=block.tenant))
+            block.nvme = slot._replace(group=level.tier.group(slot.size_bytes, tenant=block.tenant))
             self.copies.show(block, level)
         return len(self._visible)
 

@@ -83,7 +83,7 @@ class Saver:
 
     def lost(self) -> tuple[int, int]:
         """(blocks, bytes) that only memory holds."""
-        found = [block.size_bytes for block in self._table.blocks() if block.slots[NVME] is None]
+        found = [block.size_bytes for block in self._table.blocks() if block.nvme is None]
         return len(found), sum(found)
 
     def _found(self) -> deque[Block]:
@@ -100,7 +100,7 @@ class Saver:
         return fitting
 
     def _is_wanted(self, block: Block) -> bool:
-        return block.slots[NVME] is None and block.generation != UNDECIDED and block not in self._tried
+        return block.nvme is None and block.generation != UNDECIDED and block not in self._tried
 
     def _is_waiting(self) -> bool:
         """Something may still come: what the master has not decided about, what is being put, or is being copied already."""
@@ -109,6 +109,6 @@ class Saver:
 
     def _count(self, block: Block) -> None:
         self._planned_bytes -= block.size_bytes
-        if block.slots[NVME] is not None:
+        if block.nvme is not None:
             self.saved_blocks += 1
             self.saved_bytes += block.size_bytes

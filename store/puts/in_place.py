@@ -9,7 +9,7 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -59,7 +59,7 @@ class InPlacePuts:
         """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
         statuses, puts = opening
         opened = [put for put in puts if put is not None]
-        slots = [slot for put in opened if (slot := put.block.slots[DRAM]) is not None]
+        slots = [slot for put in opened if (slot := put.block.dram) is not None]
         ids, (slabs, offsets) = [put.put_id for put in opened], self._dram.locate_all(slots)
         for put in opened:
             put.is_named = True

@@ -110,7 +110,7 @@ class Slots:
             return None
         size, namespace = sizes[0], message.namespace
         blocks = [
-            Block(tenant, key, size, generation, namespace, parent, 0, [None, slot, None])
+            Block(tenant, key, size, generation, namespace, parent, dram=slot)
             for key, generation, parent, slot in zip(keys, message.generations, message.parents, slots, strict=True)
         ]
         puts = table.open_all(blocks, session, now_ns=session.reactor.now_ns())

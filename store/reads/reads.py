@@ -76,7 +76,7 @@ class ReadService:
         another node a moment later. False: it is another kind of read."""
         table = self._table
         block, generation = table.find(caller.tenant, message.keys[0]), message.generations[0]
-        slot = block.slots[DRAM] if block is not None and generation in (0, block.generation) else None
+        slot = block.dram if block is not None and generation in (0, block.generation) else None
         if block is None or slot is None:
             return False
         size_bytes = block.size_bytes
@@ -125,7 +125,7 @@ class ReadService:
             if block is None or (generation and generation != block.generation):
                 misses += 1
                 continue
-            slot = block.slots[DRAM]
+            slot = block.dram
             is_pointed_at = slot is not None and request.is_reachable and block.size_bytes > request.message.inline_bytes
             if not is_pointed_at and not self._fits(request, block):
                 request.cut(index)
@@ -146,7 +146,7 @@ class ReadService:
         """Whether a value that has to be sent can go with this answer; if it is to be fetched, its turn is taken."""
         if request.is_cut or (request.sent_bytes and request.sent_bytes + block.size_bytes > self._answer_bytes):
             return False
-        if block.slots[DRAM] is not None:
+        if block.dram is not None:
             return True
         return self._turns.take(request.session, block.size_bytes)
 

@@ -87,12 +87,12 @@ class Showing:
         """Those that cannot be shown with the others in one go."""
         if len(blocks) < MIN_SHOWN_AT_ONCE or len({len(block.key) for block in blocks}) > 1 or len(blocks[0].key) > MAX_KEY_BYTES:
             return blocks
-        slots = [slot for block in blocks if (slot := block.slots[DRAM]) is not None]
+        slots = [slot for block in blocks if (slot := block.dram) is not None]
         left = index.show_all(blocks, *self._dram.locate_all(slots), [slot.index for slot in slots])
         return [blocks[number] for number in left]
 
     def _show(self, tenant: _Tenant, block: Block) -> None:
-        slot = block.slots[DRAM]
+        slot = block.dram
         assert slot is not None
         slab, offset = self._dram.locate(slot)
         (tenant.growth or tenant.index).show(block, slab, offset, block.checksum_in(DRAM), slot.index)
@@ -145,7 +145,7 @@ class Showing:
         """
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
-            left = deque(block for block in blocks() if block.slots[DRAM] is not None and len(block.key) <= MAX_KEY_BYTES)
+            left = deque(block for block in blocks() if block.dram is not None and len(block.key) <= MAX_KEY_BYTES)
             of_tenant = _Tenant(ShownIndex(_sets_for(len(left))), left=left)
             of_tenant.index.beat(self._now_ns)
             of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
@@ -224,7 +224,7 @@ class Showing:
     def _show_more(self, of_tenant: _Tenant) -> None:
         for _ in range(min(SHOWN_A_TURN, len(of_tenant.left))):
             block = of_tenant.left.popleft()
-            if not block.is_gone and block.slots[DRAM] is not None and block.shown == NOT_SHOWN:
+            if not block.is_gone and block.dram is not None and block.shown == NOT_SHOWN:
                 self._show(of_tenant, block)
 
     def _grow(self, of_tenant: _Tenant, growth: Growth) -> None:

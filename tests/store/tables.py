@@ -180,7 +180,7 @@ class Store:
                 os.close(fd)
 
     def _encoding(self, block: Block) -> Encoding | None:
-        slot = block.slots[DRAM]
+        slot = block.dram
         assert slot is not None
         assert self.codec is not None
         return self.codec.encoding(self.dram.view(slot))

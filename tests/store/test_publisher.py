@@ -17,7 +17,7 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import Block
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
 
@@ -81,7 +81,7 @@ class Node:
 
     def commit(self, name: str) -> Block:
         block = Block("red", name.encode(), 10, 1, "ns", b"p", checksum=7)
-        block.slots[DRAM] = Slot(1, 1, 10)
+        block.dram = Slot(1, 1, 10)
         self.blocks[name] = block
         self.publisher.emit(EVENT_COMMIT, block)
         return block
@@ -200,7 +200,7 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     link.answer_all()
     first, second = node.commit("a"), node.commit("b")
     second.tenant, second.namespace = "blue", "other"
-    second.slots[NVME] = Slot(2, 1, 10)
+    second.nvme = Slot(2, 1, 10)
     node.publisher.emit(EVENT_MOVED, second)
     link.sent.clear()
     node.publisher.flush()

@@ -14,7 +14,7 @@ SLOT = Slot(7, 1, 100)
 def block_in(*tiers: int) -> Block:
     block = Block("red", b"key", 100, 5, "ns", b"parent", checksum=9)
     for tier in tiers:
-        block.slots[tier] = SLOT
+        block.set_slot(tier, SLOT)
     return block
 
 
@@ -39,7 +39,7 @@ def test_a_block_comes_back_from_its_tag() -> None:
     block = block_in(NVME)
     found = from_recovered(Recovered(SLOT, checksum=9, tag=block.tag()))
     assert (found.tenant, found.key, found.generation, found.namespace, found.parent) == ("red", b"key", 5, "ns", b"parent")
-    assert (found.size_bytes, found.checksum, found.slots) == (100, 9, [None, None, SLOT])
+    assert (found.size_bytes, found.checksum, found.slots) == (100, 9, (None, None, SLOT))
 
 
 def test_a_tag_with_every_field_at_its_longest_is_within_its_bound() -> None:

@@ -44,8 +44,8 @@ def test_a_block_goes_with_its_last_copy_and_a_copy_that_is_not_there_is_no_matt
     store.table.room.evict(block, store.table._landing)
     store.settle()
     store.events.clear()
-    assert block.slots[NVME] is not None
-    assert block.slots[DRAM] is None
+    assert block.nvme is not None
+    assert block.dram is None
     store.table.copies.drop_copy(block, DRAM)
     assert store.names() == "a"
     assert store.events == []
@@ -64,6 +64,6 @@ def test_one_of_two_copies_goes_and_the_block_stays(make_store: MakeStore) -> No
     store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
     store.events.clear()
     store.table.copies.drop_copy(block, DRAM)
-    assert (store.names(), block.slots[DRAM], store.dram.free_bytes) == ("a", None, 1000)
+    assert (store.names(), block.dram, store.dram.free_bytes) == ("a", None, 1000)
     assert [kind for kind, _, _ in store.events] == [EVENT_MOVED]
     store.table.check_integrity()

@@ -1,6 +1,6 @@
 """Promises of ended_puts.py: a slot is used again when nobody can write into it any more, and not before. More of them: test_table.py."""
 
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.dram import DramTier
@@ -15,7 +15,7 @@ class Puts:
 
     def add(self, name: str, owner: object = "writer", *, is_remote: bool = False) -> OpenPut:
         block = Block("red", name.encode(), 100, 1)
-        block.slots[DRAM] = self.tier.allocate(100, tenant="red")
+        block.dram = self.tier.allocate(100, tenant="red")
         put = self.open.add(block, owner, now_ns=0)
         put.grant = RemoteWriter(self.tier.view(put.slot)) if is_remote else None
         return put

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
 
@@ -16,7 +16,7 @@ def puts() -> OpenPuts:
 
 def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> OpenPut:
     block = Block("red", name.encode(), 1, 1)
-    block.slots[DRAM] = Slot(ord(name), 1, 1)
+    block.dram = Slot(ord(name), 1, 1)
     put = puts.add(block, owner, now_ns=now_ns)
     put.is_named = True
     puts.check_integrity()
@@ -34,7 +34,7 @@ def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> 
 
 
 def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
-    blocks = [Block("red", b"%d" % number, 1, 1, slots=[None, Slot(number, 1, 1), None]) for number in range(5)]
+    blocks = [Block("red", b"%d" % number, 1, 1, dram=Slot(number, 1, 1)) for number in range(5)]
     many = puts.add_all(blocks, RED, now_ns=3)
     puts.check_integrity()
     assert [put.block for put in many] == blocks

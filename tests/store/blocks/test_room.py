@@ -327,7 +327,7 @@ def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store:
 def test_a_recovered_block_larger_than_todays_dram_is_not_promoted(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store(100, nvme_bytes=1000)
     block = store.block("a", 500)
-    block.slots[NVME] = store.tiers[NVME].allocate(500)
+    block.nvme = store.tiers[NVME].allocate(500)
     assert store.table.recover([block]) == 1
     assert store.table.begin_promotion(block) is None
     assert not block.moving
@@ -366,7 +366,7 @@ def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store:
     for block in (second, third):
         store.read("red", block.key, 0)
     assert store.table.room.free_at_once(landing, 100, "red", 3)
-    assert (first.slots[DRAM], first.slots[NVME] is not None) == (None, True)
+    assert (first.dram, first.nvme is not None) == (None, True)
     assert store.names() == "abc"
     assert len(store.table.free_slots("red", 100, 3)) == 1
 

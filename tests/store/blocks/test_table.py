@@ -271,7 +271,7 @@ def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_sto
     store = make_store(100, nvme_bytes=1000)
     blocks = [store.block(name) for name in ("a", "b", "a", "b")]
     for block in blocks:
-        block.slots[NVME] = store.tiers[NVME].allocate(100)
+        block.nvme = store.tiers[NVME].allocate(100)
     assert store.table.recover([blocks[0], blocks[3], blocks[2], blocks[1]]) == 2
     assert set(store.table.blocks()) == {blocks[2], blocks[3]}
     assert store.tiers[NVME].used_bytes == 200
@@ -281,7 +281,7 @@ def test_recovered_blocks_leave_oldest_first(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=200)
     blocks = [store.block(name) for name in "ab"]
     for block in blocks:
-        block.slots[NVME] = store.tiers[NVME].allocate(100)
+        block.nvme = store.tiers[NVME].allocate(100)
     store.table.recover(blocks)
     store.put("c")
     assert store.open("d") is None
@@ -294,7 +294,7 @@ def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store:
     blocks = [store.put("only", 1024, tenant=f"tenant {number}") for number in range(300)]
     assert [block.is_gone for block in blocks] == [False] * 300
     assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
-    assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.slots[DRAM]) is not None}) == 300
+    assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.dram) is not None}) == 300
     store.table.check_integrity()
 
 
@@ -341,7 +341,7 @@ def test_of_a_block_table_over_tiers_the_lowest_gives_way_first(make_store: Make
     store.read("red", b"b", 0)
     store.table.room.evict(low, store.table._landing)
     store.settle()
-    assert low.slots[NVME] is not None
+    assert low.nvme is not None
     store.put("c")
     store.put("d")
     assert store.names() == "acd"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from tests.store.tables import LocalClient, Store
 
@@ -42,7 +42,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
         new = blocks[number : number + len(slots)]
         assert table.table.are_new("red", [one.key for one in new])
         for one, slot in zip(new, slots, strict=True):
-            one.slots[DRAM] = slot
+            one.dram = slot
         puts = table.table.open_all(new, OWNER, now_ns=1) if new else []
         assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
         if not puts:
@@ -138,7 +138,7 @@ def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(
     assert len(slots) == len(set(slots)) == 9
     new = [block(b"new-%d" % number) for number in range(9)]
     for opened, slot in zip(new, slots, strict=True):
-        opened.slots[DRAM] = slot
+        opened.dram = slot
     table.table.commit_all_undecided(table.table.open_all(new, OWNER, now_ns=1), range(9))
     puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
     for number, put in enumerate(puts):

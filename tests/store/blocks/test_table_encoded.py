@@ -31,7 +31,7 @@ def demote(store: Store, *blocks: Block) -> None:
 def promote(store: Store, block: Block) -> None:
     """Read it from NVMe into DRAM, as the node does."""
     slot = store.table.begin_promotion(block)
-    source = block.slots[NVME]
+    source = block.nvme
     assert slot is not None
     assert source is not None
     assert store.tiers[NVME].read_batch_into([source], [store.dram.view(slot)]) == [None]

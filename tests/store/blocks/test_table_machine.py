@@ -93,7 +93,7 @@ class TableMachine(RuleBasedStateMachine):
     def read_unasked(self, key: str, tenant: str) -> None:
         block = self.visible.get((tenant, key))
         value = self.clients[tenant].read(key)
-        assert (value is not None) == (block is not None and block.slots[DRAM] is not None)
+        assert (value is not None) == (block is not None and block.dram is not None)
         if block is not None and value is not None:
             assert value == self.store.bytes_of(block, DRAM)
 
@@ -126,7 +126,7 @@ class TableMachine(RuleBasedStateMachine):
     def what_is_shown_is_what_is_in_dram(self) -> None:
         for (tenant, key), block in self.visible.items():
             if self.clients:
-                found, slot = self.clients[tenant].find(key), block.slots[DRAM]
+                found, slot = self.clients[tenant].find(key), block.dram
                 assert (found is None) == (slot is None)
                 assert found is None or (found.size, found.checksum) == (block.size_bytes, block.checksum_in(DRAM))
         if hasattr(self, "store"):
@@ -227,7 +227,7 @@ class TableMachine(RuleBasedStateMachine):
         assert block is self.visible.get((tenant, key))
         if block is not None:
             self.table.copies.acquire(block)
-            slot = block.slots[DRAM]
+            slot = block.dram
             view = self.store.dram.view(slot) if slot is not None else None
             self.readers.append((block, view, bytes(view or b"")))
             if slot is not None:
@@ -254,11 +254,11 @@ class TableMachine(RuleBasedStateMachine):
         assert view is None or bytes(view) == was, "the slot was reused under a reader"
         self.table.copies.release(block)
 
-    @precondition(lambda self: any(block.slots[DRAM] is None for block in self.visible.values()))
+    @precondition(lambda self: any(block.dram is None for block in self.visible.values()))
     @rule(pick=PICK, loses_nvme=st.booleans())
     def read_up(self, pick: int, loses_nvme: bool) -> None:
         """A block below DRAM is read until it is in DRAM, if there is room; then, it may be, there only."""
-        below = [place for place, block in self.visible.items() if block.slots[DRAM] is None]
+        below = [place for place, block in self.visible.items() if block.dram is None]
         tenant, key = below[pick % len(below)]
         for _ in range(2):
             self.read(key, tenant)
@@ -348,7 +348,7 @@ class TableMachine(RuleBasedStateMachine):
     def evict(self, pick: int) -> None:
         """A block leaves DRAM, as if its room were needed."""
         block = list(self.visible.values())[pick % len(self.visible)]
-        if block.slots[DRAM] is not None and is_evictable(block):
+        if block.dram is not None and is_evictable(block):
             self.table.room.evict(block, self.table._landing)
             self.hear()
 
@@ -364,7 +364,7 @@ class TableMachine(RuleBasedStateMachine):
             if place in self.visible:
                 self.evict(list(self.visible).index(place))
                 self.settle_moves()
-            below = [one for one, block in self.visible.items() if block.slots[DRAM] is None]
+            below = [one for one, block in self.visible.items() if block.dram is None]
             if place in below:
                 self.read_up(below.index(place), codec is None)
 
@@ -413,7 +413,7 @@ class TableMachine(RuleBasedStateMachine):
         dram = self.store.dram
         moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
-        waiting = sum(block.slots[DRAM] is not None for block in held if block.is_gone)
+        waiting = sum(block.dram is not None for block in held if block.is_gone)
         kept = self.store.showing.kept_slots
         assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept)
         assert kept <= len(self.looks)

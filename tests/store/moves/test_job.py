@@ -20,7 +20,7 @@ VALUE = tensor_value(1)
 def job_of(store: Store, block: Block) -> MoveJob:
     """A copy of the block from DRAM to NVMe, encoded if it can be."""
     encoding = store._encoding(block) if store.codec is not None else None
-    slot = block.slots[DRAM]
+    slot = block.dram
     assert slot is not None
     target = Slot(1, 1, block.size_bytes if encoding is None else encoding.size_bytes)
     return MoveJob(TierMove(block, DRAM, NVME, target, encoding), slot, store.dram)

@@ -199,7 +199,7 @@ def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_c
     for block in blocks:
         node.store.table.copies.drop_copy(block, DRAM)
         node.store.table.room.evict(block, node.store.table._levels[HBM])
-    damaged = blocks[0].slots[HBM]
+    damaged = blocks[0].hbm
     hbm = node.store.tiers[HBM]
     assert isinstance(hbm, FailingHbm)
     assert damaged is not None

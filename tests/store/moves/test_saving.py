@@ -37,7 +37,7 @@ def test_all_that_only_dram_holds_is_written_down_and_stays_in_dram(make_store: 
     assert saver.is_done
     assert (saver.saved_blocks, saver.saved_bytes, saver.lost()) == (5, 500, (0, 0))
     for block in blocks:
-        assert block.slots[DRAM] is not None
+        assert block.dram is not None
         assert store.bytes_of(block, NVME) == value_of(block)
     assert [(counts.demotions, counts.promotions) for _, _, counts, _ in store.table.levels()] == [(0, 0), (0, 0)]
     saver.begin()
@@ -84,7 +84,7 @@ def test_no_more_is_written_than_fits_and_what_was_written_first_stays(make_stor
     saver.begin()
     run(store, saver)
     assert saver.is_done
-    assert [block.slots[NVME] is not None for block in blocks] == [False, False, True, True, True]
+    assert [block.nvme is not None for block in blocks] == [False, False, True, True, True]
     assert saver.lost() == (2, 200)
 
 

@@ -77,7 +77,7 @@ def test_while_dram_has_it_what_was_put_is_read(node: Served, client: Client) ->
 
 def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client) -> None:
     node.demote("a", "b")
-    environment, slot = environment_of(node), block_of(node, "a").slots[NVME]
+    environment, slot = environment_of(node), block_of(node, "a").nvme
     assert slot is not None
     environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(slot.size_bytes), db=environment.values))
     blocks, values = client.read("a", "b")

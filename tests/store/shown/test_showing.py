@@ -159,7 +159,7 @@ def test_a_batch_that_nobody_of_this_host_reads_is_shown_to_nobody(store: Store)
 def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
     block = store.table.find("red", name.encode())
     assert block is not None
-    slot = block.slots[DRAM]
+    slot = block.dram
     assert slot is not None
     return slot
 
