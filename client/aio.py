@@ -72,7 +72,8 @@ class AsyncClient:
         """Does no I/O: it connects at the first call.
 
         Args:
-            master: `host:port` or `unix:/path`; several, in a list or separated by commas, are tried in order.
+            master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
+                which the others name.
             tenant: whose blocks are seen; `token` proves it.
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.

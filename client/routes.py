@@ -136,6 +136,7 @@ class KnownNodes:
         self.closed: set[int] = set()
         """Nodes that said that they take no new blocks, until the master grants a put at them again."""
         self.is_known = False
+        """The master, as of its epoch, has named one at least: one that has just taken over knows none before they have found it."""
         self.version = 0
         """Rises whenever the master named other nodes than before."""
 
@@ -183,4 +184,4 @@ class KnownNodes:
         self._nodes = nodes
         self._unshared.keep(table.names)
         self.local_id = local[self._spread % len(local)] if local else 0
-        self.is_known = True
+        self.is_known |= bool(nodes)

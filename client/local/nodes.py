@@ -226,8 +226,10 @@ class LocalNodes:
                 os.close(fd)
 
     def _drop_lost(self) -> None:
-        known = {(node.node_id, node.route.who) for node in self._daemons.nodes.local()}
-        lost = [node for node in self.ready if node.is_lost or (node.node_id, node.who) not in known]
+        """Those that are gone, and those that the master does not name: one that has just taken over names none yet."""
+        nodes = self._daemons.nodes
+        known = {(node.node_id, node.route.who) for node in nodes.local()}
+        lost = [node for node in self.ready if node.is_lost or (nodes.is_known and (node.node_id, node.who) not in known)]
         self.ready = tuple(node for node in self.ready if node not in lost)
         for node in lost:
             self._end(node)

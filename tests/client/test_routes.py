@@ -181,6 +181,16 @@ def test_ids_given_by_another_master_process_are_forgotten() -> None:
     assert (nodes.get(1), nodes.local_id, nodes.is_known) == (None, 0, False)
 
 
+def test_the_nodes_of_a_master_are_known_once_it_has_named_one() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED)
+    nodes.heard_from(7)
+    nodes.replace(table())
+    assert not nodes.is_known, "none has found it yet"
+    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
+    nodes.replace(table())
+    assert nodes.is_known
+
+
 def test_a_node_of_this_host_whose_socket_is_not_to_be_had_is_told_of_as_long_as_it_is_there() -> None:
     reasons = {"closed": "permission denied", "there": ELSEWHERE}
     unshared = Unshared(lambda unix, host_id: reasons[host_id])

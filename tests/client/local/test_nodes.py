@@ -10,6 +10,7 @@ from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.local.nodes import LocalNodes
 from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import Slab
@@ -78,7 +79,7 @@ def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
 
     key = os.urandom(16)
     with Client(running.address) as writer:
-        writer.put(key, b"value")
+        writer.put(key, b"value", ack="cluster")  # who cannot map it asks the master
     with Client(running.address) as reader, monkeypatch.context() as patch:
         [name] = reader.shared_memory()
         patch.setattr("kvstore.client.slabs.map_slab", out_of_addresses)
@@ -91,3 +92,19 @@ def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
         patch.undo()
         assert reader.get(key) == b"value"
         assert reader.shared_memory() == {name: ""}
+
+
+def test_a_node_that_a_new_owner_of_the_catalog_does_not_know_yet_is_read_on(running: Cluster) -> None:
+    key = os.urandom(16)
+    with Client(running.address) as client:
+        client.put(key, b"value")
+        assert client.get(key) == b"value"
+        local, nodes = client._operations.local, client._operations.resources.daemons.nodes
+        [attached] = local.ready
+        nodes.heard_from(1 << 62)
+        nodes.replace(NodeTable([], [], [], [], [], [], []))
+        local._drop_lost()
+        assert local.ready == (attached,)
+        nodes.replace(NodeTable([9], ["another"], [""], [""], ["h:1"], [0], [b""]))
+        local._drop_lost()
+        assert len(local.ready) == 0
