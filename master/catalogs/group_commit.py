@@ -7,6 +7,7 @@ master owns the catalog.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -42,6 +43,9 @@ class GroupCommit(Generic[Owned]):
     came. It raises StaleEpoch when this master does not own the catalog any more: this and every later batch fails with it until the
     next `admit`, and `on_stale` is told. Whatever else it raises means "not known to be durable": the same changes are tried again after
     a back-off, so writing twice must be harmless. `interrupt`, called from another thread, makes a write under way fail soon.
+
+    `background(owned)` is a step of other work in the same thread, and says whether there is more: done while nothing is queued, and after
+    a group for half as long as that took, so that commits never wait long for it and it never waits for them for ever.
     """
 
     def __init__(
@@ -51,10 +55,13 @@ class GroupCommit(Generic[Owned]):
         backoff: Backoff,
         interrupt: Callable[[], None] = lambda: None,
         on_stale: Callable[[StaleEpoch], None] = lambda error: None,
+        background: Callable[[Owned], bool] = lambda owned: False,
     ) -> None:
         self._write = write
         self._interrupt = interrupt
         self._on_stale = on_stale
+        self._background = background
+        self._has_more = False
         self._backoff = backoff
         self._queue: deque[_Batch[Owned]] = deque()
         self._wake = threading.Condition()
@@ -73,6 +80,8 @@ class GroupCommit(Generic[Owned]):
         """This master owns the catalog: batches that come from now on are written. `owned` is not equal to what was given before."""
         with self._wake:
             self._owned = owned
+            self._has_more = True
+            self._wake.notify()
 
     def refuse(self, why: KVStoreError) -> None:
         """It owns it no longer: what waits, and what comes until the next `admit`, fails with StaleEpoch.
@@ -119,17 +128,44 @@ class GroupCommit(Generic[Owned]):
             self._thread.join()
 
     def _run(self) -> None:
-        while group := self._take_group():
-            error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
-            for _changes, done, _owned in group:
-                _tell(done, error)
+        while True:
+            group, began_s = self._take_group(), time.monotonic()
+            if group:
+                error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
+                for _changes, done, _owned in group:
+                    _tell(done, error)
+            elif self._closing:
+                return
+            self._work(time.monotonic() + (time.monotonic() - began_s) / 2)
+
+    def _work(self, until_s: float) -> None:
+        """A step of the background's work, and more until then."""
+        owned, self._has_more = self._owned, True
+        while self._has_more and owned is not None and not self._closing:
+            try:
+                self._has_more = self._background(owned)
+            except StaleEpoch as fenced:
+                self._has_more = False
+                self._stale(fenced, owned)
+            except Exception as error:
+                self._has_more = False
+                LOG.warning("catalog: not merged for now: %s", error)
+            if time.monotonic() >= until_s:
+                return
+        self._has_more = False
+
+    def _stale(self, fenced: StaleEpoch, owned: Owned) -> None:
+        LOG.warning("catalog: %s", fenced)
+        if owned is self._owned:
+            self.refuse(fenced)
+            self._on_stale(fenced)
 
     def _take_group(self) -> list[_Batch[Owned]]:
-        """The oldest batches of one time of ownership, up to the limits of a group; none once closed and drained."""
+        """The oldest batches of one time of ownership, up to the limits of a group; none once closed and drained, or for other work."""
         group: list[_Batch[Owned]] = []
         op_count = size_bytes = 0
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._closing)
+            self._wake.wait_for(lambda: self._queue or self._closing or self._has_more)
             while self._queue and op_count < MAX_GROUP_OPS and size_bytes < MAX_GROUP_BYTES:
                 if group and self._queue[0][2] is not group[0][2]:
                     break
@@ -150,10 +186,7 @@ class GroupCommit(Generic[Owned]):
             try:
                 self._write(changes, owned)
             except StaleEpoch as fenced:
-                LOG.warning("catalog: %s", fenced)
-                if owned is self._owned:
-                    self.refuse(fenced)
-                    self._on_stale(fenced)
+                self._stale(fenced, owned)
             except Exception as error:
                 self._note(str(error))
                 self._pause(owned)

@@ -1,7 +1,8 @@
 """The catalog `lmdb:PATH`: a folder with one LMDB environment, for a master on one machine.
 
 Every group is one LMDB transaction, synced before it is acknowledged. `PATH/owner.lock` is held with flock, so a second master is
-refused and a killed one leaves no trace. The records are in database `records`; `meta` holds `format`, `identity` and `epoch`.
+refused and a killed one leaves no trace. `meta` holds `format`, `shards`, `identity` and `epoch`; `values` holds segments of blocks and
+small records, by the keys that segments/log.py names.
 """
 
 import fcntl
@@ -17,17 +18,19 @@ from typing import Any, ClassVar
 import lmdb
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.block_records import as_changes, as_records
+from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.group_commit import GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
+from kvstore.master.catalogs.segments.log import SEGMENTS, SHARDS, SegmentLog
+from kvstore.master.catalogs.segments.merging import work
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 
-FORMAT = b"1"
+FORMAT = b"2"
 """Raised when the layout of the environment changes; another one is refused, not guessed at."""
+EARLIER_FORMAT = b"1"
+"""It had what is now in `values` in `records`, and blocks as records of their own keys. Read, and rewritten at the open."""
 MAP_BYTES = 16 * 1024**3
-"""The map's first size. Address space only, the file grows with its content: room for some 60 million records of 128 bytes."""
-
-
+"""The map's first size. Address space only, the file grows with its content: room for some 200 million blocks."""
 FOLLOWER_GRACE_S = 1.0
 """How long `close` waits for a call of the follower that is under way."""
 
@@ -37,8 +40,14 @@ class _Environment:
     """An open LMDB environment and the handles of its two databases."""
 
     lmdb: Any
-    records: Any
+    values: Any
     meta: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Ownership:
+    log: SegmentLog
+    work: Iterator[None] | None = None
 
 
 class LmdbCatalog(Catalog):
@@ -56,7 +65,10 @@ class LmdbCatalog(Catalog):
         self._epoch = 0
         self._closing = threading.Event()
         self._following: threading.Thread | None = None
-        self._committer: GroupCommit[str] = GroupCommit(self._write, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0))
+        self._shards = SHARDS
+        self._committer: GroupCommit[_Ownership] = GroupCommit(
+            self._commit, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0), background=self._merge
+        )
 
     def open(self, *, deadline_s: float) -> None:
         """See Catalog. Does not wait: a folder that another master has open is refused at once with CatalogUnavailable."""
@@ -110,8 +122,8 @@ class LmdbCatalog(Catalog):
             self._map_bytes = max(self._map_bytes, 2 * data.stat().st_size)
         try:
             # writemap would turn a full disk into SIGBUS; read-ahead would fetch 128 KiB for a record of 128 bytes.
-            opened = lmdb.open(str(self._folder), map_size=self._map_bytes, max_dbs=2, mode=0o600, writemap=False, readahead=False)
-            environment = _Environment(opened, opened.open_db(b"records"), opened.open_db(b"meta"))
+            opened = lmdb.open(str(self._folder), map_size=self._map_bytes, max_dbs=3, mode=0o600, writemap=False, readahead=False)
+            environment = _Environment(opened, opened.open_db(b"values"), opened.open_db(b"meta"))
         except lmdb.Error as error:
             raise ConfigError(f"lmdb:{self._folder}: cannot be opened as a catalog: {error}") from error
         return environment
@@ -119,22 +131,38 @@ class LmdbCatalog(Catalog):
     def _raise_epoch(self, environment: _Environment) -> int:
         with _disk_errors(self._folder), environment.lmdb.begin(db=environment.meta, write=True) as transaction:
             found = transaction.get(b"format", FORMAT)
-            if found != FORMAT:
+            if found == EARLIER_FORMAT:
+                self._rewrite(environment, transaction)
+            elif found != FORMAT:
                 raise ConfigError(f"lmdb:{self._folder}: written by another version of kvstore (format {found!r}, this one is {FORMAT!r})")
             epoch = int(transaction.get(b"epoch", b"0")) + 1
             self._identity = transaction.get(b"identity", b"").decode() or secrets.token_hex(IDENTITY_BYTES)
+            self._shards = int(transaction.get(b"shards", b"%d" % SHARDS))
             transaction.put(b"format", FORMAT)
+            transaction.put(b"shards", b"%d" % self._shards)
             transaction.put(b"identity", self._identity.encode())
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
 
+    def _rewrite(self, environment: _Environment, transaction: Any) -> None:
+        """Records of an earlier release. What were blocks becomes segments in the background."""
+        records = environment.lmdb.open_db(b"records", txn=transaction)
+        with transaction.cursor(records) as cursor:
+            for key, value in cursor:
+                transaction.put(RECORDS + key, value, db=environment.values)
+        transaction.drop(records)
+
     def _tell(self, follower: Follower) -> None:
+        log = SegmentLog(self._shards)
         try:
             follower.begin()
-            for changes in as_changes(self._read()):
-                follower.take(changes)
+            for key, value in self._all():
+                if key.startswith(SEGMENTS):
+                    follower.take(log.first_read(key, value))
+                else:
+                    follower.take(as_changes(key, value))
             follower.owned_by(None)
-            self._committer.admit("the folder")
+            self._committer.admit(_Ownership(log))
             follower.elected(self._epoch)
         except Corrupt as damage:
             follower.deposed(damage)
@@ -142,27 +170,61 @@ class LmdbCatalog(Catalog):
             if not self._closing.is_set():
                 follower.deposed(Corrupt(f"lmdb:{self._folder}: cannot be read: {error}"))
 
-    def _read(self) -> Iterator[tuple[bytes, bytes]]:
+    def _all(self) -> Iterator[tuple[bytes, bytes]]:
         environment = self._environment
         assert environment is not None
-        with environment.lmdb.begin(db=environment.records) as transaction, transaction.cursor() as cursor:
-            for record in cursor:
+        with environment.lmdb.begin(db=environment.values) as transaction, transaction.cursor() as cursor:
+            for value in cursor:
                 if self._closing.is_set():
                     raise _ClosingError
-                yield record
+                yield value
 
-    def _write(self, changes: Sequence[Change], _owned: str) -> None:
-        records = as_records(changes)
-        if self._environment is None:
-            self._environment = self._open_environment()
+    # In the committer's thread.
+
+    def _commit(self, changes: Sequence[Change], owned: _Ownership) -> None:
+        self.write(owned.log.append(changes))
+
+    def _merge(self, owned: _Ownership) -> bool:
+        """A step of merging; whether there is more to do. A failed one is forgotten."""
+        if owned.work is None:
+            owned.work = work(owned.log, self)
+        try:
+            next(owned.work)
+        except BaseException as end:
+            owned.work = None
+            if isinstance(end, StopIteration):
+                return False
+            raise
+        return True
+
+    def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
+        """See Place. Not for the catalog's callers."""
+        found: list[tuple[bytes, bytes]] = []
+        environment = self._opened()
+        with _disk_errors(self._folder), environment.lmdb.begin(db=environment.values) as transaction, transaction.cursor() as cursor:
+            is_there = cursor.set_range(begin)
+            while is_there and cursor.key() < end and max_bytes > 0:
+                found.append(cursor.item())
+                max_bytes -= len(found[-1][1])
+                is_there = cursor.next()
+        return found
+
+    def write(self, values: Mapping[bytes, bytes | None]) -> None:
+        """See Place. Not for the catalog's callers."""
+        environment = self._opened()
         with _disk_errors(self._folder):
             try:
-                while not _applied(self._environment, records):
-                    self._grow_map(self._environment)
+                while not _applied(environment, values):
+                    self._grow_map(environment)
             except lmdb.PanicError:
                 # A meta page could not be written. LMDB refuses this environment from now on; a fresh one finds the last good page.
                 self._close_environment()
                 raise
+
+    def _opened(self) -> _Environment:
+        if self._environment is None:
+            self._environment = self._open_environment()
+        return self._environment
 
     def _grow_map(self, environment: _Environment) -> None:
         # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory. The listing is over by then.
@@ -184,11 +246,11 @@ class _ClosingError(Exception):
     """The catalog is being closed."""
 
 
-def _applied(environment: _Environment, records: Mapping[bytes, bytes | None]) -> bool:
-    """Write the records in one synced transaction; False when the map is full and nothing was written."""
+def _applied(environment: _Environment, values: Mapping[bytes, bytes | None]) -> bool:
+    """Write the values in one synced transaction; False when the map is full and nothing was written."""
     try:
-        with environment.lmdb.begin(db=environment.records, write=True) as transaction:
-            for key, value in records.items():
+        with environment.lmdb.begin(db=environment.values, write=True) as transaction:
+            for key, value in values.items():
                 if value is None:
                     transaction.delete(key)
                 else:

@@ -11,6 +11,7 @@ from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, GroupCommit
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
+from kvstore.transfer.testing.waiting import eventually
 from tests.master.catalogs.conformance import Outcomes
 
 DEADLINE_S = 60.0
@@ -128,6 +129,38 @@ def test_a_fenced_owner_is_told_for_this_and_every_later_commit_until_it_is_admi
     committer.admit("second")
     committer.submit([Op(b"a", b"1")], outcomes.done(3))
     assert outcomes.next() == (3, None)
+
+
+def test_other_work_is_done_step_by_step_while_nothing_is_queued_and_after_groups(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    outcomes, told = Outcomes(), list[str]()
+    steps: list[Exception | bool] = [True, False, RuntimeError("odd"), True, StaleEpoch("b owns it")]
+    done = threading.Semaphore(0)
+
+    def step(owned: str) -> bool:
+        told.append(owned)
+        result = steps.pop(0) if steps else False
+        done.release()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    committer = GroupCommit(place.write, backoff=Backoff(first_s=0.001, longest_s=0.001), on_stale=place.stale.append, background=step)
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done(0))
+    assert isinstance(outcomes.next()[1], StaleEpoch)
+    assert told == [], "there is nothing to be done for a catalog that another owns"
+    committer.admit("first")
+    for _step in range(2):
+        assert done.acquire(timeout=DEADLINE_S)
+    for number in (1, 2):
+        committer.submit([Op(b"a", b"1")], outcomes.done(number))
+        assert outcomes.next() == (number, None)
+        assert done.acquire(timeout=DEADLINE_S)
+    assert done.acquire(timeout=DEADLINE_S)
+    eventually(lambda: bool(place.stale), "that it is told of the fence")
+    assert told == ["first"] * 5
+    assert "not merged for now: odd" in caplog.text
+    committer.close()
 
 
 def test_before_the_first_admit_and_after_a_refuse_all_fail_and_what_waits_is_not_written_by_the_next_ownership(

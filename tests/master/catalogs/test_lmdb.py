@@ -14,6 +14,7 @@ from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit, elected
 from tests.master.catalogs.following import Following
+from tests.master.catalogs.segments.earlier import earlier
 from tests.master.warning_log import WarningLog
 
 SMALL_MAP_BYTES = 256 * 1024
@@ -72,6 +73,24 @@ def test_a_file_that_is_not_lmdbs_is_a_config_error_and_the_lock_is_given_back(t
             LmdbCatalog(tmp_path).open(deadline_s=1)
 
 
+def test_a_catalog_of_an_earlier_release_goes_on_and_is_none_for_that_release_any_more(tmp_path: Path) -> None:
+    record, value = earlier("red", b"key", 7)
+    with lmdb.open(str(tmp_path), max_dbs=2) as environment:
+        records, meta = environment.open_db(b"records"), environment.open_db(b"meta")
+        with environment.begin(write=True) as transaction:
+            transaction.put(record.removeprefix(b"r/"), value, db=records)
+            transaction.put(b"nname", b"node", db=records)
+            for name, said in ((b"format", b"1"), (b"identity", b"0123456789abcdef"), (b"epoch", b"41")):
+                transaction.put(name, said, db=meta)
+    for epoch in (42, 43):
+        catalog = LmdbCatalog(tmp_path)
+        following = elected(catalog)
+        assert (following.epoch, catalog.identity) == (epoch, "0123456789abcdef")
+        assert following.records == {b"nname": b"node"}
+        assert following.blocks == {("red", b"key"): (100, 7, 7, "ns", b"p", (1, 2))}
+        catalog.close()
+
+
 def test_another_format_is_refused_not_guessed_at(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path), max_dbs=2) as environment, environment.begin(db=environment.open_db(b"meta"), write=True) as transaction:
         transaction.put(b"format", b"999")
@@ -97,9 +116,9 @@ def test_close_does_not_wait_for_a_follower_that_takes_long(tmp_path: Path) -> N
 def test_a_damaged_record_is_told_instead_of_an_election(tmp_path: Path) -> None:
     with (
         lmdb.open(str(tmp_path), max_dbs=2) as environment,
-        environment.begin(db=environment.open_db(b"records"), write=True) as transaction,
+        environment.begin(db=environment.open_db(b"values"), write=True) as transaction,
     ):
-        transaction.put(b"b\x03redkey", b"short")
+        transaction.put(b"r/b\x03redkey", b"short")
     catalog, following = LmdbCatalog(tmp_path), Following()
     catalog.open(deadline_s=OPEN_DEADLINE_S)
     catalog.follow(Candidate("me", "me:1"), following)
