@@ -28,7 +28,8 @@ class ClientSettings:
     owner_patience_s: float = setting(
         1.0,
         "Where several masters are known: one that has not answered what was asked for so long has the others asked which of them owns "
-        "the catalog, again and again; once another one does, that one is asked. What changes something waits for its answer.",
+        "the catalog, again after each quarter of that; once another one does, that one is asked. What changes something waits for its "
+        "answer.",
         minimum=0.001,
     )
     owner_retry_s: float = setting(

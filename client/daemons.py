@@ -12,7 +12,7 @@ from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import Round, pauses
+from kvstore.rpc.owners import Round, looks, pauses
 
 M = TypeVar("M", bound=Message)
 
@@ -157,13 +157,14 @@ class Daemons:
                 reply: M | None = yield Ask(channel, message, answer, deadline)
                 return reply
             yield Send(channel, message, deadline)
-            while True:
-                reply = yield Await(channel, answer, Deadline(min(self._patience_s, deadline.left_s())))
+            for wait_s in looks(self._patience_s):
+                reply = yield Await(channel, answer, Deadline(min(wait_s, deadline.left_s())))
                 if reply is not None:
                     return reply
                 if (yield from self._find_owner(Round(known, besides=route.primary), deadline)):
-                    loan.discard()
-                    return None
+                    break
+            loan.discard()
+            return None
         except BaseException as error:
             if _gives_back_stale(loan, error):
                 return None

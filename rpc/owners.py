@@ -19,6 +19,8 @@ MAX_NAMED: Final = 16
 """Addresses known only because a master named them, the latest; and names that one round follows."""
 LONGEST_PAUSE: Final = 8
 """Times the first pause between two rounds: an election takes as long as the former owner's lease, and should be noticed soon after."""
+LOOKS: Final = 4
+"""Rounds in the time of an owner's patience, once it has passed."""
 
 
 class Masters:
@@ -111,6 +113,14 @@ def pauses(first_s: float) -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, LONGEST_PAUSE * first_s)
+
+
+def looks(patience_s: float) -> Iterator[float]:
+    """Seconds that an owner which does not answer is waited for between one round among the others and the next: its patience before the
+    first one, then a part of it, for another one is about to be elected."""
+    yield patience_s
+    while True:
+        yield patience_s / LOOKS
 
 
 def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, besides: Address | None = None) -> Channel:

@@ -99,7 +99,7 @@ class NodeSettings:
     owner_patience_s: float = setting(
         1.0,
         "Where several masters are known: one that has not answered a heartbeat for so long has the others asked which of them owns the "
-        "catalog, again and again; once another one does, the node registers there.",
+        "catalog, again after each quarter of that; once another one does, the node registers there.",
         minimum=0.001,
     )
     reconnect_interval_s: float = setting(

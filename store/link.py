@@ -22,7 +22,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner
+from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner, looks
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.vanishing import grpc_options
 
@@ -279,15 +279,15 @@ class MasterLink:
 
     def _unless_answered(self, call: "grpc.CallFuture[pb.HeartbeatReply]") -> Channel | None:
         """Wait for the answer. A connection to another master that owns the catalog, if that is so before it comes. Raises RpcError."""
-        while True:
-            try:
-                call.result(timeout=self._patience_s)
-            except grpc.FutureTimeoutError:
-                owner = self._other_owner()
-                if owner is not None or self._is_over():
-                    return owner
-            else:
-                return None
+        owner = None
+        for wait_s in looks(self._patience_s):
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                call.result(timeout=wait_s)
+                break
+            owner = self._other_owner()
+            if owner is not None or self._is_over():
+                break
+        return owner
 
     def _other_owner(self) -> Channel | None:
         """Ask the other masters whether another one owns the catalog than that of the link."""

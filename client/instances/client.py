@@ -21,7 +21,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import Masters, find_owner, pauses
+from kvstore.rpc.owners import Masters, find_owner, looks, pauses
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -242,11 +242,12 @@ class SchedulerClient:
                 return method(request, timeout=deadline.left_s())
             call = method.future(request, timeout=deadline.left_s())
             try:
-                while True:
+                for wait_s in looks(self.settings.owner_patience_s):
                     with contextlib.suppress(grpc.FutureTimeoutError):
-                        return call.result(timeout=self.settings.owner_patience_s)
+                        return call.result(timeout=wait_s)
                     if self._has_other_owner(deadline):
-                        raise Unavailable("another master owns the catalog now")
+                        break
+                raise Unavailable("another master owns the catalog now")
             finally:
                 call.cancel()
         except grpc.FutureCancelledError:

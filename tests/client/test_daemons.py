@@ -130,7 +130,7 @@ def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_cat
     oracle.on_await = elect
     ask(oracle)
     assert asked == 3
-    assert oracle.awaited == [0.5] * 3
+    assert oracle.awaited == [0.5, 0.125, 0.125]
     assert taken(oracle) == ["a:1", *["b:1"] * 3, "c:1", "c:1"], "the owner is asked whether it is, and then the question"
     assert not oracle.loans[0].channel.is_open
     assert oracle.all_given_back()
@@ -153,7 +153,7 @@ def test_an_owner_that_hangs_has_the_whole_deadline_where_there_is_no_other(orac
     monkeypatch.setattr(time, "monotonic_ns", lambda: int(sum(oracle.awaited) * 1e9))
     with pytest.raises(DeadlineExceeded):
         ask(oracle)
-    assert oracle.awaited == [1.0] * 5
+    assert oracle.awaited == [1.0] + [0.25] * 16
     assert not oracle.loans[0].channel.is_open
 
 

@@ -9,7 +9,7 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, Masters, Round, await_owner, find_owner, pauses
+from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, Masters, Round, await_owner, find_owner, looks, pauses
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.stub_masters import StubMaster, stub_masters
 
@@ -123,6 +123,10 @@ def test_a_refusal_is_told_before_what_is_unavailable() -> None:
 def test_pauses_double_up_to_a_limit() -> None:
     assert list(itertools.islice(pauses(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
     assert LONGEST_PAUSE == 8
+
+
+def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
+    assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
 
 
 # --- over sockets ---
