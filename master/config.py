@@ -20,7 +20,11 @@ class MasterSettings:
 
     listen: str = setting("127.0.0.1:7440", "HOST:PORT for clients and nodes (frames).")
     control: str = setting("", "HOST:PORT of the control plane (gRPC); default: the host of `listen`, the next port (0 if that is 0).")
-    advertise: str = setting("", "Host told to nodes and clients for the control plane, behind NAT; default: the address they reached.")
+    advertise: str = setting(
+        "",
+        "Host by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow it; default: the "
+        "address they reached, and the host of `listen`.",
+    )
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)

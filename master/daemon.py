@@ -1,7 +1,11 @@
 """kvstore-master: settings in, one master out, until a signal.
 
-Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "unix": ..., "control": ..., "pid": ...}. Logs go to
-standard error. Exit code 2: the settings cannot be met; 1: another master has taken the catalog over.
+Standard output carries one JSON line when it is there:
+    {"event": "ready", "listen": ..., "unix": ..., "control": ..., "pid": ..., "role": ...}
+and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
+    {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
+A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be met; 1: the
+catalog cannot be followed.
 """
 
 import os
@@ -37,13 +41,14 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
     stop_on_signals(master.reactor)
-    say("ready", {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid()})
+    say("ready", {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid(), "role": master.told().role})
+    master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
     try:
         serve(master.reactor)
     finally:
         master.close()
-    if master.fenced is not None:
-        click.echo(f"kvstore-master: error: {master.fenced}", err=True)
+    if master.failure is not None:
+        click.echo(f"kvstore-master: error: {master.failure}", err=True)
         sys.exit(1)
 
 

@@ -1,42 +1,42 @@
-"""A master put together: catalog, directory, frames and control plane, on one reactor.
+"""A master put together: catalog, role, frames and control plane, on one reactor.
 
-It owns all of them and the order in which they start and stop. It does not read settings files or print: daemon.py does.
+It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: one owns it, the others
+follow, and take over. It does not read settings files or print: daemon.py does.
 """
 
-import logging
-import random
+import functools
 import resource
 import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvstore.master.catalogs.by_address import make_catalog
-from kvstore.master.catalogs.committing import Committer
-from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Owner
+from kvstore.master.catalogs.interface import Candidate, Owner
 from kvstore.master.config import MasterSettings, read_tokens
-from kvstore.master.control_service import ControlServer, ControlService, MasterSeen, node_status
-from kvstore.master.directory.directory import Directory, Limits, Timing
-from kvstore.master.directory.draining import Pace
-from kvstore.master.directory.membership import NodeInfo
-from kvstore.master.directory.records import Description
-from kvstore.master.frames.service import FramesService, Reachable
-from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
+from kvstore.master.control_service import ControlServer, ControlService
+from kvstore.master.directory.following import Followed
+from kvstore.master.frames.service import Reachable
+from kvstore.master.frames.standby import StandbyFrames
+from kvstore.master.roles.leading import Leading
+from kvstore.master.roles.relay import Relay
+from kvstore.master.roles.standing import Role, Standing
+from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch
+from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
+from kvstore.protocol.tokens import check_token
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 
-TICK_S = 0.1
-STOP_GRACE_S = 0.5
-
-log = logging.getLogger("kvstore.master")
+TICK_S: Final = 0.1
+STOP_GRACE_S: Final = 0.5
+WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,29 @@ class Places:
     control: str
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """This master's role, and the owner's address ("" for nobody) and epoch (0)."""
+
+    role: Role
+    owner: str
+    epoch: int
+
+
 class Master:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
     def __init__(self, settings: MasterSettings) -> None:
-        """Listen, open the catalog, wait to be elected its owner, however long another owns it, and load it.
-
-        Raises ConfigError, CatalogUnavailable, Corrupt; nothing stays open then.
-        """
+        """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
+        self.on_role: Callable[[Told], None] = lambda _told: None
+        """Called at each change of the role, or of the owner that is followed."""
         self._token_digests = read_tokens(settings.tokens)
-        estimators = make_estimators(settings)
+        self._check_token = functools.partial(check_token, self._token_digests)
+        make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
-        self.fenced: KVStoreError | None = None
-        """Set when another master has taken over: this one has stopped."""
+        self.failure: KVStoreError | None = None
+        """Set when the catalog cannot be followed: this master has stopped."""
         self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
         self._server = Server(
@@ -75,30 +84,18 @@ class Master:
         self._catalog = make_catalog(settings.catalog, lease_ttl_s=settings.lease_ttl_s)
         try:
             self._tcp, self._unix = self._listen()
+            self._me = self._candidate()
+            self.standing = Standing(self._me.address, self._lead, on_change=self._changed)
+            self._relay = Relay(self.reactor, self.standing, on_failure=self._fail)
             self._catalog.open(deadline_s=settings.catalog_timeout_s)
-            self._election = _Election(self._catalog, Candidate(socket.gethostname(), self._tcp), on_deposed=self._on_deposed)
-            self.epoch = self._election.wait()
-            self._directory = self._load_directory()
         except BaseException:
             self._server.close()
             self._catalog.close()
             self.reactor.close()
             raise
-        self._committer = Committer(self.reactor, self._catalog, on_fenced=self._on_fenced)
-        self._frames = FramesService(
-            self._directory,
-            self._committer,
-            master_epoch=self.epoch,
-            token_digests=self._token_digests,
-            command_timeout_s=settings.command_timeout_s,
-        )
-        self._server.handler = self._frames
-        self._scheduling = make_scheduling(
-            settings, self._directory, estimators, replicate=self._frames.nodes.replicate, wall_ns=time.time_ns()
-        )
 
     def _listen(self) -> tuple[str, str]:
-        """Take the addresses before the catalog: opening it fences its owner, which a master with a port in use has no business to do."""
+        """Take the addresses before the catalog: a master with a port in use has no business to stand for election."""
         listen = parse_address(self._settings.listen)
         if listen.unix:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
@@ -107,35 +104,26 @@ class Master:
         access = SocketAccess.chosen(self._settings.socket_group, self._settings.socket_mode)
         return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock", access)
 
-    def _load_directory(self) -> Directory:
-        settings = self._settings
-        timing = Timing(
-            settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s, settings.measured_rate_ttl_s
-        )
-        limits = Limits(
-            settings.max_nodes,
-            settings.max_absent_nodes,
-            settings.max_kept_removals,
-            settings.max_reservations,
-            Pace(settings.drain_blocks, settings.drain_bytes, settings.sweep_rows),
-        )
-        directory = Directory(self.epoch, wall_ns=time.time_ns(), rng=random.Random(), timing=timing, limits=limits)
-        directory.load(self._election.records, self.reactor.now_ns())
-        return directory
+    def _candidate(self) -> Candidate:
+        """This master as others are told of it: by its host's name and port, and where clients and nodes reach it."""
+        listen, port = parse_address(self._settings.listen), self._tcp.rpartition(":")[2]
+        host = self._settings.advertise or listen.host
+        if host in WILDCARDS and self._catalog.scheme == "etcd":
+            raise ConfigError(
+                f"listen is {self._settings.listen}, by which no other host reaches this master: say in advertise by which name or address "
+                "clients and nodes do, for other masters of the catalog send them there"
+            )
+        return Candidate(f"{socket.gethostname()}:{port}", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     def start(self) -> Places:
-        """Serve the control plane too. Raises ConfigError when its address cannot be had."""
+        """Serve, and follow the catalog; returns once it is known who owns it. Raises ConfigError (the control plane's address cannot be
+        had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         service = ControlService(
             self.reactor,
-            self._directory,
-            register=self._register,
-            describe=self._describe,
-            forget=self._forget,
-            drain=self._frames.drains.drain,
+            self.standing,
             status=self._status,
-            check_token=self._frames.check_token,
-            master_epoch=self.epoch,
+            check_token=self._check_token,
             timeout_s=settings.control_timeout_s,
         )
         control = parse_address(settings.control) if settings.control else None
@@ -143,137 +131,92 @@ class Master:
         control_port = control.port if control else (listen.port + 1 if listen.port else 0)
         scheduler = SchedulerService(
             self.reactor,
-            self._scheduling,
-            check_token=self._frames.check_token,
+            lambda: self.standing.answering().scheduling,
+            check_token=self._check_token,
             report_interval_s=settings.report_interval_s,
             timeout_s=settings.control_timeout_s,
         )
         self._control = ControlServer(service, scheduler, control_host, control_port, threads=settings.control_threads)
-        is_wildcard = control_host in ("0.0.0.0", "::")
-        told_host = settings.advertise or ("" if is_wildcard else control_host)
-        self._frames.reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
+        told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
+        self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
+        self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, check_token=self._check_token)
+        self._server.handler = self._standby
         self._control.start()
         self.reactor.every(TICK_S, self._tick)
+        self._catalog.follow(self._me, self._relay)
+        while self.failure is None and not self.told().owner:
+            self.reactor.run_once(TICK_S)
+        if self.failure is not None:
+            raise self.failure
         return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}")
 
     def close(self) -> None:
-        """Hang up, let control calls end, give the catalog its last chance."""
-        if self._control is not None:
-            self._control.stop(STOP_GRACE_S)
+        """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
+        self._relay.close()
+        self.standing.close(Closed("it stops"))
         self._server.close()
         self._catalog.close()
+        if self._control is not None:
+            self._control.stop(STOP_GRACE_S)
         self.reactor.close()
 
-    def _on_deposed(self, why: KVStoreError) -> None:
-        """In the catalog's thread."""
-        self.reactor.call_soon(lambda: self._on_fenced(why))
+    def told(self) -> Told:
+        """The role that this master has now."""
+        owner = self._owner()
+        return Told(self.standing.role, owner.address, owner.epoch) if owner is not None else Told(self.standing.role, "", 0)
 
-    def _on_fenced(self, error: KVStoreError) -> None:
-        self.fenced = error
+    def _owner(self) -> Owner | None:
+        """Who owns the catalog, as far as this master knows."""
+        if self.standing.role is Role.OWNER:
+            return Owner(*self._me, self.standing.leading().epoch)
+        return self.standing.owner
+
+    def _lead(self, epoch: int, followed: Followed) -> Leading:
+        return Leading(
+            self.reactor,
+            self._catalog,
+            self._settings,
+            epoch=epoch,
+            followed=followed,
+            wall_ns=time.time_ns(),
+            reachable=self._reachable,
+            token_digests=self._token_digests,
+        )
+
+    def _changed(self) -> None:
+        role = self.standing.role
+        handler = self._standby if role is Role.FOLLOWING else self.standing.answering().frames
+        if handler is not self._server.handler:
+            if self._server.handler is not self._standby:  # who asked there was told of the owner, and no more
+                self._server.hang_up("this master owns the catalog no longer")
+            self._server.handler = handler
+        assert self._control is not None
+        self._control.serving(is_owner=role is Role.OWNER)
+        self.on_role(self.told())
+
+    def _fail(self, error: KVStoreError) -> None:
+        self.failure = error
         self.reactor.stop()
 
     def _tick(self) -> None:
-        for node in self._directory.tick(self.reactor.now_ns()):
-            log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
-        for node in self._directory.members.surplus():
-            log.warning("node %s is forgotten: more than %d nodes are away", node.info.name, self._settings.max_absent_nodes)
-            self._forget(node.info.name, lambda: None)
-        for name in self._scheduling.tick(self.reactor.now_ns()):
-            log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
-        self._frames.drains.tick(self.reactor.now_ns())
-        self._frames.clients.expire_pins(self.reactor.now_ns())
-        ops = self._directory.sweep(self._settings.sweep_rows)
-        if ops:
-            self._committer.commit(ops)
-
-    def _register(self, info: NodeInfo, tiers: list[pb.TierStatus], seen: MasterSeen, description: Description) -> pb.RegisterReply:
-        if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
-            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
-        node, ops = self._directory.register(info, tiers, self.reactor.now_ns(), description)
-        self._committer.commit(ops)
-        log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
-        return pb.RegisterReply(
-            node_id=node.node_id,
-            registration_epoch=node.epoch,
-            master_epoch=self.epoch,
-            catalog=self._catalog.identity,
-            heartbeat_interval_s=self._settings.heartbeat_interval_s,
-            tenant_token_sha256=dict(self._token_digests),
-        )
-
-    def _describe(self, node_id: int, epoch: int, topology: bytes | None, transfer: bytes | None) -> None:
-        self._committer.commit(self._directory.describe(node_id, epoch, topology=topology, transfer=transfer))
-
-    def _forget(self, name: str, then: Callable[[], None]) -> None:
-        """Forget a dead node; `then` when that is durable. Raises InvalidArgument."""
-        node, ops = self._directory.forget(name)
-        self._frames.links.hang_up(node.node_id)
-
-        def durable() -> None:
-            self._committer.commit(self._directory.floors_written())
-            then()
-
-        self._committer.commit(ops, durable)
+        self.standing.tick()
 
     def _status(self) -> pb.StatusReply:
-        counts, now_ns = self._directory.counts(), self.reactor.now_ns()
-        return pb.StatusReply(
+        owner, role = self._owner(), self.standing.role
+        reply = pb.StatusReply(
             version=VERSION,
-            epoch=self.epoch,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],
             catalog_health=self._catalog.health,
-            blocks=counts.blocks,
-            reserved=counts.reserved,
-            pinned=counts.pinned,
             rss_bytes=_rss_bytes(),
-            nodes=[
-                node_status(node, self._directory.blocks_at(node.node_id), self._directory.draining.progress(node), now_ns)
-                for node in self._directory.members
-            ],
-            counters=self._frames.counters,
+            name=self._me.name,
+            role=role,
+            owner=pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else None,
+            records=self.standing.records(),
         )
-
-
-class _Election:
-    """Follows the catalog until this master is elected. `records` is what it was given."""
-
-    def __init__(self, catalog: Catalog, me: Candidate, *, on_deposed: Callable[[KVStoreError], None]) -> None:
-        self.records: list[Sequence[Change]] = []
-        self._on_deposed = on_deposed
-        self._epoch = 0
-        self._failure: KVStoreError | None = None
-        self._over = threading.Event()
-        catalog.follow(me, self)
-
-    def wait(self) -> int:
-        """The epoch this master was elected with. Raises Corrupt: it cannot be."""
-        self._over.wait()
-        if self._failure is not None:
-            raise self._failure
-        return self._epoch
-
-    def begin(self) -> None:
-        if not self._over.is_set():
-            self.records = []
-
-    def take(self, changes: Sequence[Change]) -> None:
-        if not self._over.is_set():
-            self.records.append(changes)
-
-    def owned_by(self, owner: Owner | None) -> None:
-        if owner is not None and not self._over.is_set():
-            log.info("the catalog is owned by %s: this master waits", owner.name)
-
-    def elected(self, epoch: int) -> None:
-        self._epoch = self._epoch or epoch
-        self._over.set()
-
-    def deposed(self, why: KVStoreError) -> None:
-        if not self._over.is_set():
-            self._failure = why
-            self._over.set()
-        self._on_deposed(why)
+        if role is not Role.FOLLOWING:
+            self.standing.answering().show(reply)
+        return reply
 
 
 def _rss_bytes() -> int:

@@ -89,7 +89,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The whole cluster, for operators.
+        """The whole cluster, for operators. A master that follows tells of itself and of the owner only; all other calls fail there: Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

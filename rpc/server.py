@@ -158,8 +158,12 @@ class Server:
         for path in self._unix_paths:
             path.unlink(missing_ok=True)
         self._unix_paths.clear()
+        self.hang_up("the server stops")
+
+    def hang_up(self, reason: str) -> None:
+        """Hang up on everyone who is connected now."""
         for session in list(self.sessions):
-            session.close("the server stops")
+            session.close(reason)
 
 
 class Nobody:

@@ -22,9 +22,10 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
-        "directory draining queries pins removing rows keys key_index membership placement records publishing removals reservations "
-        "tenants holders rates"
+        "directory draining following queries pins removing rows keys key_index membership placement records publishing removals "
+        "reservations tenants holders rates"
     ),
+    "master/roles": "relay standing",
     "client/jobs": "breaker lane stats",
     "client/tensors": "arrays groups parts pools prompts staging steps streams",
     "engines/vllm": "counters identity plan settings staging trouble",

@@ -1,30 +1,28 @@
 """From the event loop to the catalog and back: what was committed is told in the loop's thread, in order."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from kvstore.master.catalogs.interface import Catalog, Change
-from kvstore.protocol.errors import Closed, KVStoreError
+from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.reactor import Reactor
-
-log = logging.getLogger("kvstore.master")
 
 
 class Committer:
-    """Not thread-safe: the loop is the only caller. `on_fenced` is called once when another master has taken the catalog over."""
+    """The commits of one epoch. Not thread-safe: the loop is the only caller."""
 
-    def __init__(self, reactor: Reactor, catalog: Catalog, *, on_fenced: Callable[[KVStoreError], None]) -> None:
+    def __init__(self, reactor: Reactor, catalog: Catalog) -> None:
         self._reactor = reactor
         self._catalog = catalog
-        self._on_fenced = on_fenced
-        self._is_fenced = False
+        self._is_over = False
 
     def commit(self, changes: Sequence[Change], then: Callable[[], None] = lambda: None) -> None:
         """Call `then` in the loop when `changes`, and all that was committed before, are durable; never if they cannot be any more.
 
-        No changes are committed too: `then` keeps its place in the order.
+        No changes are committed too: `then` keeps its place in the order. Does nothing after `end`.
         """
+        if self._is_over:
+            return
         loop_thread = threading.get_ident()
 
         def done(error: KVStoreError | None) -> None:
@@ -35,10 +33,11 @@ class Committer:
 
         self._catalog.commit(changes, done)
 
+    def end(self) -> None:
+        """The epoch is over: nothing is committed any more, and nobody is told of what is under way. What is left of the epoch would else
+        be written under a later one, should this master be elected again."""
+        self._is_over = True
+
     def _committed(self, error: KVStoreError | None, then: Callable[[], None]) -> None:
-        if error is None:
+        if error is None and not self._is_over:
             then()
-        elif not isinstance(error, Closed) and not self._is_fenced:
-            self._is_fenced = True
-            log.error("the catalog refuses this master: %s", error)
-            self._on_fenced(error)

@@ -8,37 +8,26 @@ costs a miss and never a wrong byte.
 
 import random
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.master.catalogs.interface import BlockPuts, Change, Op
+from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
 from kvstore.master.directory.draining import Draining, Pace
-from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
 from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rates import RateReport, Rates
-from kvstore.master.directory.records import (
-    NO_DESCRIPTION,
-    Description,
-    DescriptionPart,
-    DrainRecord,
-    NodeRecord,
-    RemovedRecord,
-    StrangersRecord,
-    Version,
-)
+from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
@@ -85,15 +74,30 @@ class Directory:
     """See the module. Every method belongs to one thread."""
 
     def __init__(
-        self, master_epoch: int, *, wall_ns: int, rng: random.Random, timing: Timing | None = None, limits: Limits | None = None
+        self,
+        master_epoch: int,
+        *,
+        wall_ns: int,
+        rng: random.Random,
+        timing: Timing | None = None,
+        limits: Limits | None = None,
+        followed: Followed | None = None,
+        now_ns: int = 0,
     ) -> None:
-        """`wall_ns` is the wall clock: generations and registrations start above it, so that a restarted master repeats none."""
+        """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
+
+        `wall_ns` is the wall clock: generations and registrations start above it, so that a restarted master repeats none. Takes a time
+        that does not grow with the blocks. Raises Corrupt.
+        """
         self._timing = timing or Timing()
         limits = limits or Limits()
+        followed = followed or Followed()
         self._rng = rng
-        self._tenants = Tenants()
-        self._rows = Rows(self._tenants)
-        self._reservations = Reservations(ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=wall_ns, limit=limits.reservations)
+        self._tenants, self._rows = followed.tenants, followed.rows
+        last_generation = max(wall_ns, followed.last_generation)
+        self._reservations = Reservations(
+            ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=last_generation, limit=limits.reservations
+        )
         self.members = Membership(
             wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
@@ -103,7 +107,7 @@ class Directory:
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
-        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch, wall_ns=wall_ns)
+        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch, wall_ns=wall_ns, now_ns=now_ns)
         self.removing = Removing(
             self._rows,
             self._tenants,
@@ -114,57 +118,23 @@ class Directory:
             self._removals,
             master_epoch,
         )
-        self._described: dict[str, list[DescriptionPart]] = {}
-        """Parts of nodes' descriptions that were taken in."""
         self._sweep_row = 0
+        self._remember(followed, now_ns)
 
-    def load(self, batches: Iterable[Sequence[Change]], now_ns: int) -> None:
-        """Take in all of a catalog's records, before anything else. No node lives until it registers. Raises Corrupt."""
-        self.pins.begin(now_ns)
-        for changes in batches:
-            self.take(changes, now_ns)
-        self._rows.cut_cycles()
+    def _remember(self, followed: Followed, now_ns: int) -> None:
+        if followed.strangers is not None:
+            self.members.remember_strangers(followed.strangers)
+        for record in followed.nodes():
+            self.members.remember(record, now_ns)
         for node in self.members:
-            node.description = records.join_description(self._described.pop(node.info.name, ()))
+            node.description = followed.description(node.info.name)
+        for pin in followed.ending_pins():
+            self.pins.load(self._tenants.of(pin.tenant), pin)
+        for drain in followed.drains():
+            self.members.set_drain(drain.name, drain.to)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
-
-    def take(self, changes: Sequence[Change], now_ns: int) -> None:
-        """Take in some of a catalog's records, in their order. Raises Corrupt."""
-        for change in changes:
-            if isinstance(change, BlockPuts):
-                self._take_blocks(change)
-            elif isinstance(change, Op):
-                if change.value is not None:
-                    self._take_record(records.decode(change.key, change.value), now_ns)
-            else:
-                for row in map(self._tenants.asked(change.tenant).rows.get, change.keys):
-                    if row is not None:
-                        self._rows.remove(row)
-
-    def _take_blocks(self, puts: BlockPuts) -> None:
-        """Each may name a parent that comes later, or never; holders are hints until they register."""
-        tenant = self._tenants.of(puts.tenant)
-        self._reservations.saw(max(puts.generations, default=0))
-        for key, size, checksum, generation, namespace, parent, holders in zip(*puts[1:], strict=True):
-            pairs = tuple((node_id, HINT) for node_id in holders)
-            self._rows.insert(tenant, key, Version(size, checksum, generation, namespace, parent), pairs, make_parent=True)
-
-    def _take_record(self, record: records.Record, now_ns: int) -> None:
-        if isinstance(record, NodeRecord):
-            self.members.remember(record, now_ns)
-        elif isinstance(record, StrangersRecord):
-            self.members.remember_strangers(record)
-        elif isinstance(record, DrainRecord):
-            self.members.set_drain(record.name, record.to)
-        elif isinstance(record, DescriptionPart):
-            self._described.setdefault(record.name, []).append(record)
-        elif isinstance(record, RemovedRecord):
-            self._removals.load(self._tenants.of(record.tenant), record.key, record.generation)
-            self._reservations.saw(record.generation)
-        else:
-            self.pins.load(self._tenants.of(record.tenant), record)
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION

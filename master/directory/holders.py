@@ -104,6 +104,10 @@ class HolderSets:
         """All that are in any set."""
         return set(self._of_node)
 
+    def held_blocks(self) -> int:
+        """Blocks that anybody is thought to hold, live or not."""
+        return sum(count for count, pairs in zip(self._rows, self._pairs, strict=True) if pairs)
+
     def live_blocks(self) -> int:
         """Blocks that can be read now."""
         return sum(count for count, live in zip(self._rows, self.live, strict=True) if live)

@@ -36,19 +36,15 @@ class Pinning:
 class Pins:
     """See the module. Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, queries: Queries, master_epoch: int, *, wall_ns: int) -> None:
+    def __init__(self, rows: Rows, tenants: Tenants, queries: Queries, master_epoch: int, *, wall_ns: int, now_ns: int) -> None:
+        """It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
         self._rows, self._tenants, self._queries = rows, tenants, queries
         self._master_epoch = master_epoch
-        self._wall_ns = wall_ns
-        self._wall_offset_ns = 0
+        self._wall_offset_ns = wall_ns - now_ns
         """What makes the loop's clock the wall's."""
         self._ends: list[tuple[int, str, bytes]] = []
         """A heap of (end, tenant, key): of each pin that has an end, and of some that were let go or made again since."""
         self._max_ends = SPARE_ENDS
-
-    def begin(self, now_ns: int) -> None:
-        """It is `wall_ns` now."""
-        self._wall_offset_ns = self._wall_ns - now_ns
 
     def load(self, owner: Tenant, record: PinRecord) -> None:
         """A pin of the catalog. One that has ended meanwhile is let go by the next `expire`."""

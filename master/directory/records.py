@@ -234,14 +234,31 @@ def decode(key: bytes, value: bytes) -> Record:
         if key[:1] == b"g" and value.decode() in DRAINS:
             return DrainRecord(key[1:].decode(), value.decode())
         if key[:1] == b"p":
-            return PinRecord(*_owner(key), *(_UNTIL.unpack(value) if value else ()))
+            return PinRecord(*block_of(key), *(_UNTIL.unpack(value) if value else ()))
         if key[:1] == b"r":
-            return RemovedRecord(*_owner(key), *_GENERATION.unpack(value))
+            return RemovedRecord(*block_of(key), *_GENERATION.unpack(value))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Corrupt(f"the catalog's record {key!r} is damaged: {error}") from None
     raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")
 
 
-def _owner(key: bytes) -> tuple[str, bytes]:
+KINDS: Final[dict[bytes, type[Record]]] = {
+    b"n": NodeRecord,
+    b"f": StrangersRecord,
+    b"d": DescriptionPart,
+    b"g": DrainRecord,
+    b"p": PinRecord,
+    b"r": RemovedRecord,
+}
+"""Which record a key is one of, by its first byte."""
+
+
+def described_by(key: bytes) -> str:
+    """The node of which the record of this key, a DescriptionPart, tells."""
+    return key[2:].decode()
+
+
+def block_of(key: bytes) -> tuple[str, bytes]:
+    """Tenant and key of the block of which the record of this key, a PinRecord or RemovedRecord, tells."""
     split = 2 + key[1]
     return key[2:split].decode(), key[split:]

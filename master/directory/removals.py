@@ -18,24 +18,19 @@ from kvstore.master.directory.tenants import Tenant, Tenants
 
 
 class Removals:
-    """Keys are in Tenant.removed, up to which generation. Not thread-safe."""
+    """Keys are in Tenant.removed, up to which generation; those that are there already count. Not thread-safe."""
 
     def __init__(self, tenants: Tenants, members: Membership, *, limit: int) -> None:
         self._tenants = tenants
         self._members = members
         self._limit = limit
-        self._count = 0
+        self._count = sum(len(tenant.removed) for tenant in tenants)
         self._unwritten = 0
 
     @property
     def unwritten(self) -> int:
         """How often floors have risen without being durable yet: `floors_written` is to be called as often."""
         return self._unwritten
-
-    def load(self, tenant: Tenant, key: bytes, generation: int) -> None:
-        """A removal from the catalog."""
-        tenant.removed[key] = generation
-        self._count += 1
 
     def remember(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         """A block is being removed, with all its versions up to `generation`; operations that must be durable before that is said.

@@ -6,17 +6,24 @@ is the directory's business; this table keeps rows, their parents and their hold
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
-from kvstore.master.directory.holders import HolderSets, Pairs
+from kvstore.master.catalogs.interface import BlockPuts
+from kvstore.master.directory.holders import HINT, HolderSets, Pairs
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
 
+T = TypeVar("T")
+
 NO_PARENT: Final = 0
 MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by."""
+MAX_LINEAGE: Final = 65_536
+"""Ancestors that are looked at for a cycle, some milliseconds: as many as a prompt of a million tokens has blocks of 16. A longer line is
+cut there: whoever says who is whose parent could else keep a master that reads a catalog at it for ever."""
 
 
 class Namespaces:
@@ -34,11 +41,12 @@ class Namespaces:
     def __len__(self) -> int:
         return len(self._index)
 
-    def enter(self, name: str) -> int:
+    def enter(self, name: str, count: int = 1) -> int:
+        """Count so many rows more of `name`; its index."""
         index = self._index.get(name)
         if index is None:
             index = self._new(name)
-        self._rows[index] += 1
+        self._rows[index] += count
         return index
 
     def leave(self, index: int) -> None:
@@ -64,8 +72,8 @@ class Rows:
 
     A block that goes while it has children leaves its row behind, held by nobody, until the last child goes: a parent's row is
     never given to another block, and a parent that comes back finds its children. The parent of a row is fixed when the row is
-    made and existed before it, so there are no cycles. Where rows are made before their parents are known, from a catalog,
-    `cut_cycles` sees to that. Not thread-safe.
+    made and existed before it, so there are no cycles. Where rows are made before their parents are known, from a catalog
+    (`replay`), a row that has children is given a parent only once it is sure that this is none of its descendants. Not thread-safe.
     """
 
     def __init__(self, tenants: Tenants) -> None:
@@ -98,22 +106,12 @@ class Rows:
         """Size, checksum and generation are the row's."""
         return version[:3] == (self.sizes[row], self.checksums[row], self.generations[row])
 
-    def insert(self, tenant: Tenant, key: bytes, version: Version, pairs: Pairs, *, make_parent: bool = False) -> int:
-        """Give `key` this version and these holders, in its row or a new one; the row.
-
-        A new row gets its parent if the parent has a row. `make_parent`: make that row, held by nobody, if there is none (a
-        catalog is read in key order, children before their parents).
-        """
+    def insert(self, tenant: Tenant, key: bytes, version: Version, pairs: Pairs) -> int:
+        """Give `key` this version and these holders, in its row or a new one; the row. A new row gets its parent if that has a row."""
         row = tenant.rows.get(key)
         if row == NO_ROW:
-            row = self._new(tenant, key, self._parent_row(tenant, key, version.parent, make_parent))
-        elif make_parent and self.parents[row] == NO_PARENT:
-            self._adopt(row, self._parent_row(tenant, key, version.parent, make_parent))
-        self.sizes[row], self.checksums[row], self.generations[row] = version[:3]
-        namespace_index = self.namespaces.enter(version.namespace)
-        self.namespaces.leave(self.namespace_indexes[row])
-        self.namespace_indexes[row] = namespace_index
-        self.hold(row, pairs)
+            row = self._new(tenant, key, self._parent_row(tenant, key, version.parent))
+        self._set(row, version, pairs)
         return row
 
     def insert_new(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], pairs: Pairs) -> None:
@@ -121,26 +119,98 @@ class Rows:
         free = min(len(self._free), len(keys))
         for key, version in zip(keys[:free], versions[:free], strict=True):
             self.insert(tenant, key, version, pairs)
-        if free < len(keys):
-            self._append(tenant, keys[free:], versions[free:], pairs)
+        if free == len(keys):
+            return
+        sizes, checksums, generations, namespaces, parents = zip(*versions[free:], strict=True)
+        holders = array("I", (self.sets.enter(pairs, len(keys) - free),)) * (len(keys) - free)
+        first = self._append(tenant, keys[free:], sizes, checksums, generations, namespaces, holders)
+        if any(parents):
+            for row, above in enumerate(tenant.rows.find(parents).tolist(), first):
+                if NO_ROW < above < row:  # else it is not there yet, or the block itself
+                    self._adopt(row, above)
 
-    def _append(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], pairs: Pairs) -> None:
-        """`insert_new`, behind all rows that there are."""
+    def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
+        """Make the rows of these keys what the catalog says of them, in whatever order it tells of blocks and their parents.
+
+        A parent without a row gets one, held by nobody. A row's parent is the first that was said of it. Holders are hints.
+        """
+        pairs_of = {holders: tuple((node_id, HINT) for node_id in holders) for holders in set(puts.holders)}
+        found = tenant.rows.find(puts.keys).tolist()
+        new = [at for at, row in enumerate(found) if row == NO_ROW][len(self._free) :]
+        if len(new) == len(found):
+            self._replay_new(tenant, puts, pairs_of)
+            return
+        appended = set(new)
+        if new:
+            self._replay_new(tenant, _some(puts, new), pairs_of)
+        for at, (key, size, checksum, generation, namespace, parent, holders) in enumerate(zip(*puts[1:], strict=True)):
+            if at not in appended:
+                row = tenant.rows.get(key)
+                if row == NO_ROW:
+                    row = self._new(tenant, key, NO_PARENT)
+                self._set(row, Version(size, checksum, generation, namespace, parent), pairs_of[holders])
+                if parent and self.parents[row] == NO_PARENT:
+                    self._adopt_replayed(row, self._made(tenant, parent))
+
+    def _replay_new(self, tenant: Tenant, puts: BlockPuts, pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
+        """`replay` of different keys that have no rows, behind all rows that there are."""
+        sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
+        held = array("I", map(sets.__getitem__, puts.holders))
+        first = self._append(tenant, puts.keys, puts.sizes, puts.checksums, puts.generations, puts.namespaces, held)
+        if any(puts.parents):
+            for row, (above, parent) in enumerate(zip(tenant.rows.find(puts.parents).tolist(), puts.parents, strict=True), first):
+                if parent:
+                    self._adopt_replayed(row, above or self._made(tenant, parent))
+
+    def _made(self, tenant: Tenant, key: bytes) -> int:
+        """The row of a key, made if there is none."""
+        return tenant.rows.get(key) or self._new(tenant, key, NO_PARENT)
+
+    def _adopt_replayed(self, row: int, parent: int) -> None:
+        """Give a row without one its parent, unless that is the row, a descendant of it, or has too many ancestors to tell."""
+        if parent != row and (not self.children[row] or self._is_apart(parent, row)):
+            self._adopt(row, parent)
+
+    def _is_apart(self, row: int, other: int) -> bool:
+        """Neither the row nor an ancestor of it is `other`."""
+        for _ in range(MAX_LINEAGE):
+            if row in (NO_ROW, other):
+                return row == NO_ROW
+            row = self.parents[row]
+        return False
+
+    def _append(
+        self,
+        tenant: Tenant,
+        keys: Sequence[bytes],
+        sizes: Sequence[int],
+        checksums: Sequence[int],
+        generations: Sequence[int],
+        namespaces: Sequence[str],
+        holders: "array[int]",
+    ) -> int:
+        """Rows for different keys that have none, without parents, behind all rows that there are; the first of them. `holders`: the index
+        of each one's set, entered already."""
         first, end = len(self.keys), len(self.keys) + len(keys)
         while len(self.sizes) < end:
             self._make_rows()
         self.keys.extend(keys)
         tenant.rows.insert_all(keys, first)
-        sizes, checksums, generations, namespaces, parents = zip(*versions, strict=True)
         for wide, values in ((self.sizes, sizes), (self.checksums, checksums), (self.generations, generations)):
             wide[first:end] = array("Q", values)
-        self.namespace_indexes[first:end] = array("I", map(self.namespaces.enter, namespaces))
+        names = {name: self.namespaces.enter(name, count) for name, count in Counter(namespaces).items()}
+        self.namespace_indexes[first:end] = array("I", map(names.__getitem__, namespaces))
         self.tenant_indexes[first:end] = array("I", (tenant.index,)) * len(keys)
-        self.holders[first:end] = array("I", (self.sets.enter(pairs, len(keys)),)) * len(keys)
-        if any(parents):
-            for row, above in enumerate(tenant.rows.find(parents).tolist(), first):
-                if NO_ROW < above < row:  # else it is not there yet, or the block itself
-                    self._adopt(row, above)
+        self.holders[first:end] = holders
+        return first
+
+    def _set(self, row: int, version: Version, pairs: Pairs) -> None:
+        """This is the row's version, and these hold it, from now on."""
+        self.sizes[row], self.checksums[row], self.generations[row] = version[:3]
+        namespace_index = self.namespaces.enter(version.namespace)
+        self.namespaces.leave(self.namespace_indexes[row])
+        self.namespace_indexes[row] = namespace_index
+        self.hold(row, pairs)
 
     def hold(self, row: int, pairs: Pairs) -> None:
         """`pairs` hold the row's block from now on."""
@@ -157,24 +227,6 @@ class Rows:
             if parent != NO_PARENT:
                 self.children[parent] -= 1
             row = parent
-
-    def cut_cycles(self) -> None:
-        """Take its parent off one row of each cycle: its rows would wait for one another for ever. After the last insert with
-        `make_parent`; O(rows).
-
-        Writers say who is whose parent, each of its own block.
-        """
-        walked_from = array("I", bytes(4 * len(self)))
-        for start in range(1, len(self)):
-            row = start
-            while row != NO_ROW and not walked_from[row]:
-                walked_from[row] = start
-                row = self.parents[row]
-            if row != NO_ROW and walked_from[row] == start:
-                parent, self.parents[row] = self.parents[row], NO_PARENT
-                self.children[parent] -= 1
-                if not self.holders[parent] and not self.children[parent]:
-                    self.remove(parent)
 
     def check_integrity(self) -> None:
         """assert that rows, indexes, holders' sets and children counts agree. For tests; O(rows)."""
@@ -196,13 +248,8 @@ class Rows:
             tenant.rows.check_integrity()
         self.sets.check_integrity(self.holders)
 
-    def _parent_row(self, tenant: Tenant, key: bytes, parent: bytes, make: bool) -> int:
-        if not parent or parent == key:
-            return NO_PARENT
-        row = tenant.rows.get(parent)
-        if row == NO_ROW and make:
-            row = self._new(tenant, parent, NO_PARENT)
-        return row
+    def _parent_row(self, tenant: Tenant, key: bytes, parent: bytes) -> int:
+        return tenant.rows.get(parent) if parent and parent != key else NO_PARENT
 
     def _new(self, tenant: Tenant, key: bytes, parent: int) -> int:
         """A row for `key`, held by nobody yet."""
@@ -237,3 +284,14 @@ class Rows:
         self.keys.clear(row)
         self.parents[row] = NO_PARENT
         self._free.append(row)
+
+
+def _some(puts: BlockPuts, indexes: Sequence[int]) -> BlockPuts:
+    """Those of the blocks with these indexes."""
+
+    def some(column: Sequence[T]) -> list[T]:
+        return [column[at] for at in indexes]
+
+    _tenant, keys, sizes, checksums, generations, namespaces, parents, holders = puts
+    columns = some(keys), some(sizes), some(checksums), some(generations), some(namespaces), some(parents), some(holders)
+    return BlockPuts(puts.tenant, *columns)

@@ -25,6 +25,9 @@ class NodeLinks:
         self._command_timeout_s = command_timeout_s
         self._links: dict[int, Session] = {}
 
+    def __len__(self) -> int:
+        return len(self._links)
+
     def get(self, node_id: int) -> Session | None:
         return self._links.get(node_id)
 

@@ -31,6 +31,10 @@ class Reachable:
     control_host: str
     control_port: int
 
+    def control(self, session: Session) -> str:
+        """The control plane's address, for this peer."""
+        return f"{self.control_host or session.local_host()}:{self.control_port}"
+
 
 class FramesService:
     """The transfer Handler of the master."""
@@ -40,13 +44,14 @@ class FramesService:
         directory: Directory,
         committer: Committer,
         *,
+        reachable: Reachable,
         master_epoch: int,
         token_digests: Mapping[str, bytes],
         command_timeout_s: float,
     ) -> None:
+        self.reachable = reachable
         self._master_epoch = master_epoch
         self._token_digests = token_digests
-        self.reachable = Reachable("", "", "", "", 0)
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
         )
@@ -98,8 +103,9 @@ class FramesService:
         else:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable
-        control = f"{at.control_host or session.local_host()}:{at.control_port}"
-        session.reply(header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, control))
+        session.reply(
+            header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session))
+        )
 
     def check_token(self, tenant: str, token: str) -> None:
         """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""

@@ -25,12 +25,12 @@ log = logging.getLogger("kvstore.master")
 
 
 class SchedulerService(SchedulerServicer):
-    """Implements kvstore.v1.Scheduler."""
+    """Implements kvstore.v1.Scheduler. `scheduling` gives the owner's, in the loop's thread, or raises Unavailable while there is none."""
 
     def __init__(
         self,
         reactor: Reactor,
-        scheduling: Scheduling,
+        scheduling: Callable[[], Scheduling],
         *,
         check_token: Callable[[str, str], None],
         report_interval_s: float,
@@ -44,17 +44,18 @@ class SchedulerService(SchedulerServicer):
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         def report() -> int:
-            is_new = self._scheduling.instances.get(request.name) is None
-            self._scheduling.report(request, self._reactor.now_ns())
+            scheduling = self._scheduling()
+            is_new = scheduling.instances.get(request.name) is None
+            scheduling.report(request, self._reactor.now_ns())
             if is_new:
                 log.info("instance %s (%s) has joined, at %s", request.name, pb.Role.Name(request.role), request.address)
-            return self._scheduling.engine_caches.version(request.name)
+            return scheduling.engine_caches.version(request.name)
 
         version = self._in_loop(context, report)
         return pb.ReportReply(report_interval_s=self._report_interval_s, engine_cache_version=version)
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
-        self._in_loop(context, lambda: self._scheduling.leave(request.name))
+        self._in_loop(context, lambda: self._scheduling().leave(request.name))
         return pb.LeaveReply()
 
     def Schedule(self, request: pb.ScheduleRequest, context: grpc.ServicerContext) -> pb.ScheduleReply:  # noqa: N802
@@ -63,10 +64,10 @@ class SchedulerService(SchedulerServicer):
             prompt = _prompt(request)
         except KVStoreError as error:
             abort(context, error)
-        return self._in_loop(context, lambda: self._scheduling.schedule(prompt, self._reactor.now_ns()))
+        return self._in_loop(context, lambda: self._scheduling().schedule(prompt, self._reactor.now_ns()))
 
     def Instances(self, request: pb.InstancesRequest, context: grpc.ServicerContext) -> pb.InstancesReply:  # noqa: N802
-        return self._in_loop(context, lambda: self._scheduling.show(self._reactor.now_ns()))
+        return self._in_loop(context, lambda: self._scheduling().show(self._reactor.now_ns()))
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
         return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)

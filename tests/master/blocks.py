@@ -7,6 +7,7 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
@@ -72,15 +73,23 @@ class Master:
         timing: Timing | None = None,
         limits: Limits | None = None,
         wall_ns: int | None = None,
+        now_ns: int = 0,
     ) -> None:
         self.epoch = epoch
-        self.now_ns = 0
+        self.now_ns = now_ns
         self.catalog: dict[bytes, bytes | BlockPuts] = dict(catalog or {})
         """Small records by their keys; a block's under b"b", the length of its tenant's name, that, and its key."""
+        followed = Followed()
+        followed.take([_change(*item) for item in self.catalog.items()])
         self.directory = Directory(
-            epoch, wall_ns=1000 * epoch if wall_ns is None else wall_ns, rng=random.Random(1), timing=timing, limits=limits
+            epoch,
+            wall_ns=1000 * epoch if wall_ns is None else wall_ns,
+            rng=random.Random(1),
+            timing=timing,
+            limits=limits,
+            followed=followed,
+            now_ns=self.now_ns,
         )
-        self.directory.load([[_change(*item) for item in self.catalog.items()]], self.now_ns)
 
     def commit(self, changes: Iterable[Change]) -> None:
         for change in changes:

@@ -21,7 +21,7 @@ from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PH
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -39,8 +39,15 @@ class Places:
     unix: str
     control: str
     pid: int = 0
+    role: str = ""
     master: Master | None = None
     """The master itself, where it is of this process: for what nobody asks over a socket."""
+
+    @property
+    def epoch(self) -> int:
+        """Of a master of this process that owns its catalog."""
+        assert self.master is not None
+        return self.master.standing.leading().epoch
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
         """Have the master order copies."""
@@ -48,12 +55,18 @@ class Places:
         assert master is not None
 
         def order() -> None:
-            master._frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            master.standing.leading().frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
         master.reactor.call(order, deadline_s=TIMEOUT_S)
 
     def client(self, tenant: str = "red", token: str = "") -> Channel:
         return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
+
+    def client_welcome(self) -> Welcome:
+        """What it answers to a client's Hello."""
+        client = self.client()
+        client.close()
+        return client.welcome
 
     @contextlib.contextmanager
     def stub(self) -> Iterator[ControlStub]:
@@ -94,11 +107,18 @@ class MasterProcess:
         flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(self.folder), *self.flags)
         self.process = run_master(*flags, environment=self.environment)
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.end()
-        facts = json.loads(line)
+        facts = self.next_line()
         assert facts.pop("event") == "ready"
         return Places(**facts)
+
+    def next_line(self) -> dict[str, Any]:
+        """What it says next on standard output; the test's own timeout ends the wait."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.end()
+        facts: dict[str, Any] = json.loads(line)
+        return facts
 
     def kill(self) -> None:
         assert self.process is not None

@@ -1,6 +1,5 @@
 """Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
 
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -8,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
-from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.catalogs.interface import BlockDeletes, Change
+from kvstore.master.directory.directory import Limits, Timing
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.publishing import Plan
 from kvstore.master.directory.records import Description
@@ -226,30 +225,6 @@ def test_pins_outlive_the_master() -> None:
     again = master.restart()
     assert again.directory.counts().pinned == 1
     assert again.sync(again.register("a"), Event(b"a")) == [(1, Hold(2, TENANT, [b"a"], 1))]
-
-
-def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> None:
-    """A block that was put again, one that was deleted, and a cycle of parents of which one has gone since."""
-    master, node = one_node()
-    a, b, c = (blocks(key, parent=parent) for key, parent in ((b"a", b"b"), (b"b", b"a"), (b"c", b"")))
-    again = BlockPuts(*c[:4], [9], *c[5:])
-    first: list[Change] = [a, b, c, again, BlockDeletes(TENANT, [b"never there"]), BlockDeletes("nobody", [b"a"])]
-    later: list[Change] = [BlockDeletes(TENANT, [b"a"]), Op(b"n", None), *(Op(*item) for item in small(master))]
-    directory = Directory(2, wall_ns=2000, rng=random.Random(1))
-    directory.load([first, later], 0)
-    directory.check_integrity()
-    assert directory.blocks_at(node.node_id) == 2
-    directory.load([[BlockDeletes(TENANT, [b"b"])]], 0)
-    directory.check_integrity()
-    assert directory.blocks_at(node.node_id) == 1
-
-
-def blocks(key: bytes, *, parent: bytes) -> BlockPuts:
-    return BlockPuts(TENANT, [key], [100], [7], [1], ["ns"], [parent], [(1,)])
-
-
-def small(master: Master) -> list[tuple[bytes, bytes]]:
-    return [(key, value) for key, value in master.catalog.items() if isinstance(value, bytes)]
 
 
 def test_a_catalog_of_something_else_is_refused() -> None:

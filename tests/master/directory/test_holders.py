@@ -82,6 +82,11 @@ def test_all_nodes_of_all_sets_are_told() -> None:
     sets.enter(((1, 2), (7, 2)))
     sets.leave(sets.enter(((9, 2),)))
     assert sets.node_ids() == {1, 7}
+    assert sets.held_blocks() == 1
+    sets.rewrite(1, lambda _state: None)
+    assert sets.held_blocks() == 1
+    sets.rewrite(7, lambda _state: None)
+    assert sets.held_blocks() == 0, "nobody holds it any more; its row waits for a sweep"
 
 
 def test_pairs_are_kept_by_node() -> None:

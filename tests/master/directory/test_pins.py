@@ -86,9 +86,7 @@ def test_an_end_outlives_the_master() -> None:
     pin_for(master, b"a", ttl_s=1)
     pin_for(master, b"b", ttl_s=100)
     master.commit(master.directory.pins.pin(TENANT, [b"c"], pinned=True).ops)
-    again = Master(2, master.catalog, wall_ns=1000 + 50 * S)
-    again.now_ns = 7 * S
-    again.directory.load([], again.now_ns)
+    again = Master(2, master.catalog, wall_ns=1000 + 50 * S, now_ns=7 * S)
     after(again, 0)
     assert pins_of(again) == [b"b", b"c"]
     again.sync(again.register("a"), Event(b"a"), Event(b"b"), Event(b"c"))

@@ -56,7 +56,7 @@ def test_a_removal_that_a_holder_refuses_is_one_of_older_versions_only() -> None
 def test_beyond_the_limit_the_nodes_that_are_away_must_drop_what_they_have() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red, blue = tenants.of("red"), tenants.of("blue")
-    removals.load(red, b"a", 1)
+    assert removals.remember(red, b"a", 1)
     assert removals.remember(blue, b"b", 2)
     assert (removals.unwritten, nodes[0].floor) == (0, 0)
     assert removals.remember(blue, b"c", 3) == [records.put_strangers(3, 2), records.put_node("n0", 1, 3)]

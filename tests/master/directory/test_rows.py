@@ -1,9 +1,13 @@
 """Promises of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
 
+import itertools
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvstore.master.catalogs.interface import BlockPuts
+from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.rows import Rows
@@ -116,31 +120,75 @@ def test_an_unknown_parent_or_oneself_is_none() -> None:
     assert rows.parents[rows.insert(red, b"b", version(parent=b"b"), HELD)] == NO_ROW
 
 
+def replayed(*links: tuple[bytes, bytes], generation: int = 1, holders: tuple[int, ...] = (1,)) -> BlockPuts:
+    """Records of blocks, (key, parent) each."""
+    keys, parents = [key for key, _parent in links], [parent for _key, parent in links]
+    numbers, count = range(generation, generation + len(keys)), len(keys)
+    return BlockPuts("red", keys, numbers, [20] * count, numbers, [f"ns{n % 2}" for n in numbers], parents, [holders] * count)
+
+
+def links_of(rows: Rows, red: Tenant) -> dict[bytes, bytes]:
+    return {key: rows.version(row).parent for key, row in red.rows.items()}
+
+
 def test_from_a_catalog_children_come_before_their_parents() -> None:
     rows, red = table()
-    child = rows.insert(red, b"a", version(parent=b"b"), HELD, make_parent=True)
-    parent = rows.insert(red, b"b", version(parent=b"c"), HELD, make_parent=True)
-    rows.insert(red, b"c", version(), HELD, make_parent=True)
-    assert rows.version(child).parent == b"b"
-    assert rows.version(parent).parent == b"c"
-    rows.insert(red, b"a", version(parent=b"c"), HELD, make_parent=True)
-    assert rows.version(child).parent == b"b"
+    rows.replay(red, replayed((b"a", b"b"), (b"x", b"b")))
+    rows.replay(red, replayed((b"b", b"c")))
+    rows.replay(red, replayed((b"c", b"")))
+    assert links_of(rows, red) == {b"a": b"b", b"b": b"c", b"c": b"", b"x": b"b"}
+    rows.replay(red, replayed((b"a", b"c"), generation=9))
+    assert links_of(rows, red)[b"a"] == b"b", "a row keeps its parent"
+    assert rows.version(red.rows[b"a"]).generation == 9
     rows.check_integrity()
 
 
-def test_parents_that_form_a_cycle_in_a_catalog_are_cut_and_all_rows_leave() -> None:
+@pytest.mark.parametrize("freed", [0, 1, 2, 4, 9])
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_records_make_the_same_rows_whether_some_are_known_and_some_rows_are_free(freed: int, known: int) -> None:
     rows, red = table()
-    links = {b"1": b"2", b"2": b"3", b"3": b"1", b"a": b"3", b"b": b"c", b"self": b"self"}
-    for key, parent in links.items():
-        rows.insert(red, key, version(parent=parent), HELD, make_parent=True)
-    rows.cut_cycles()
+    old = [rows.insert(red, b"old%d" % number, version(), HELD) for number in range(freed)]
+    for row in old:
+        rows.remove(row)
+    links = [(b"1", b"0"), (b"2", b"1"), (b"3", b"9"), (b"4", b"2"), (b"5", b"5"), (b"6", b"")]
+    rows.replay(red, replayed(*links[:known], generation=50, holders=(7,)))
+    records = replayed(*links)._replace(holders=[(1,), (1, 2), (1,), (2,), (1,), (1,)])
+    rows.replay(red, records)
     rows.check_integrity()
-    kept = [key for key in links if rows.version(red.rows[key]).parent == links[key]]
-    assert len(kept) == 4, "one of the cycle has no parent now, and who is its own parent had none"
-    assert {b"a", b"b"} < set(kept)
-    for key in links:
+    for at, (key, parent) in enumerate(links):
+        row = red.rows[key]
+        wanted = Version(records.sizes[at], 20, records.generations[at], records.namespaces[at], b"" if parent == key else parent)
+        assert (rows.version(row), rows.pairs(row)) == (wanted, tuple((node_id, HINT) for node_id in records.holders[at]))
+    assert {rows.pairs(red.rows[parent]) for parent in (b"0", b"9")} == {()}
+    for key, _parent in links:
         rows.remove(red.rows[key])
     assert not red.rows
+
+
+def test_parents_that_form_a_cycle_in_a_catalog_are_not_taken_and_all_rows_leave() -> None:
+    links = {b"1": b"2", b"2": b"3", b"3": b"1", b"a": b"3", b"b": b"c", b"self": b"self"}
+    for order in itertools.permutations(links):
+        for parts in ([order], [order[:2], order[2:]], [[key] for key in order]):
+            rows, red = table()
+            for part in parts:
+                rows.replay(red, replayed(*((key, links[key]) for key in part)))
+            rows.check_integrity()
+            kept = [key for key in links if rows.version(red.rows[key]).parent == links[key]]
+            assert len(kept) == 4, "one of the cycle has no parent, and who is its own parent had none"
+            assert {b"a", b"b"} < set(kept)
+            for key in links:
+                rows.remove(red.rows[key])
+            assert not red.rows
+
+
+def test_a_line_of_ancestors_that_is_too_long_to_be_looked_at_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.master.directory.rows.MAX_LINEAGE", 4)
+    rows, red = table()
+    chain = [b"%d" % number for number in range(9)]
+    rows.replay(red, replayed(*zip(chain[1:], chain, strict=False)))
+    rows.replay(red, replayed((b"below 3", b"upper 3"), (b"below 8", b"upper 8")))
+    rows.replay(red, replayed((b"upper 3", b"2"), (b"upper 8", b"8")))
+    assert [rows.version(red.rows[key]).parent for key in (b"upper 3", b"upper 8")] == [b"2", b""]
     rows.check_integrity()
 
 

@@ -1,0 +1,174 @@
+"""A master while it owns the catalog: the directory and all that serves it, put together for one epoch.
+
+It is made when the master is elected and ended when it is deposed; nothing of it is used after that. The loop is the only caller.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.interface import Catalog
+from kvstore.master.config import MasterSettings
+from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.directory.draining import Pace
+from kvstore.master.directory.following import Followed
+from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.records import Description
+from kvstore.master.frames.service import FramesService, Reachable
+from kvstore.master.roles.node_status import node_status
+from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.rpc.reactor import Reactor
+
+log = logging.getLogger("kvstore.master")
+
+
+class MasterSeen(NamedTuple):
+    """The master that a node was registered with last: its catalog's identity ("": none yet) and its epoch."""
+
+    catalog: str
+    epoch: int
+
+
+class Leading:
+    """See the module."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        catalog: Catalog,
+        settings: MasterSettings,
+        *,
+        epoch: int,
+        followed: Followed,
+        wall_ns: int,
+        reachable: Reachable,
+        token_digests: Mapping[str, bytes],
+    ) -> None:
+        """The owner of epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
+        self.epoch = epoch
+        self._reactor = reactor
+        self._catalog = catalog
+        self._settings = settings
+        self._token_digests = token_digests
+        self._durable: set[Future[None]] = set()
+        """Calls that wait for what they wrote."""
+        timing = Timing(
+            settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s, settings.measured_rate_ttl_s
+        )
+        limits = Limits(
+            settings.max_nodes,
+            settings.max_absent_nodes,
+            settings.max_kept_removals,
+            settings.max_reservations,
+            Pace(settings.drain_blocks, settings.drain_bytes, settings.sweep_rows),
+        )
+        self.directory = Directory(
+            epoch, wall_ns=wall_ns, rng=random.Random(), timing=timing, limits=limits, followed=followed, now_ns=reactor.now_ns()
+        )
+        self._committer = Committer(reactor, catalog)
+        self.frames = FramesService(
+            self.directory,
+            self._committer,
+            reachable=reachable,
+            master_epoch=epoch,
+            token_digests=token_digests,
+            command_timeout_s=settings.command_timeout_s,
+        )
+        estimators = make_estimators(settings)
+        self.scheduling = make_scheduling(settings, self.directory, estimators, replicate=self.frames.nodes.replicate, wall_ns=wall_ns)
+
+    def end(self, why: KVStoreError) -> None:
+        """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
+        self._committer.end()
+        for waiting in self._durable:
+            waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
+        self._durable.clear()
+
+    def linked_nodes(self) -> int:
+        """Nodes with a connection to this master."""
+        return len(self.frames.links)
+
+    def tick(self) -> None:
+        """Let time pass: nodes, instances and pins expire, and rows are swept."""
+        now_ns = self._reactor.now_ns()
+        for node in self.directory.tick(now_ns):
+            log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
+        for node in self.directory.members.surplus():
+            log.warning("node %s is forgotten: more than %d nodes are away", node.info.name, self._settings.max_absent_nodes)
+            self._forget(node.info.name, lambda: None)
+        for name in self.scheduling.tick(now_ns):
+            log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
+        self.frames.drains.tick(now_ns)
+        self.frames.clients.expire_pins(now_ns)
+        changes = self.directory.sweep(self._settings.sweep_rows)
+        if changes:
+            self._committer.commit(changes)
+
+    def register(self, info: NodeInfo, tiers: Sequence[pb.TierStatus], seen: MasterSeen, description: Description) -> pb.RegisterReply:
+        """Raises StaleEpoch (the node has heard of a later owner), and what Directory.register raises."""
+        if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
+            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
+        node, changes = self.directory.register(info, list(tiers), self._reactor.now_ns(), description)
+        self._committer.commit(changes)
+        log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
+        return pb.RegisterReply(
+            node_id=node.node_id,
+            registration_epoch=node.epoch,
+            master_epoch=self.epoch,
+            catalog=self._catalog.identity,
+            heartbeat_interval_s=self._settings.heartbeat_interval_s,
+            tenant_token_sha256=dict(self._token_digests),
+        )
+
+    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:
+        """See Directory.describe."""
+        self._committer.commit(self.directory.describe(node_id, epoch, topology=topology, transfer=transfer))
+
+    def show(self, reply: pb.StatusReply) -> None:
+        """Fill in what an owner alone knows of the cluster."""
+        directory, now_ns, counts = self.directory, self._reactor.now_ns(), self.directory.counts()
+        reply.epoch = self.epoch
+        reply.blocks, reply.reserved, reply.pinned = counts.blocks, counts.reserved, counts.pinned
+        reply.nodes.extend(
+            node_status(node, directory.blocks_at(node.node_id), directory.draining.progress(node), now_ns) for node in directory.members
+        )
+        reply.counters.update(self.frames.counters)
+
+    def forget(self, name: str) -> "Future[None]":
+        """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+        return self._promise(lambda then: self._forget(name, then))
+
+    def drain(self, name: str, to: str) -> "Future[None]":
+        """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+        return self._promise(lambda then: self.frames.drains.drain(name, to, then))
+
+    def _promise(self, begin: Callable[[Callable[[], None]], None]) -> "Future[None]":
+        """Done when what `begin` is given is called."""
+        durable: Future[None] = Future()
+
+        def then() -> None:
+            self._durable.discard(durable)
+            durable.set_result(None)
+
+        self._durable.add(durable)
+        try:
+            begin(then)
+        except KVStoreError:
+            self._durable.discard(durable)
+            raise
+        return durable
+
+    def _forget(self, name: str, then: Callable[[], None]) -> None:
+        node, changes = self.directory.forget(name)
+        self.frames.links.hang_up(node.node_id)
+
+        def durable() -> None:
+            self._committer.commit(self.directory.floors_written())
+            then()
+
+        self._committer.commit(changes, durable)

@@ -1,0 +1,118 @@
+"""Which role this master has, as the catalog says: it follows the records that another master writes, or it owns them.
+
+It makes the one from the other when it is elected, and begins anew when it is deposed. In between it may be cut off: its lease is over,
+and the catalog cannot be reached, so that nobody knows whether another master has taken over. Then it writes nothing and goes on answering
+questions, for nodes refuse what is wrong of the answers, until it hears of the catalog or a node leaves it. The loop is the only caller.
+"""
+
+import enum
+import gc
+import logging
+from collections.abc import Callable, Sequence
+
+from kvstore.master.catalogs.interface import Change, Owner
+from kvstore.master.directory.following import Followed
+from kvstore.master.frames.standby import refusal
+from kvstore.master.roles.leading import Leading
+from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
+
+log = logging.getLogger("kvstore.master")
+
+
+class Role(enum.StrEnum):
+    OWNER = "owner"
+    FOLLOWING = "following"
+    CUT_OFF = "cut off"
+
+
+class Standing:
+    """A catalog's Follower, called in the loop's thread (relay.py)."""
+
+    def __init__(self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None]) -> None:
+        """`lead` makes the owner of an epoch on the records followed so far. `on_change` is called at each change of the role, and of the
+        owner that is followed. An owner at this master's own `address` is the one that died in this place, and nobody."""
+        self._address = address
+        self._lead = lead
+        self._on_change = on_change
+        self._followed = Followed()
+        self._leading: Leading | None = None
+        self._is_cut_off = False
+        self._linked_nodes = 0
+        """When it was cut off."""
+        self.owner: Owner | None = None
+        """Whom this master follows; None for nobody, and while it is the owner itself."""
+
+    @property
+    def role(self) -> Role:
+        if self._leading is None:
+            return Role.FOLLOWING
+        return Role.CUT_OFF if self._is_cut_off else Role.OWNER
+
+    def leading(self) -> Leading:
+        """The owner that this master is. Raises Unavailable, which names the one to ask instead."""
+        if self._is_cut_off:
+            raise Unavailable("this master is cut off from its catalog, which another one may own by now")
+        return self.answering()
+
+    def answering(self) -> Leading:
+        """The owner that this master is, or was last as far as it knows: for questions. Raises Unavailable."""
+        if self._leading is None:
+            raise refusal(self.owner)
+        return self._leading
+
+    def records(self) -> int:
+        """Blocks that have a record in the catalog, as far as this master knows."""
+        return self._followed.blocks()
+
+    def tick(self) -> None:
+        """Let time pass. While it is cut off nobody dies of silence: nodes are told to look for another master."""
+        if self._leading is None:
+            self._followed.tick()
+        elif not self._is_cut_off:
+            self._leading.tick()
+        elif self._leading.linked_nodes() < self._linked_nodes:
+            log.warning("a node has left this master, which is cut off: another one may own the catalog")
+            self._stand_by()
+            self._on_change()
+
+    def begin(self) -> None:
+        self._stand_by()
+        self._on_change()
+
+    def take(self, changes: Sequence[Change]) -> None:
+        self._followed.take(changes)
+
+    def owned_by(self, owner: Owner | None) -> None:
+        if owner is not None and owner.address == self._address:
+            owner = None
+        self.owner = owner
+        log.info("following %s", f"{owner.name} at {owner.address}, epoch {owner.epoch}" if owner else "the catalog, which nobody owns")
+        self._on_change()
+
+    def elected(self, epoch: int) -> None:
+        self.owner = None
+        self._leading = self._lead(epoch, self._followed)
+        log.info("this master owns the catalog, epoch %d: %d blocks", epoch, self.records())
+        self._on_change()
+
+    def deposed(self, why: KVStoreError) -> None:
+        """Raises Corrupt, if that is why: there is nothing to stand by for."""
+        if isinstance(why, Corrupt):
+            raise why
+        if self._leading is not None and not self._is_cut_off:
+            log.warning("this master owns the catalog no longer: %s", why)
+            self._leading.end(why)
+            self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()
+            self._on_change()
+
+    def close(self, why: KVStoreError) -> None:
+        """The master stops: who waits for the catalog is told."""
+        if self._leading is not None:
+            self._leading.end(why)
+
+    def _stand_by(self) -> None:
+        """Nothing is known of the catalog."""
+        had_led = self._leading is not None
+        self._leading, self._is_cut_off, self.owner, self._followed = None, False, None, Followed()
+        if had_led:
+            gc.collect()  # its parts refer to one another: else there would be two tables until the collector comes by

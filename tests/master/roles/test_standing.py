@@ -1,0 +1,126 @@
+"""Promises of standing.py: from following to owning and back, without sockets or a shared catalog."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.master.catalogs.interface import BlockPuts, Owner
+from kvstore.master.catalogs.memory import MemoryCatalog
+from kvstore.master.config import MasterSettings
+from kvstore.master.directory.following import Followed
+from kvstore.master.frames.service import Reachable
+from kvstore.master.roles.leading import Leading
+from kvstore.master.roles.standing import Role, Standing
+from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
+from kvstore.rpc.reactor import Reactor
+
+OTHER = Owner("other", "other:7440", 3)
+OVER = StaleEpoch("the lease is over")
+BLOCK = BlockPuts("red", [b"a"], [1], [2], [3], ["ns"], [b""], [(1,)])
+
+
+class Stage:
+    """A Standing whose owners are made on a catalog in memory; `linked` nodes are connected to them."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        self.roles: list[tuple[Role, Owner | None]] = []
+        self.linked = 2
+        self.standing = Standing("me:7440", self._lead, on_change=lambda: self.roles.append((self.standing.role, self.standing.owner)))
+
+    def _lead(self, epoch: int, followed: Followed) -> Leading:
+        class Linked(Leading):
+            def linked_nodes(_self) -> int:  # noqa: N805
+                return self.linked
+
+        return Linked(
+            self.reactor,
+            MemoryCatalog(),
+            MasterSettings(),
+            epoch=epoch,
+            followed=followed,
+            wall_ns=1000,
+            reachable=Reachable("", "", "", "", 0),
+            token_digests={},
+        )
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    reactor = Reactor()
+    yield Stage(reactor)
+    reactor.close()
+
+
+def test_who_follows_says_whom_to_ask(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    with pytest.raises(Unavailable, match="no master owns the catalog now"):
+        standing.leading()
+    standing.take([BLOCK])
+    standing.owned_by(OTHER)
+    with pytest.raises(Unavailable, match="this master stands by: ask other:7440"):
+        standing.answering()
+    standing.tick()
+    assert (standing.records(), stage.roles) == (1, [(Role.FOLLOWING, None), (Role.FOLLOWING, OTHER)])
+    standing.close(OVER)
+
+
+def test_an_owner_that_died_in_this_place_is_nobody(stage: Stage) -> None:
+    stage.standing.begin()
+    stage.standing.owned_by(Owner("before", "me:7440", 3))
+    with pytest.raises(Unavailable, match="no master owns the catalog now"):
+        stage.standing.leading()
+
+
+def test_who_is_elected_stands_on_what_it_has_followed(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.take([BLOCK])
+    standing.owned_by(OTHER)
+    standing.elected(9)
+    assert stage.roles[-1] == (Role.OWNER, None)
+    assert (standing.leading().epoch, standing.answering(), standing.records()) == (9, standing.leading(), 0), "its holder is not known"
+    standing.tick()
+    standing.close(OVER)
+
+
+def test_who_is_deposed_answers_questions_until_it_hears_of_the_catalog(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.elected(9)
+    answering = standing.leading()
+    standing.deposed(OVER)
+    standing.deposed(OVER)
+    assert stage.roles[-2:] == [(Role.OWNER, None), (Role.CUT_OFF, None)]
+    with pytest.raises(Unavailable, match="cut off"):
+        standing.leading()
+    assert standing.answering() is answering
+    standing.tick()
+    standing.begin()
+    assert stage.roles[-1] == (Role.FOLLOWING, None)
+    with pytest.raises(Unavailable):
+        standing.answering()
+    standing.take([BLOCK])
+    standing.elected(12)
+    assert standing.leading().epoch == 12
+
+
+def test_who_is_cut_off_ends_when_a_node_leaves_it(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.elected(9)
+    standing.deposed(OVER)
+    standing.tick()
+    assert standing.role is Role.CUT_OFF
+    stage.linked -= 1
+    standing.tick()
+    assert stage.roles[-1] == (Role.FOLLOWING, None)
+    assert standing.records() == 0
+
+
+def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
+    with pytest.raises(Corrupt):
+        stage.standing.deposed(Corrupt("damaged"))
+    stage.standing.deposed(OVER)
+    assert stage.roles == []
