@@ -8,7 +8,6 @@ next block of the same size finds it mapped and warm, until another group needs 
 """
 
 from dataclasses import dataclass, field
-from itertools import count as count_from
 from itertools import repeat
 from typing import Protocol
 
@@ -130,7 +129,8 @@ class SlabAllocator:
 
     def allocate_unused(self, size_bytes: int, tenant: str, count: int) -> list[Slot]:
         """Up to `count` slots of one slab that is open or vacant, those that were used before or else those that were not: what `allocate`
-        would give one after the other, in the order of their places. Raises InvalidArgument."""
+        would give one after the other, in the order of their places, but of one generation: one of its own would take 32 bytes of each.
+        Raises InvalidArgument."""
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or next(iter(group.vacant.values()), None)
         if slab is None or count < 1:
@@ -138,21 +138,20 @@ class SlabAllocator:
         if slab.number in group.vacant:
             del group.vacant[slab.number], self._vacant[slab.number]
             group.open[slab.number] = slab
+        self._generation += 1
         slots, returned, number, generation = slab.slots, slab.returned, group.number, self._generation
         base = slab.number << POSITION_BITS
         if returned:
             found = []
             for position in sorted(returned[-count:]):
-                generation += 1
                 slots[position] = slot = Slot(base | position, generation, size_bytes, number)
                 found.append(slot)
             del returned[-count:]
         else:
             begin, end = len(slots), min(slab.count, len(slots) + count)
-            columns = zip(range(base + begin, base + end), count_from(generation + 1), repeat(size_bytes), repeat(number))
+            columns = zip(range(base + begin, base + end), repeat(generation), repeat(size_bytes), repeat(number))
             found = list(map(Slot._make, columns))  # twice as quick as by name
             slots += found
-        self._generation += len(found)
         slab.used += len(found)
         if not returned and len(slots) == slab.count:
             del group.open[slab.number]
