@@ -26,7 +26,7 @@ PARTS = {
         "reservations tenants holders rates"
     ),
     "master/roles": "relay standing",
-    "client/jobs": "breaker lane stats",
+    "client/jobs": "board breaker lane stats",
     "client/tensors": "arrays groups parts pools prompts staging steps streams",
     "engines/vllm": "counters identity plan settings staging trouble",
     "engines/publisher": "form sockets",

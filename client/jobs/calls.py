@@ -1,11 +1,13 @@
 """Carries out a job by calls of a client: part by part, so that it can be cancelled between two, and with a result a key."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from enum import Enum
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
-from kvstore.client.jobs.job import Job, Kind, Result
+from kvstore.client.aio import AsyncClient
+from kvstore.client.jobs.job import BaseJob, Kind, Result
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable, typed
 
@@ -13,8 +15,9 @@ log = logging.getLogger("kvstore.client")
 
 UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
 """What a call raises whose store cannot be reached, or does not answer in time."""
-Ask = Callable[[float], object]
-"""Asks the store something, within so many seconds."""
+Ask = Callable[[float], Any]
+"""Asks the store something, within so many seconds; of an AsyncClient it is awaited."""
+C = TypeVar("C", Client, AsyncClient)
 
 
 class Outcome(Enum):
@@ -26,57 +29,63 @@ class Outcome(Enum):
     """It was not asked, or not given the time that the job asked for."""
 
 
-class Calls:
-    """Thread-safe, as its client is. Raises nothing: what is not an error of the tree is somebody's mistake, becomes one, and is logged."""
+class AnyCalls(Generic[C]):
+    """What calls by either kind of client have in common: which are made, and what their ends come to."""
 
-    def __init__(self, client: Client, *, batch_bytes: int, clock_ns: Callable[[], int]) -> None:
-        self._client = client
+    def __init__(self, client: C, *, batch_bytes: int, clock_ns: Callable[[], int]) -> None:
+        self._client: C = client
         self._batch_bytes = batch_bytes
         self._clock_ns = clock_ns
 
-    def carry_out(self, job: Job) -> Outcome:
-        """Fill in the results of all its keys."""
+    def here(self, job: BaseJob) -> list[bool]:
+        """Which of its keys can be read on this host without asking anybody."""
+        try:
+            return self._client.exists_here(job.keys)
+        except Exception as error:
+            _failure(error)
+            return [False] * len(job.keys)
+
+    def probe(self, job: BaseJob) -> Ask:
+        """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
+        the caller's memory, whether the first block that was not loaded can be read."""
+        client, keys = self._client, job.keys[: job.admitted]
+        if job.kind is Kind.LOOKUP:
+            return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
+        if job.kind is Kind.PREFIX:
+            return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
+        return partial(self._look, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE)))
+
+    def _look(self, key: bytes, deadline_s: float) -> Any:
+        raise NotImplementedError
+
+    def _steps(self, job: BaseJob) -> Generator[Callable[[], Any], Any, Outcome]:
+        """Calls of the client, to each of which the answer, or error, is sent back; the results of all keys are filled in then."""
         outcome = Outcome.UNKNOWN
         for start, stop in self._parts(job):
             now_ns = self._clock_ns()
             error = job.reason_to_stop(now_ns)
             if error is None:
-                answer = self.ask(lambda: self._call(job, start, stop))  # noqa: B023  (called here and now)
-                error = job.answer(start, answer, UNREACHABLE) if not isinstance(answer, KVStoreError) else answer
+                answer = yield partial(self._call, job, start, stop)
+                is_failure = isinstance(answer, KVStoreError)
+                error = answer if is_failure else job.answer(start, _results(job, answer, stop - start), UNREACHABLE)
                 outcome = _outcome(job, error, now_ns)
             if error is not None:
                 job.fail(job.answered, job.admitted, error)
                 break
         return outcome
 
-    def here(self, job: Job) -> list[bool]:
-        """Which of its keys can be read on this host without asking anybody."""
-        answer = self.ask(lambda: self._client.exists_here(job.keys))
-        return [False] * len(job.keys) if isinstance(answer, KVStoreError) else answer
-
-    def ask(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, or the error that it raises, typed."""
-        try:
-            return call()
-        except KVStoreError as error:
-            return error
-        except Exception as error:
-            log.exception("a job of a client failed")
-            return typed(error)
-
-    def _call(self, job: Job, start: int, stop: int) -> Sequence[Result]:
-        left_s = (job.deadline_ns - self._clock_ns()) / 1e9
+    def _call(self, job: BaseJob, start: int, stop: int) -> Any:
+        client, left_s = self._client, (job.deadline_ns - self._clock_ns()) / 1e9
         keys = job.keys[start:stop]
         match job.kind:
             case Kind.LOOKUP:
-                return self._client.exists_batch(keys, deadline_s=left_s)
+                return client.exists_batch(keys, deadline_s=left_s)
             case Kind.PREFIX:
-                matched = self._client.match_prefix(keys, deadline_s=left_s)
-                return [True] * matched + [False] * (len(keys) - matched)
+                return client.match_prefix(keys, deadline_s=left_s)
             case Kind.LOAD:
-                return self._client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
+                return client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
             case Kind.STORE:
-                return self._client.put_batch_from(
+                return client.put_batch_from(
                     keys,
                     job.values[start:stop],
                     namespace=job.namespace,
@@ -85,7 +94,7 @@ class Calls:
                     deadline_s=left_s,
                 )
 
-    def _parts(self, job: Job) -> Iterator[tuple[int, int]]:
+    def _parts(self, job: BaseJob) -> Iterator[tuple[int, int]]:
         """The admitted keys, cut where a part's values would be more than a batch."""
         if job.kind in (Kind.LOOKUP, Kind.PREFIX):
             yield 0, job.admitted
@@ -98,24 +107,74 @@ class Calls:
             part_bytes += job.sizes[index]
         yield start, job.admitted
 
-    def probe(self, job: Job) -> Ask:
-        """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
-        the caller's memory, whether the first block that was not loaded can be read."""
-        client, keys = self._client, job.keys[: job.admitted]
-        if job.kind is Kind.LOOKUP:
-            return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
-        if job.kind is Kind.PREFIX:
-            return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
-        key = next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE))
 
-        def look(deadline_s: float) -> None:
-            with client.view(key, deadline_s=deadline_s):
-                pass
+class Calls(AnyCalls[Client]):
+    """Thread-safe, as its client is. Raises nothing: what is not an error of the tree is somebody's mistake, becomes one, and is logged."""
 
-        return look
+    def carry_out(self, job: BaseJob) -> Outcome:
+        """Fill in the results of all its keys."""
+        steps, answer = self._steps(job), None
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            answer = self.ask(call)
+
+    def ask(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns, or the error that it raises, typed."""
+        try:
+            return call()
+        except Exception as error:
+            return _failure(error)
+
+    def _look(self, key: bytes, deadline_s: float) -> None:
+        with self._client.view(key, deadline_s=deadline_s):
+            pass
 
 
-def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> Outcome:
+class AsyncCalls(AnyCalls[AsyncClient]):
+    """As `Calls`, awaited."""
+
+    async def carry_out(self, job: BaseJob) -> Outcome:
+        """As `Calls.carry_out`."""
+        steps, answer = self._steps(job), None
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            answer = await self.ask(call)
+
+    async def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """As `Calls.ask`."""
+        try:
+            return await call()
+        except Exception as error:
+            return _failure(error)
+
+    async def _look(self, key: bytes, deadline_s: float) -> None:
+        async with self._client.view(key, deadline_s=deadline_s):
+            pass
+
+
+def _failure(error: Exception) -> KVStoreError:
+    """An error of the tree as it is; any other is somebody's mistake, logged and typed."""
+    if isinstance(error, KVStoreError):
+        return error
+    log.error("a job of a client failed", exc_info=error)
+    return typed(error)
+
+
+def _results(job: BaseJob, answer: Any, count: int) -> Sequence[Result]:
+    """Of `count` keys, by what the client answered."""
+    results: Sequence[Result] = [True] * answer + [False] * (count - answer) if job.kind is Kind.PREFIX else answer
+    return results
+
+
+def _outcome(job: BaseJob, error: KVStoreError | None, began_ns: int) -> Outcome:
     """Of a call. One that had less than half the job's time for itself is no proof of a store that does not answer."""
     if not isinstance(error, UNREACHABLE):
         return Outcome.ANSWERED

@@ -12,8 +12,8 @@ SECTION: Final = "jobs"
 class JobSettings:
     """How much may wait, for how long, and when the store counts as unreachable."""
 
-    read_workers: int = setting(2, "Threads that carry out lookups and loads.", minimum=1, maximum=64)
-    write_workers: int = setting(1, "Threads that carry out stores.", minimum=1, maximum=64)
+    read_workers: int = setting(2, "Threads, or tasks of an event loop, that carry out lookups and loads.", minimum=1, maximum=64)
+    write_workers: int = setting(1, "Threads, or tasks, that carry out stores.", minimum=1, maximum=64)
     queue_bytes: Size = setting(
         Size(256 << 20), "Values of stores that wait or are being written, together; what is over it is refused, and dropped.", minimum=1
     )

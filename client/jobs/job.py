@@ -1,5 +1,8 @@
 """One job: a batch of keys to look up, load or store, and what became of each of them."""
 
+import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
@@ -10,7 +13,10 @@ from kvstore.protocol.errors import Cancelled, DeadlineExceeded, InvalidArgument
 Result = bool | int | KVStoreError | None
 """Of one key. Of a lookup: is it there? Of a load: the value's size in bytes, None for a miss. Of a store: True if it was stored, False
 if it was there already. Of each: the error that kept it from that."""
-OnDone = Callable[["Job"], object]
+OnDone = Callable[[Any], object]
+"""Called with the job."""
+
+log = logging.getLogger("kvstore.client")
 
 
 class Kind(Enum):
@@ -24,8 +30,8 @@ class Kind(Enum):
     STORE = "store"
 
 
-class Job:
-    """Made by Jobs. What it says may be read by any thread once `is_over`; its buffers may be used from then on."""
+class BaseJob:
+    """What `Job` and `AsyncJob` have in common: all but how one waits for it."""
 
     def __init__(
         self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, deadline_s: float, on_done: OnDone | None = None
@@ -55,7 +61,8 @@ class Job:
         """Of a load: each of its blocks lies on this host, so that it is carried out though the store cannot be reached."""
         self.is_cancelled = False
         """The caller wants no more of it; it is over once nothing touches its memory any more."""
-        self._waiting: list[threading.Lock] = []
+        self._waiting: list[Callable[[], object]] = []
+        """To be called when it is over."""
 
     @property
     def held_bytes(self) -> int:
@@ -79,17 +86,6 @@ class Job:
         """How many keys succeeded, from the first on without a gap."""
         succeeded = self.succeeded
         return succeeded.index(False) if False in succeeded else len(succeeded)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
-        if not self.is_over:
-            waiting = threading.Lock()
-            waiting.acquire()
-            self._waiting.append(waiting)  # whoever ends the job marks it before he looks at this list
-            if not self.is_over:
-                waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
-            self._waiting.remove(waiting)
-        return self.is_over
 
     # --- for those who carry it out ---
 
@@ -135,5 +131,45 @@ class Job:
         """It is over, and its memory the caller's again. Once, by a thread that no signal handler strikes."""
         self.values = ()
         self.is_over = True
-        for waiting in list(self._waiting):
-            waiting.release()
+        for wake in list(self._waiting):
+            wake()
+
+    def tell(self) -> None:
+        """Call its `on_done`, if it has one. Raises nothing: what that raises is logged."""
+        if self.on_done is None:
+            return
+        try:
+            self.on_done(self)
+        except Exception:
+            log.exception("on_done of a %s failed", self.kind.value)
+
+
+class Job(BaseJob):
+    """Made by Jobs. What it says may be read by any thread once `is_over`; its buffers may be used from then on."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
+        if not self.is_over:
+            waiting = threading.Lock()
+            waiting.acquire()
+            self._waiting.append(waiting.release)  # whoever ends the job marks it before he looks at this list
+            if not self.is_over:
+                waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            self._waiting.remove(waiting.release)
+        return self.is_over
+
+
+class AsyncJob(BaseJob):
+    """Made by AsyncJobs. What it says may be read, and its buffers be used, once `is_over`."""
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Come back when it is over, or the time is; whether it is over. To cancel the wait does not cancel the job."""
+        if not self.is_over:
+            is_over = asyncio.Event()
+            self._waiting.append(is_over.set)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(is_over.wait(), None if timeout_s is None else max(0.0, timeout_s))
+            finally:
+                self._waiting.remove(is_over.set)
+        return self.is_over

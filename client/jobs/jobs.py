@@ -3,19 +3,17 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
-from typing import Any
 
 from kvstore.client.forks import Process
-from kvstore.client.jobs.calls import Calls, sizes_of
+from kvstore.client.jobs.any_jobs import AnyJobs, forked
+from kvstore.client.jobs.calls import Calls
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.crew import Crew
-from kvstore.client.jobs.job import Job, Kind, OnDone
-from kvstore.client.jobs.stats import JobStats
+from kvstore.client.jobs.job import Job, Kind
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import Forked
 
 
-class Jobs:
+class Jobs(AnyJobs[Job]):
     """Lookups, loads and stores that somebody else carries out. A context manager; threads may share it. Close it before its client.
 
     `lookup`, `lookup_prefix`, `load` and `store` return at once with a Job, which is over by its deadline (a copy under way then is
@@ -33,14 +31,13 @@ class Jobs:
     In a forked child all is answered with Forked, and `close` does nothing.
     """
 
+    _kind_of_job = Job
+
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Asks nobody; its threads begin with the first job."""
-        self.settings = chosen = settings or JobSettings()
-        self._clock_ns = clock_ns
+        chosen = settings or JobSettings()
         self._crew = Crew(Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
-        self._process = Process.number
-
-    # --- calls that are answered at once ---
+        super().__init__(self._crew, chosen, clock_ns)
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now; 0 if the store does not say so in `deadline_s`
@@ -52,77 +49,17 @@ class Jobs:
         return self._ask_now(Kind.LOOKUP, keys, deadline_s).succeeded
 
     def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None) -> Job:
-        job = self._job(kind, None, keys, deadline_s, self.settings.lookup_deadline_s)
+        job = self._job(kind, None, keys, deadline_s)
         if self._process != Process.number:
-            job.fail(0, len(keys), _forked())
+            job.fail(0, len(keys), forked())
             return job
         self._crew.ask_now(job)
         return job
-
-    # --- calls that somebody else carries out ---
-
-    def lookup(
-        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
-    ) -> Job:
-        """Find out which of the blocks can be read."""
-        return self._submit(self._job(Kind.LOOKUP, request, keys, deadline_s, self.settings.lookup_deadline_s, on_done))
-
-    def lookup_prefix(
-        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
-    ) -> Job:
-        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`."""
-        return self._submit(self._job(Kind.PREFIX, request, keys, deadline_s, self.settings.lookup_deadline_s, on_done))
-
-    def load(
-        self,
-        keys: Sequence[bytes],
-        buffers: Any,
-        *,
-        request: Hashable = None,
-        deadline_s: float | None = None,
-        on_done: OnDone | None = None,
-    ) -> Job:
-        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded."""
-        job = self._job(Kind.LOAD, request, keys, deadline_s, self.settings.load_deadline_s, on_done)
-        job.values, job.sizes = buffers, sizes_of(buffers)
-        return self._submit(job)
-
-    def store(
-        self,
-        keys: Sequence[bytes],
-        values: Any,
-        *,
-        namespace: Any = "",
-        parents: Sequence[bytes | None] | None = None,
-        ack: str | None = None,
-        request: Hashable = None,
-        deadline_s: float | None = None,
-        on_done: OnDone | None = None,
-    ) -> Job:
-        """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
-        job = self._job(Kind.STORE, request, keys, deadline_s, self.settings.store_deadline_s, on_done)
-        job.namespace, job.parents, job.ack = namespace, parents, ack
-        job.values, job.sizes = values, sizes_of(values)
-        return self._submit(job)
-
-    def poll(self, request: Hashable) -> bool:
-        """Are all jobs of the request over? True, too, of one that has none."""
-        return not self._crew.has(request)
-
-    def finished(self) -> list[Job]:
-        """Those without `on_done` that have ended since the last call, in the order of their ends."""
-        return self._crew.take_finished() if self._process == Process.number else []
 
     def cancel(self, request: Hashable) -> int:
         """End the jobs of a request: how many were not over. Those that wait end now; those under way when the call in which they are
         does, by its deadline, and are waited for. They are told as all others are."""
         return self._crew.cancel(request) if self._process == Process.number else 0
-
-    def stats(self) -> JobStats:
-        """What has been done so far. Asks nobody. Raises Forked."""
-        if self._process != Process.number:
-            raise _forked()
-        return self._crew.stats()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Take no more jobs (they are answered with Closed), let those submitted be carried out for up to `drain_s`, and cancel the
@@ -136,27 +73,3 @@ class Jobs:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _job(
-        self,
-        kind: Kind,
-        request: Hashable,
-        keys: Sequence[bytes],
-        deadline_s: float | None,
-        default_s: float,
-        on_done: OnDone | None = None,
-    ) -> Job:
-        chosen_s = default_s if deadline_s is None else deadline_s
-        return Job(kind, request, keys, deadline_ns=self._clock_ns() + int(chosen_s * 1e9), deadline_s=chosen_s, on_done=on_done)
-
-    def _submit(self, job: Job) -> Job:
-        if self._process != Process.number:
-            job.fail(0, len(job.keys), _forked())
-            job.end()
-        else:
-            self._crew.submit(job)
-        return job
-
-
-def _forked() -> Forked:
-    return Forked("these jobs are those of the process that this one was forked from: make some here")

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from kvstore.client.jobs.job import Job
+from kvstore.client.jobs.job import BaseJob
 from kvstore.protocol.errors import Full
 
 
@@ -15,12 +15,12 @@ class Lane:
         """`max_bytes` bounds the values of jobs that wait or run; None: they hold no memory but their caller's."""
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
-        self.waiting: deque[Job] = deque()
-        self.running: set[Job] = set()
+        self.waiting: deque[BaseJob] = deque()
+        self.running: set[BaseJob] = set()
         self.held_bytes = 0
         """Of the values of all of them."""
 
-    def add(self, job: Job) -> bool:
+    def add(self, job: BaseJob) -> bool:
         """Let it wait, with as many of its keys, from the first on, as there is room for; the others are refused with Full. False if
         those are all."""
         if len(self.waiting) >= self._max_jobs:
@@ -40,7 +40,7 @@ class Lane:
         self.waiting.append(job)
         return True
 
-    def take(self) -> Job | None:
+    def take(self) -> BaseJob | None:
         """The next job, under way from now on."""
         if not self.waiting:
             return None
@@ -48,7 +48,7 @@ class Lane:
         self.running.add(job)
         return job
 
-    def remove(self, job: Job) -> bool:
+    def remove(self, job: BaseJob) -> bool:
         """It is not to be carried out; False if it does not wait any more."""
         if job not in self.waiting:
             return False
@@ -56,19 +56,19 @@ class Lane:
         self.held_bytes -= job.held_bytes
         return True
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: BaseJob) -> None:
         """A job that was taken is over."""
         self.running.remove(job)
         self.held_bytes -= job.held_bytes
 
-    def overdue(self, now_ns: int) -> list[Job]:
+    def overdue(self, now_ns: int) -> list[BaseJob]:
         """Those whose deadline has passed while they waited; they wait no more."""
         late = [job for job in self.waiting if job.deadline_ns <= now_ns]
         for job in late:
             self.remove(job)
         return late
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[BaseJob]:
         yield from self.waiting
         yield from self.running
 

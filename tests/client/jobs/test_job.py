@@ -1,10 +1,11 @@
 """Promises of job.py."""
 
+import asyncio
 import threading
 
 import pytest
 
-from kvstore.client.jobs.job import Job, Kind, Result
+from kvstore.client.jobs.job import AsyncJob, Job, Kind, Result
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidArgument, Unavailable
 from tests.client.jobs.made import job
 
@@ -71,3 +72,19 @@ def test_who_waits_is_woken_by_its_end_and_its_memory_is_let_go() -> None:
     assert woken == [True] * 3
     assert made.wait(0)
     assert made.values == ()
+
+
+def test_tasks_that_wait_are_woken_by_its_end_and_may_be_cancelled() -> None:
+    async def play() -> None:
+        made = AsyncJob(Kind.LOOKUP, None, [b"key"], deadline_ns=1 << 62, deadline_s=1.0)
+        waiting = [asyncio.ensure_future(made.wait()) for _ in range(3)]
+        assert not await made.wait(0.01)
+        assert not await made.wait(-1)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        assert waiting[0].cancelled()
+        made.end()
+        assert await asyncio.gather(*waiting[1:]) == [True, True]
+        assert await made.wait(0)
+
+    asyncio.run(play())

@@ -1,0 +1,118 @@
+"""What jobs over either kind of client have in common: how they are submitted, and told of."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from kvstore.client.forks import Process
+from kvstore.client.jobs.calls import sizes_of
+from kvstore.client.jobs.config import JobSettings
+from kvstore.client.jobs.job import BaseJob, Kind, OnDone
+from kvstore.client.jobs.stats import JobStats
+from kvstore.protocol.errors import Forked
+
+J = TypeVar("J", bound=BaseJob)
+
+
+class AnyCrew(Protocol):
+    """Those who carry jobs out."""
+
+    def submit(self, job: BaseJob) -> None: ...
+
+    def has(self, request: Hashable) -> bool: ...
+
+    def take_finished(self) -> list[BaseJob]: ...
+
+    def stats(self) -> JobStats: ...
+
+
+class AnyJobs(Generic[J]):
+    """See `Jobs` and `AsyncJobs`."""
+
+    _kind_of_job: ClassVar[type[BaseJob]]
+
+    def __init__(self, crew: AnyCrew, settings: JobSettings, clock_ns: Callable[[], int]) -> None:
+        self.settings = settings
+        self._carriers = crew
+        self._clock_ns = clock_ns
+        self._process = Process.number
+        self._default_s = {
+            Kind.LOOKUP: settings.lookup_deadline_s,
+            Kind.PREFIX: settings.lookup_deadline_s,
+            Kind.LOAD: settings.load_deadline_s,
+            Kind.STORE: settings.store_deadline_s,
+        }
+
+    def lookup(
+        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
+    ) -> J:
+        """Find out which of the blocks can be read."""
+        return self._submit(self._job(Kind.LOOKUP, request, keys, deadline_s, on_done))
+
+    def lookup_prefix(
+        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
+    ) -> J:
+        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`."""
+        return self._submit(self._job(Kind.PREFIX, request, keys, deadline_s, on_done))
+
+    def load(
+        self,
+        keys: Sequence[bytes],
+        buffers: Any,
+        *,
+        request: Hashable = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> J:
+        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded."""
+        job = self._job(Kind.LOAD, request, keys, deadline_s, on_done)
+        job.values, job.sizes = buffers, sizes_of(buffers)
+        return self._submit(job)
+
+    def store(
+        self,
+        keys: Sequence[bytes],
+        values: Any,
+        *,
+        namespace: Any = "",
+        parents: Sequence[bytes | None] | None = None,
+        ack: str | None = None,
+        request: Hashable = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
+    ) -> J:
+        """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
+        job = self._job(Kind.STORE, request, keys, deadline_s, on_done)
+        job.namespace, job.parents, job.ack = namespace, parents, ack
+        job.values, job.sizes = values, sizes_of(values)
+        return self._submit(job)
+
+    def poll(self, request: Hashable) -> bool:
+        """Are all jobs of the request over? True, too, of one that has none."""
+        return not self._carriers.has(request)
+
+    def finished(self) -> list[J]:
+        """Those without `on_done` that have ended since the last call, in the order of their ends."""
+        return cast(list[J], self._carriers.take_finished()) if self._process == Process.number else []
+
+    def stats(self) -> JobStats:
+        """What has been done so far. Asks nobody. Raises Forked."""
+        if self._process != Process.number:
+            raise forked()
+        return self._carriers.stats()
+
+    def _job(self, kind: Kind, request: Hashable, keys: Sequence[bytes], deadline_s: float | None, on_done: OnDone | None = None) -> J:
+        chosen_s = self._default_s[kind] if deadline_s is None else deadline_s
+        deadline_ns = self._clock_ns() + int(chosen_s * 1e9)
+        return cast(J, self._kind_of_job(kind, request, keys, deadline_ns=deadline_ns, deadline_s=chosen_s, on_done=on_done))
+
+    def _submit(self, job: J) -> J:
+        if self._process != Process.number:
+            job.fail(0, len(job.keys), forked())
+            job.end()
+        else:
+            self._carriers.submit(job)
+        return job
+
+
+def forked() -> Forked:
+    return Forked("these jobs are those of the process that this one was forked from: make some here")
