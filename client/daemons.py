@@ -10,7 +10,7 @@ from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import SERVER_NODE
+from kvstore.protocol.session_messages import SERVER_NODE, Welcome
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Round, looks, pauses
 
@@ -104,7 +104,8 @@ class Daemons:
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None
     ) -> Operation[M]:
         """Ask the master that owns the catalog. Where several are known it is waited for, if there is none now; and one that does not
-        answer what may be asked again is left for another one that owns the catalog by then.
+        answer what may be asked again is left for another one that owns the catalog by then. Room is asked for again where the owner
+        has just taken over and knows no node yet.
 
         Raises Unavailable when no master answers as the owner: at once where one is known, else at the deadline.
 
@@ -168,9 +169,17 @@ class Daemons:
         except BaseException as error:
             if _gives_back_stale(loan, error):
                 return None
-            if isinstance(error, StaleEpoch) and known.are_several:
-                raise Unreachable(f"{route.primary} owns the catalog no longer: {error}") from None
+            if known.are_several and self._is_passing(error, message, channel.welcome):
+                raise Unreachable(f"{route.primary}: {error}") from None
             raise
+
+    def _is_passing(self, error: BaseException, message: Message, welcome: Welcome) -> bool:
+        """Whether a master has refused because it is about to stand by, or has just taken over and nodes have not found it yet."""
+        if isinstance(error, Unavailable):
+            self.nodes.heard_from(welcome.epoch)
+        return isinstance(error, StaleEpoch) or (
+            isinstance(error, Unavailable) and isinstance(message, Reserve) and not self.nodes.is_known
+        )
 
     def _find_owner(self, asking: Round, deadline: Deadline) -> Operation[bool]:
         """Ask who has not been asked yet, until one says that it is the owner; it is the one in use then."""

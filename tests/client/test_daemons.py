@@ -10,7 +10,8 @@ from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Operation, Sleep
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import DeadlineExceeded, StaleEpoch, Unauthorized, Unavailable, Unreachable
-from kvstore.protocol.master_messages import Exists, Remove
+from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
+from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
@@ -29,6 +30,10 @@ def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
 def taken(oracle: Oracle) -> list[str]:
     """The masters connected to, in order."""
     return [str(loan.channel.address) for loan in oracle.loans]
+
+
+def no_nodes(channel: OracleChannel, message: Message) -> Message:
+    raise Unavailable("no node is registered")
 
 
 def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle) -> None:
@@ -200,6 +205,22 @@ def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Orac
         oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
 
 
+def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_no_node(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.owners["b:1"] = "a:1"
+    daemons.nodes.heard_from(6)
+    daemons.nodes.replace(NodeTable([9], ["n9"], [""], [""], ["h:1"], [0], [b""]))
+    oracle.script[Reserve] += [no_nodes] * 2
+    reserve = Reserve([b"k"], [1], 0, 0)
+    oracle.nodes[1] = OracleNode(1, local=False)
+    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+    assert oracle.slept_s == 0.25 + 0.5
+    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    oracle.script[Reserve].append(no_nodes)
+    with pytest.raises(Unavailable, match=r"^no node is registered$"):
+        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
+
+
 def test_a_masters_socket_that_does_not_answer_leads_to_its_address(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1")
     daemons.masters.to_owner().offer("/run/a", HERE)
@@ -222,9 +243,6 @@ def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: 
 
 def test_a_master_that_answers_unavailable_is_not_passed_over(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
-
-    def no_nodes(channel: OracleChannel, message: Exists) -> Flags:
-        raise Unavailable("no node is registered")
 
     oracle.script[Exists].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered"):
