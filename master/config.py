@@ -36,6 +36,20 @@ class MasterSettings:
         minimum=0.5,
         maximum=3600,
     )
+    compact_interval_s: float = setting(
+        60.0,
+        "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it; 0: never. It is the history of all "
+        "that uses this etcd.",
+        minimum=0,
+    )
+    etcd_quota_bytes: Size = setting(
+        Size(2 << 30),
+        "The quota that etcd was started with (--quota-backend-bytes), which it does not tell; its default is 2 GiB.",
+        minimum=1,
+    )
+    etcd_quota_warning_share: float = setting(
+        0.8, "Share of that quota from which on the catalog's health tells of etcd's size.", minimum=0.01, maximum=1
+    )
     tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')
     reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
     max_reservations: int = setting(

@@ -81,7 +81,13 @@ class Master:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
         )
-        self._catalog = make_catalog(settings.catalog, lease_ttl_s=settings.lease_ttl_s)
+        self._catalog = make_catalog(
+            settings.catalog,
+            lease_ttl_s=settings.lease_ttl_s,
+            compact_interval_s=settings.compact_interval_s,
+            quota_bytes=settings.etcd_quota_bytes,
+            quota_warning_share=settings.etcd_quota_warning_share,
+        )
         try:
             self._tcp, self._unix = self._listen()
             self._me = self._candidate()

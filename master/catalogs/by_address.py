@@ -28,10 +28,13 @@ ETCD_SETTINGS = ("ca", "cert", "key", "user", "password_file")
 _ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
 
-def make_catalog(url: str, *, lease_ttl_s: float = 2.0) -> Catalog:
+def make_catalog(
+    url: str, *, lease_ttl_s: float = 2.0, compact_interval_s: float = 60.0, quota_bytes: int = 2 << 30, quota_warning_share: float = 0.8
+) -> Catalog:
     """The catalog that `url` names, not yet opened. Raises ConfigError, which tells the three forms where the form is wrong.
 
-    `lease_ttl_s`: how long an owner may be silent in etcd. A password is named by its file, since a command line can be read by every
+    The rest is for etcd: how long an owner may be silent, how much of its history is kept, the quota it was started with, and the share of
+    that from which on its size is told of. A password is named by its file, since a command line can be read by every
     user of the machine.
     """
     scheme, _colon, rest = url.partition(":")
@@ -40,20 +43,21 @@ def make_catalog(url: str, *, lease_ttl_s: float = 2.0) -> Catalog:
     if scheme == LmdbCatalog.scheme and rest:
         return LmdbCatalog(Path(rest))
     if scheme == "etcd" and rest.startswith("//"):
-        return _etcd(rest.removeprefix("//"), lease_ttl_s)
+        return _etcd(rest.removeprefix("//"), lease_ttl_s, (compact_interval_s, quota_bytes, quota_warning_share))
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
-def _etcd(rest: str, lease_ttl_s: float) -> "EtcdCatalog":
+def _etcd(rest: str, lease_ttl_s: float, bounds: tuple[float, int, float]) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+    from kvstore.master.catalogs.etcd.keeping import Bounds
 
     place, _mark, query = rest.partition("?")
     hosts, slash, path = place.partition("/")
     prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
         raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
-    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query), lease_ttl_s=lease_ttl_s)
+    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query), lease_ttl_s=lease_ttl_s, bounds=Bounds(*bounds))
 
 
 def _endpoints(hosts: str) -> Sequence[str]:

@@ -30,6 +30,8 @@ MAX_GROUP_BYTES = 64 * 1024 * 1024
 gigabytes nor one wait of minutes. A single batch larger than the limits is a group of its own."""
 LAST_TRY_S = 1.0
 """What `close` grants a write under way before it is interrupted."""
+SLOW_COMMIT_S = 1.0
+"""What is under way for longer than this is told of: an etcd that is well takes some 10 ms."""
 
 Owned = TypeVar("Owned")
 """What a catalog knows of one time of ownership, from an election to its end."""
@@ -70,6 +72,8 @@ class GroupCommit(Generic[Owned]):
         self._owned: Owned | None = None
         self._refusal = StaleEpoch("this master does not own the catalog")
         self._trouble: str | None = None
+        self._began_s: float | None = None
+        """When the group under way was taken up."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -106,9 +110,16 @@ class GroupCommit(Generic[Owned]):
             _tell(done, Closed("the catalog is closed"))
 
     @property
+    def is_admitted(self) -> bool:
+        """This master owns the catalog, as far as is known here."""
+        return self._owned is not None
+
+    @property
     def health(self) -> str:
+        began_s = self._began_s
         if self._trouble is None:
-            return "ok"
+            took_s = 0.0 if began_s is None else time.monotonic() - began_s
+            return "ok" if took_s < SLOW_COMMIT_S else f"a commit has been under way for {took_s:.1f} s ({len(self._queue)} wait behind it)"
         return f"{self._trouble} ({len(self._queue)} commits wait behind it)"
 
     def close(self) -> None:
@@ -131,7 +142,9 @@ class GroupCommit(Generic[Owned]):
         while True:
             group, began_s = self._take_group(), time.monotonic()
             if group:
+                self._began_s = began_s = time.monotonic()
                 error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
+                self._began_s = None
                 for _changes, done, _owned in group:
                     _tell(done, error)
             elif self._closing:

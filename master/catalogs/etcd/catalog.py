@@ -19,6 +19,7 @@ from aetcd.rpc import rpc_pb2
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.following import EtcdFollowing
+from kvstore.master.catalogs.etcd.keeping import Bounds, EtcdKeeper
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey
 from kvstore.master.catalogs.etcd.version import warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
@@ -46,6 +47,7 @@ class EtcdCatalog(Catalog):
         prefix: str = "/kvstore",
         access: EtcdAccess = EtcdAccess(),  # noqa: B008 - frozen
         lease_ttl_s: float = LEASE_TTL_S,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
         in_flight: int = 4,
         request_timeout_s: float = 5.0,
         longest_backoff_s: float = 2.0,
@@ -57,6 +59,9 @@ class EtcdCatalog(Catalog):
         """
         # One for each purpose: what fails for one breaks its connection, and must not break the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
+        keeping = EtcdChannel(endpoints, access)
+        self._channels = (self._writing, self._reading, self._leasing, keeping)
+        self._keeper = EtcdKeeper(keeping, bounds, is_owner=lambda: self._committer.is_admitted, timeout_s=request_timeout_s)
         self._prefix = prefix.encode() + b"/"
         self._lease_ttl_s = lease_ttl_s
         self._in_flight = in_flight
@@ -100,21 +105,24 @@ class EtcdCatalog(Catalog):
             refuse=self._committer.refuse,
         )
         self._following.start()
+        self._keeper.start()
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
         self._committer.submit(changes, done)
 
     @property
     def health(self) -> str:
-        trouble = self._following.health if self._following is not None else None
-        return trouble or self._committer.health
+        writing = self._committer.health
+        found = (self._following.health if self._following is not None else None, None if writing == "ok" else writing, self._keeper.health)
+        return "; ".join(trouble for trouble in found if trouble) or "ok"
 
     def close(self) -> None:
         self._closing.set()
         self._committer.close()
         if self._following is not None:
             self._following.stop()
-        for channel in (self._writing, self._reading, self._leasing):
+        self._keeper.stop()
+        for channel in self._channels:
             channel.close()
 
     def _write(self, changes: Sequence[Change], owned: Ownership) -> None:

@@ -117,7 +117,7 @@ class EtcdChannel:
         self._closed = False
 
     def start(self, method: str, request: Any, *, timeout_s: float) -> Reply:
-        """Send a request (`Range`, `Txn`, `Status`, `LeaseGrant`, `LeaseRevoke`), connecting and logging in first if need be.
+        """Send a request (a name of `_connect`'s calls that are answered once), connecting and logging in first if need be.
 
         Raises as Reply.result does.
         """
@@ -166,11 +166,14 @@ class EtcdChannel:
         except grpc.RpcError as error:
             channel.close()
             raise _translated(error, endpoint) from error
+        maintenance = rpc_pb2_grpc.MaintenanceStub(channel)
         kv, lease = rpc_pb2_grpc.KVStub(channel), rpc_pb2_grpc.LeaseStub(channel)
         calls = {
             "Range": kv.Range,
             "Txn": kv.Txn,
-            "Status": rpc_pb2_grpc.MaintenanceStub(channel).Status,
+            "Compact": kv.Compact,
+            "Status": maintenance.Status,
+            "Alarm": maintenance.Alarm,
             "Watch": rpc_pb2_grpc.WatchStub(channel).Watch,
             "LeaseGrant": lease.LeaseGrant,
             "LeaseRevoke": lease.LeaseRevoke,

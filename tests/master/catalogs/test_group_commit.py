@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.master.catalogs import group_commit
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, GroupCommit
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
@@ -161,6 +162,22 @@ def test_other_work_is_done_step_by_step_while_nothing_is_queued_and_after_group
     assert told == ["first"] * 5
     assert "not merged for now: odd" in caplog.text
     committer.close()
+
+
+def test_health_tells_of_a_commit_that_takes_long(
+    place: Place, make: Callable[..., GroupCommit[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "SLOW_COMMIT_S", 0.0)
+    committer, outcomes = make(), Outcomes()
+    place.gate.clear()
+    committer.start()
+    committer.submit([Op(b"a", b"1")], outcomes.done())
+    place.wait_entered()
+    assert committer.health.startswith("a commit has been under way for ")
+    place.gate.set()
+    assert outcomes.next() == (0, None)
+    monkeypatch.setattr(group_commit, "SLOW_COMMIT_S", 60.0)
+    assert committer.health == "ok"
 
 
 def test_before_the_first_admit_and_after_a_refuse_all_fail_and_what_waits_is_not_written_by_the_next_ownership(

@@ -245,7 +245,7 @@ def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEt
         faulty.on_call = lambda method: None
         following.wait(lambda: following.records == {b"a": b"1"})
         assert following.told == ["begin", "owned by me"]
-        assert catalog.health == "ok"
+        eventually(lambda: catalog.health == "ok", "health that is well again")
 
 
 def test_a_page_that_proves_larger_than_a_message_may_be_is_read_in_smaller_ones(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:

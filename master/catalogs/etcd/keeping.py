@@ -1,0 +1,111 @@
+"""Keeping an etcd fit: its history is compacted by the catalog's owner, and what is about to stop it is told before it does.
+
+etcd keeps every version of every key until its history is compacted, and stops taking writes (alarm NOSPACE) when its database has reached
+its quota, which it does not tell. Compacting frees space within the database, which is used again; the file shrinks by a defragmentation
+only, which an operator has to order, as it stops a member for seconds.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aetcd.rpc import rpc_pb2
+
+from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.settings import format_size
+
+LOG = logging.getLogger("kvstore.master")
+
+LOOK_INTERVAL_S: Final = 2.0
+"""How often etcd is asked how it is, or as often as history is compacted where that is more often."""
+NO_SPACE: Final = (
+    "etcd is full (alarm NOSPACE) and takes no writes: compact its history, defragment each member, then disarm the alarm "
+    "(etcdctl compact REVISION; etcdctl defrag --cluster; etcdctl alarm disarm), or raise --quota-backend-bytes"
+)
+CORRUPT: Final = "etcd found its members' data to differ (alarm CORRUPT): restore it from a snapshot, or replace the member that differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds of history that are kept (0: never compacted by us), the quota that etcd was started with, and the share of it from which on
+    its size is told of."""
+
+    compact_interval_s: float = 60.0
+    quota_bytes: int = 2 << 30
+    warning_share: float = 0.8
+
+
+class EtcdKeeper:
+    """A thread that looks after etcd. `health`: None, or one line that says what is wrong. The rest is for one thread."""
+
+    def __init__(self, channel: EtcdChannel, bounds: Bounds, *, is_owner: Callable[[], bool], timeout_s: float) -> None:
+        self._channel = channel
+        self._bounds = bounds
+        self._is_owner = is_owner
+        self._timeout_s = timeout_s
+        self._stopped = threading.Event()
+        self._compact_at_s = time.monotonic() + bounds.compact_interval_s
+        self._compact_to = 0
+        self.health: str | None = None
+        self._thread = threading.Thread(target=self._run, name="catalog-keep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends soon; a call under way ends with its channel."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        interval_s = min(LOOK_INTERVAL_S, self._bounds.compact_interval_s or LOOK_INTERVAL_S)
+        while True:
+            try:
+                self._look()
+            except KVStoreError as error:
+                self._note(str(error))
+            if self._stopped.wait(interval_s):
+                return
+
+    def _look(self) -> None:
+        status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
+        alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
+        self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
+        if self._bounds.compact_interval_s and time.monotonic() >= self._compact_at_s:
+            self._compact_at_s = time.monotonic() + self._bounds.compact_interval_s
+            self._compact(int(status.header.revision))
+
+    def _compact(self, revision: int) -> None:
+        """Up to what was the newest revision an interval ago."""
+        up_to, self._compact_to = self._compact_to, revision
+        if up_to and self._is_owner():
+            try:
+                self._channel.call("Compact", rpc_pb2.CompactionRequest(revision=up_to), timeout_s=self._timeout_s)
+            except KVStoreError as error:
+                if not is_gone(error):  # else somebody else has compacted further
+                    raise
+
+    def _note(self, trouble: str | None) -> None:
+        """An operator's log gets the changes only; sizes change all the time."""
+        before, self.health = self.health, trouble
+        if trouble is not None and before is None:
+            LOG.warning("catalog: %s", trouble)
+
+
+def trouble_of(status: Any, alarms: set[int], bounds: Bounds) -> str | None:
+    """What an operator should know of an etcd with this status, the worst first; None when all is well."""
+    if rpc_pb2.AlarmType.Value("CORRUPT") in alarms:
+        return CORRUPT
+    if rpc_pb2.AlarmType.Value("NOSPACE") in alarms:
+        return NO_SPACE
+    if not status.leader:
+        return "etcd has no leader: too few of its members reach one another"
+    if status.dbSize >= bounds.warning_share * bounds.quota_bytes:
+        return (
+            f"etcd's database has {format_size(status.dbSize)} of a quota of {format_size(bounds.quota_bytes)}, "
+            f"{format_size(status.dbSizeInUse)} of it in use: defragment its members if that is much less, else raise the quota"
+        )
+    return None

@@ -1,0 +1,162 @@
+"""Promises of keeping.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
+
+from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
+from kvstore.master.catalogs.etcd.keeping import CORRUPT, NO_SPACE, Bounds, trouble_of
+from kvstore.master.catalogs.interface import Op
+from kvstore.transfer.testing.waiting import eventually
+from tests.etcd_server import EtcdServer
+from tests.master.catalogs.conformance import Outcomes, blocks, commit, elected, opened
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
+
+EtcdServerFactory = Callable[..., EtcdServer]
+MakeCatalog = Callable[..., EtcdCatalog]
+SMALL_QUOTA_BYTES = 16 * 1024 * 1024
+
+
+@pytest.fixture
+def make() -> Iterator[MakeCatalog]:
+    made: list[EtcdCatalog] = []
+    prefix = f"/test-{uuid.uuid4()}"
+
+    def make(host_port: str, bounds: Bounds) -> EtcdCatalog:
+        made.append(EtcdCatalog([host_port], prefix=prefix, lease_ttl_s=60.0, longest_backoff_s=0.1, bounds=bounds))
+        return made[-1]
+
+    yield make
+    for catalog in made:
+        catalog.close()
+
+
+def revision_is_there(etcd: EtcdServer, revision: int) -> bool:
+    with grpc.insecure_channel(etcd.host_port) as channel:
+        try:
+            rpc_pb2_grpc.KVStub(channel).Range(rpc_pb2.RangeRequest(key=b"x", revision=revision))
+        except grpc.RpcError:
+            return False
+        return True
+
+
+def test_the_owner_compacts_history_and_keeps_an_intervals_worth_whoever_else_compacts(
+    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
+) -> None:
+    etcd = etcd_server_factory()
+    catalog = make(etcd.host_port, Bounds(compact_interval_s=0.05))
+    first = elected(catalog).epoch
+    following = opened(make(etcd.host_port, Bounds(compact_interval_s=0.05)), "other")
+    assert commit(catalog, Op(b"a", b"0")) is None
+    eventually(lambda: not revision_is_there(etcd, first), "that what the election found is compacted away")
+    assert commit(catalog, Op(b"a", b"1")) is None
+    following.wait(lambda: following.records == {b"a": b"1"})
+    assert catalog.health == "ok"
+    assert following.told == ["begin", "owned by me"], "what it had been told already is what was compacted"
+
+
+def test_without_an_interval_history_is_left_alone(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+    etcd, asked = etcd_server_factory(), list[str]()
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_answer = asked.append
+        elected(make(faulty.host_port, Bounds(compact_interval_s=0.0)))
+        eventually(lambda: asked.count("Alarm") >= 2, "two looks at etcd")
+    assert "Compact" not in asked
+
+
+def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuses_is(
+    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
+) -> None:
+    refusals = iter([grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.OUT_OF_RANGE])
+    refusing = [False]
+
+    def refuse(method: str) -> grpc.StatusCode | None:
+        if method != "Compact":
+            return None
+        return grpc.StatusCode.PERMISSION_DENIED if refusing[0] else next(refusals, None)
+
+    with FaultyEtcd(etcd_server_factory()) as faulty:
+        faulty.on_call = refuse
+        catalog = make(faulty.host_port, Bounds(compact_interval_s=0.05))
+        elected(catalog)
+        eventually(lambda: next(refusals, None) is None, "two refused compactions")
+        assert "PERMISSION_DENIED" not in catalog.health
+        refusing[0] = True
+        eventually(lambda: "PERMISSION_DENIED" in catalog.health, "health that says why")
+        refusing[0] = False
+        eventually(lambda: catalog.health == "ok", "health that is well again")
+
+
+def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_it_is_freed(
+    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
+) -> None:
+    etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
+    bounds = Bounds(compact_interval_s=0.0, quota_bytes=SMALL_QUOTA_BYTES, warning_share=0.5)
+    catalog, outcomes = make(etcd.host_port, bounds), Outcomes()
+    elected(catalog)
+    large = [Op(b"%d" % number, bytes(60_000)) for number in range(60)]
+    for _commit in range(3):
+        assert commit(catalog, *large) is None
+    eventually(lambda: "of a quota of 16 MiB" in catalog.health, "that etcd's size is told of")
+    catalog.commit(large, outcomes.done())
+
+    def is_full() -> bool:
+        if not outcomes.empty:
+            assert outcomes.next()[1] is None
+            catalog.commit(large, outcomes.done())
+        return NO_SPACE in catalog.health
+
+    eventually(is_full, "that etcd is full")
+    with grpc.insecure_channel(etcd.host_port) as channel:
+        free(channel)
+    assert outcomes.next() == (0, None)
+    eventually(lambda: NO_SPACE not in catalog.health, "that the alarm is gone")
+
+
+def free(channel: grpc.Channel) -> None:
+    """What the message says that an operator should do."""
+    kv, maintenance = rpc_pb2_grpc.KVStub(channel), rpc_pb2_grpc.MaintenanceStub(channel)
+    newest = kv.Range(rpc_pb2.RangeRequest(key=b"x")).header.revision
+    kv.Compact(rpc_pb2.CompactionRequest(revision=newest, physical=True))
+    maintenance.Defragment(rpc_pb2.DefragmentRequest())
+    full = rpc_pb2.AlarmType.Value("NOSPACE")
+    for alarm in maintenance.Alarm(rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET)).alarms:
+        deactivate = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=full)
+        maintenance.Alarm(deactivate)
+
+
+def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+    etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
+    catalog = make(etcd.host_port, Bounds(compact_interval_s=0.1, quota_bytes=SMALL_QUOTA_BYTES))
+    elected(catalog)
+    keys = [b"%016d" % number for number in range(4000)]
+    value_bytes = 40 * len(keys)
+    for written in range(0, 2 * SMALL_QUOTA_BYTES, value_bytes):
+        assert commit(catalog, blocks(*keys, generation=written + 1)) is None
+    assert NO_SPACE not in catalog.health
+    catalog.close()
+    assert len(elected(make(etcd.host_port, Bounds())).blocks) == len(keys)
+
+
+def status(**fields: Any) -> Any:
+    return rpc_pb2.StatusResponse(**({"leader": 1, "dbSize": 10, "dbSizeInUse": 5} | fields))
+
+
+@pytest.mark.parametrize(
+    ("found", "alarms", "said"),
+    [
+        (status(), set(), None),
+        (status(dbSize=80), set(), "80 B of a quota of 100 B, 5 B of it in use"),
+        (status(leader=0, dbSize=80), set(), "no leader"),
+        (status(leader=0), {1}, NO_SPACE),
+        (status(), {1, 2}, CORRUPT),
+    ],
+)
+def test_the_worst_that_is_wrong_is_told(found: Any, alarms: set[int], said: str | None) -> None:
+    told = trouble_of(found, alarms, Bounds(quota_bytes=100))
+    assert (said is None) == (told is None)
+    assert said is None or said in str(told)
