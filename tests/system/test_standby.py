@@ -1,0 +1,156 @@
+"""Several masters on one etcd: whatever becomes of the owner, another one goes on, and nothing that was acknowledged is lost."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.client.tools.child import Child
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError, Retry
+from tests.etcd_server import EtcdServer
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, System, until
+
+MASTERS = 3
+SIZE = 2000
+PUTS = 20
+"""That are to succeed under each of the circumstances."""
+
+
+@pytest.fixture
+def standing(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[System]:
+    """Three masters on one etcd, the first of which owns the catalog, and two nodes."""
+    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=MASTERS) as system:
+        for index in range(MASTERS):
+            system.start_master(index)
+        for name in ("n0", "n1"):
+            system.start_node(name, "--dram", "32MiB")
+        yield system
+
+
+class Load(threading.Thread):
+    """Puts blocks one after the other, each until it is acknowledged to be there for all, and reads those before, until it is ended."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self._client = client
+        self._over = threading.Event()
+        self.wrong: list[bytes] = []
+        self.acknowledged: list[bytes] = []
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            key = b"block-%d" % number
+            try:
+                self._client.put(key, value_of(key, 0, SIZE))
+            except Retry:  # while there is no owner, or its successor does not know the nodes yet
+                continue
+            self.acknowledged.append(key)
+            number += 1
+            with suppress(Retry):
+                asked = self.acknowledged[number // 2]
+                if self._client.get(asked) not in (None, value_of(asked, 0, SIZE)):
+                    self.wrong.append(asked)
+
+    def goes_on(self) -> None:
+        """Wait for puts that began from now on."""
+        count = len(self.acknowledged)
+        until(lambda: len(self.acknowledged) > count + PUTS, "puts that succeed")
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(DEADLINE_S)
+        assert not self.is_alive()
+        assert self.wrong == []
+
+
+def status_of(system: System, index: int) -> pb.StatusReply | None:
+    """As that one master has it; None while it does not answer."""
+    with suppress(KVStoreError), Control(f"127.0.0.1:{system._master_ports[index][1]}", system.settings) as control:
+        return control.status()
+    return None
+
+
+def owner_of(system: System, *indexes: int) -> int | None:
+    """Which of these masters owns the catalog."""
+    found = [index for index in indexes if (told := status_of(system, index)) is not None and told.role == "owner"]
+    return found[0] if found else None
+
+
+def await_owner(system: System, *indexes: int) -> int:
+    until(lambda: owner_of(system, *indexes) is not None, f"one of {indexes} owns the catalog")
+    found = owner_of(system, *indexes)
+    assert found is not None
+    return found
+
+
+def finds_all(system: System, load: Load) -> None:
+    """Every client finds all that was acknowledged, once the nodes have told what they hold."""
+    load.end()
+    with system.client() as client, system.remote_client() as remote:
+        for reader in (client, remote):
+            until(lambda: all(reader.exists_batch(load.acknowledged)), "all blocks are known")  # noqa: B023
+            assert reader.get_batch(load.acknowledged) == [value_of(key, 0, SIZE) for key in load.acknowledged]
+
+
+def signalled(child: Child, number: int) -> None:
+    os.kill(child.pid, number)
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_when_the_owner_is_killed_or_ends_another_goes_on_with_all_that_was_acknowledged(standing: System, how: str) -> None:
+    with standing.client() as client:
+        load = Load(client)
+        load.goes_on()
+        standing.masters[0].kill() if how == "killed" else standing.masters[0].stop()
+        load.goes_on()
+        second = await_owner(standing, 1, 2)
+        standing.masters[second].kill() if how == "killed" else standing.masters[second].stop()
+        load.goes_on()
+        assert await_owner(standing, 1, 2) != second
+        finds_all(standing, load)
+
+
+def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing: System) -> None:
+    with standing.client() as client:
+        load = Load(client)
+        load.goes_on()
+        first = status_of(standing, 0)
+        assert first is not None
+        signalled(standing.masters[0], signal.SIGSTOP)
+        load.goes_on()
+        newest = await_owner(standing, 1, 2)
+        signalled(standing.masters[0], signal.SIGCONT)
+
+        def follows() -> bool:
+            woken, owner = status_of(standing, 0), status_of(standing, newest)
+            return woken is not None and owner is not None and woken.role == "following" and woken.owner.epoch == owner.epoch > first.epoch
+
+        until(follows, "the woken one follows")
+        load.goes_on()
+        assert owner_of(standing, 0) is None
+        finds_all(standing, load)
+
+
+def test_a_follower_that_dies_and_comes_back_is_nothing_to_anybody(standing: System) -> None:
+    with standing.client() as client:
+        load = Load(client)
+        load.goes_on()
+        standing.masters[1].kill()
+        load.goes_on()
+        assert await_owner(standing, 0) == 0
+        standing.start_master(1)
+        load.goes_on()
+        again = status_of(standing, 1)
+        assert again is not None
+        assert (again.role, again.owner.address) == ("following", f"127.0.0.1:{standing._master_ports[0][0]}")
+        finds_all(standing, load)
