@@ -8,11 +8,11 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.masters import memory, standby
+from benchmarks.masters import failover, memory, standby
 from kvstore.client.tools.bench_report import Row, table, write
 
 OUT: Final = Path(__file__).parents[1] / "out" / "master.json"
-PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {"memory": memory.rows, "standby": standby.rows}
+PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {"memory": memory.rows, "standby": standby.rows, "failover": failover.rows}
 
 
 def main() -> int:

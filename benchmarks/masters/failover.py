@@ -1,0 +1,109 @@
+"""How long clients wait when the owner of three masters on one etcd is killed, is stopped, or ends: gets by a client of another host, and
+puts that are acknowledged for all.
+
+A pause is the longest time between two answers: of gets, of which each is to find all that it asks for, and of puts. The clients, two
+nodes, the masters and etcd share one machine, so that what each of them computes counts.
+"""
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from kvstore.client.sync import Client
+from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.protocol.errors import KVStoreError
+from tests.etcd_server import EtcdServer
+from tests.system.running import System
+
+BLOCKS: Final = 200_000
+BLOCK_BYTES: Final = 512
+BATCH: Final = 2_000
+ASKED: Final = 16
+"""Blocks of one get."""
+LEASE_TTL_S: Final = 2
+CALM_S: Final = 2.0
+WATCHED_S: Final = 10.0
+PAUSE_S: Final = 3.0
+DEADLINE_S: Final = 60.0
+FLAGS: Final = ("--lease-ttl-s", str(LEASE_TTL_S), "--heartbeat-interval-s", "1", "--node-ttl-s", "10")
+WAYS: Final[dict[str, Callable[[int], None]]] = {
+    "killed": lambda pid: os.kill(pid, signal.SIGKILL),
+    "stopped (SIGSTOP)": lambda pid: os.kill(pid, signal.SIGSTOP),
+    "ended (SIGTERM)": lambda pid: os.kill(pid, signal.SIGTERM),
+}
+
+
+def rows() -> Iterator[Row]:
+    for way, strike in WAYS.items():
+        with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+            etcd = EtcdServer(Path(folder))
+            etcd.start()
+            try:
+                with System(Path(folder), f"etcd://{etcd.host_port}", masters=3) as system:
+                    yield from pauses(system, way, strike)
+            finally:
+                etcd.remove()
+
+
+def pauses(system: System, way: str, strike: Callable[[int], None]) -> Iterator[Row]:
+    for index in range(3):
+        system.start_master(index, *FLAGS)
+    for name in ("n0", "n1"):
+        system.start_node(name, "--dram", "512MiB")
+    keys = [b"block-%06d" % number for number in range(BLOCKS)]
+    value = bytes(BLOCK_BYTES)
+    with system.remote_client(deadline_s=DEADLINE_S) as reader, system.client(deadline_s=DEADLINE_S) as writer:
+        for begin in range(0, BLOCKS, BATCH):
+            assert all(writer.put_batch(keys[begin : begin + BATCH], [value] * BATCH))
+        watched = [Watched(lambda: gets(reader, keys)), Watched(lambda: puts(writer, value))]
+        time.sleep(CALM_S)
+        strike(system.masters[0].pid)
+        time.sleep(WATCHED_S)
+        for what, one in zip(("gets", "puts"), watched, strict=True):
+            longest_s = one.end()
+            yield at_most(f"owner {way}, {BLOCKS:,} blocks, lease {LEASE_TTL_S} s: longest pause of {what}", longest_s, "s", PAUSE_S)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while lost := writer.exists_batch(keys).count(False):
+            assert time.monotonic() < deadline_s, f"{lost} blocks are lost"
+
+
+def gets(client: Client, keys: list[bytes]) -> bool:
+    return None not in client.get_batch(random.sample(keys, ASKED))
+
+
+def puts(client: Client, value: bytes) -> bool:
+    return client.put(random.randbytes(16), value)
+
+
+class Watched(threading.Thread):
+    """Asks again and again; `end` gives the longest time in which there was no good answer."""
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        super().__init__(daemon=True)
+        self._ask = ask
+        self._over = threading.Event()
+        self._longest_s = 0.0
+        self.start()
+
+    def run(self) -> None:
+        last_s = time.monotonic()
+        while not self._over.is_set():
+            try:
+                is_good = self._ask()
+            except KVStoreError:
+                is_good = False
+            if is_good:
+                now_s = time.monotonic()
+                self._longest_s, last_s = max(self._longest_s, now_s - last_s), now_s
+        self._longest_s = max(self._longest_s, time.monotonic() - last_s)
+
+    def end(self) -> float:
+        self._over.set()
+        self.join(DEADLINE_S)
+        return self._longest_s
