@@ -131,8 +131,8 @@ def hello(settings: ClientSettings) -> Hello:
 
 
 def known_masters(settings: ClientSettings) -> Masters:
-    """Raises InvalidArgument for a malformed address."""
-    return Masters([parse_address(text.strip()) for text in settings.master.split(",")])
+    """Raises InvalidArgument: no address, or a malformed one."""
+    return Masters([parse_address(text.strip()) for text in settings.master.split(",") if text.strip()])
 
 
 def translated(error: grpc.RpcError) -> KVStoreError:

@@ -11,15 +11,17 @@ from itertools import accumulate
 from typing import Final
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.control import known_masters
 from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, Gap
 from kvstore.protocol import event_messages
-from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, EventBatch, Events
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.owners import MAX_NAMED, find_owner
 
 REFRESH_S: Final = 1.0
 """How often the master is asked for nodes that are new or back."""
@@ -65,7 +67,7 @@ class Recorder:
         self._say = say
         self._now_s = now_s
         self._wall_ms = wall_ms
-        self._masters = [parse_address(text.strip()) for text in settings.master.split(",") if text.strip()]
+        self._masters = known_masters(settings)
         self._hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, "recorder")
         self._links: dict[str, _Link] = {}
         """By name: another master may give a node another id."""
@@ -131,21 +133,16 @@ class Recorder:
         return gaps
 
     def _nodes(self) -> list[tuple[str, str]]:
-        """(name, address) of each live node. Raises Unavailable when no master answers, and what one that does has against us."""
-        failure: Unavailable | None = None
-        for address in self._masters:
-            deadline = Deadline(self._settings.connect_timeout_s)
-            try:
-                channel = Channel.open(address, self._hello, deadline)
-                try:
-                    table = channel.call(Nodes(), NodeTable, deadline)
-                finally:
-                    channel.close()
-            except Unavailable as error:
-                failure = failure or error
-                continue
-            return list(zip(table.names, table.tcp, strict=True))
-        raise Unavailable(f"no master can be reached: {failure or 'none is named'}")
+        """(name, address) of each live node. Raises Unavailable when no master answers as the owner of the catalog, and what one that does
+        has against us."""
+        timeout_s = self._settings.connect_timeout_s
+        deadline = Deadline(timeout_s * (len(self._masters.in_order()) + MAX_NAMED))
+        channel = find_owner(self._masters, self._hello, deadline, attempt_s=timeout_s)
+        try:
+            table = channel.call(Nodes(), NodeTable, Deadline(timeout_s))
+        finally:
+            channel.close()
+        return list(zip(table.names, table.tcp, strict=True))
 
     def _begin(self, name: str, tcp: str) -> bool:
         """Whether the node is recorded from now on; why not is said."""

@@ -24,6 +24,7 @@ from kvstore.store.blocks.table import READ_EVENT_BLOCKS
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
+from tests.rpc.stub_masters import stub_masters
 
 BLOCK_BYTES = 256
 FAR = TransferSettings(transports="tcp")
@@ -163,11 +164,18 @@ def test_a_master_that_is_away_is_said_once_and_ends_nothing(fragile_cluster: Cl
 
 
 def test_without_a_master_there_is_nothing_to_begin_with() -> None:
-    for masters in ("127.0.0.1:1", ""):
-        with pytest.raises(Unavailable, match="no master can be reached"):
+    with pytest.raises(Unavailable, match="no master can be reached"):
+        Recorder(ClientSettings(master="127.0.0.1:1"), Heard().append)
+    for masters in ("nowhere", ""):
+        with pytest.raises(InvalidArgument):
             Recorder(ClientSettings(master=masters), Heard().append)
-    with pytest.raises(InvalidArgument):
-        Recorder(ClientSettings(master="nowhere"), Heard().append)
+
+
+def test_a_master_that_stands_by_leads_to_the_owner(cluster: Cluster) -> None:
+    with stub_masters(1) as [follower]:
+        follower.owner = cluster.address
+        with Recorder(ClientSettings(master=follower.address), Heard().append) as recorder:
+            assert recorder.nodes == ["node-0", "node-1"]
 
 
 def test_the_next_master_is_asked_when_the_first_does_not_answer(cluster: Cluster) -> None:
