@@ -100,10 +100,13 @@ class AsyncClient:
         namespace: Any = "",
         parent: bytes | None = None,
         ack: str | None = None,
+        replicas: int = 1,
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
-        operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s)
+        operation = self._operations.put(
+            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
+        )
         return (await self._run(operation))[0]
 
     async def put_batch(
@@ -114,6 +117,7 @@ class AsyncClient:
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
+        replicas: int = 1,
         deadline_s: float | None = None,
     ) -> list[bool]:
         """Store blocks; False for each that is already there.
@@ -121,13 +125,21 @@ class AsyncClient:
         `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster".
+        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster". "replicas": once they
+        are at `replicas` nodes, too.
+
+        `replicas`: at so many nodes each block is to be, 1 to 16, of different hosts where there are as many. It is written to one of
+        them, and others copy it; what was there already is copied, too. The number outlives masters, and when a node dies, or is drained,
+        another one gets a copy. A replica that its node evicts is not made anew for that. With more than one, "node" is acknowledged as
+        "cluster" is.
 
         `namespace` is a text or a kvcache Namespace; `parents` names the block before each in its prefix, None for a first one.
         Raises Full when no room was freed, CatalogUnavailable when the blocks cannot be made visible. After an error some of the
         blocks may be stored.
         """
-        return await self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s))
+        return await self._run(
+            self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
+        )
 
     async def put_batch_from(
         self,

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES, check_key
+from kvstore.protocol.message import MAX_REPLICAS
 
 KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 
@@ -67,8 +68,14 @@ def check_ttl(ttl_s: float) -> None:
 
 def check_ack(ack: str) -> None:
     """Raises InvalidArgument unless it says when a put is answered."""
-    if ack not in ("node", "cluster"):
-        raise InvalidArgument(f"ack is 'node' or 'cluster', not {ack!r}")
+    if ack not in ("node", "cluster", "replicas"):
+        raise InvalidArgument(f"ack is 'node', 'cluster' or 'replicas', not {ack!r}")
+
+
+def check_replicas(replicas: int) -> None:
+    """Raises InvalidArgument unless a block can be asked to be at so many nodes."""
+    if type(replicas) is not int or not 1 <= replicas <= MAX_REPLICAS:
+        raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {replicas!r}")
 
 
 def check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:

@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvstore.client.arguments import check_ack, check_count, check_deadline, check_keys, check_offsets, check_parents, namespace_text
+from kvstore.client.arguments import (
+    check_ack,
+    check_count,
+    check_deadline,
+    check_keys,
+    check_offsets,
+    check_parents,
+    check_replicas,
+    namespace_text,
+)
 from kvstore.client.buffers import as_destination, as_rows, as_sources
 from kvstore.client.config import ClientSettings
 from kvstore.client.each import check_each, put_each
@@ -24,6 +33,7 @@ from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
 from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.registered import RegisteredMemory
+from kvstore.client.replicas import replicate
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.writing import Writing
@@ -73,13 +83,19 @@ class Operations:
         parents: Sequence[bytes | None] | None,
         ack: str | None,
         deadline_s: float | None,
+        replicas: int = 1,
     ) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)
         check_keys(keys)
+        check_replicas(replicas)
         is_early, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
+        is_early = is_early and replicas == 1  # what is to be copied has to be known to the cluster first
         writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
-        return (yield from writing.run())
+        stored = yield from writing.run()
+        if replicas > 1:
+            yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=ack == "replicas")
+        return stored
 
     def _check_put(
         self, keys: Sequence[bytes], values: Sequence[Any], namespace: Any, parents: Sequence[bytes | None] | None, ack: str | None

@@ -103,13 +103,17 @@ class Client:
         namespace: Any = "",
         parent: bytes | None = None,
         ack: str | None = None,
+        replicas: int = 1,
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
-        stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
-        if stored is not None:
-            return stored
-        operation = self._operations.put([key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s)
+        if replicas == 1:
+            stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
+            if stored is not None:
+                return stored
+        operation = self._operations.put(
+            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
+        )
         return self._run(operation)[0]
 
     def put_batch(
@@ -120,6 +124,7 @@ class Client:
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
+        replicas: int = 1,
         deadline_s: float | None = None,
     ) -> list[bool]:
         """Store blocks; False for each that is already there. `values` may be one C-contiguous array or CPU tensor: its rows are the values
@@ -128,13 +133,21 @@ class Client:
         `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster".
+        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster". "replicas": once they
+        are at `replicas` nodes, too.
+
+        `replicas`: at so many nodes each block is to be, 1 to 16, of different hosts where there are as many. It is written to one of
+        them, and others copy it; what was there already is copied, too. The number outlives masters, and when a node dies, or is drained,
+        another one gets a copy. A replica that its node evicts is not made anew for that. With more than one, "node" is acknowledged as
+        "cluster" is.
 
         `namespace` is a text or a kvcache Namespace; `parents` names the block before each in its prefix, None for a first one.
         Raises Full when no room was freed, CatalogUnavailable when the blocks cannot be made visible. After an error some of the
         blocks may be stored.
         """
-        return self._run(self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s))
+        return self._run(
+            self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
+        )
 
     def put_batch_from(
         self,

@@ -71,8 +71,13 @@ class MasterSettings:
         "still lists there.",
         minimum=1,
     )
-    drain_blocks: int = setting(4096, "Blocks of drained nodes that are on their way to other nodes at once.", minimum=1, maximum=1 << 17)
-    drain_bytes: Size = setting(Size(256 << 20), "Bytes of these; a larger block goes alone.", minimum=1)
+    copy_blocks: int = setting(
+        4096,
+        "Blocks of drained nodes that are on their way to others at once; as many again for replicas.",
+        minimum=1,
+        maximum=1 << 16,
+    )
+    copy_bytes: Size = setting(Size(256 << 20), "Bytes of these; a larger block goes alone.", minimum=1)
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)

@@ -146,6 +146,17 @@ class PinFor(Message):
 
 
 @dataclass(slots=True)
+class Replicate(Message):
+    """Have these blocks at `count` nodes, from now on. Answer, once that is durable: Flags (REPLICAS_...); who waits asks again."""
+
+    TYPE = 23
+    SINCE = 4
+    FORM = (("count", "u8"), ("keys", "keys"))
+    keys: list[bytes]
+    count: int
+
+
+@dataclass(slots=True)
 class Nodes(Message):
     """Who are the nodes? Answer: NodeTable."""
 

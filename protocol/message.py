@@ -15,6 +15,11 @@ Ints = Sequence[int]
 GRANTED, PRESENT, BUSY = 0, 1, 2
 """Answers to Reserve and Open: write it; it is already there; another writer holds it, ask again."""
 
+MAX_REPLICAS: Final = 16
+"""Nodes that a block can be asked to be at."""
+REPLICAS_NOT_YET, REPLICAS_THERE, REPLICAS_NOWHERE, REPLICAS_ABSENT = 0, 1, 2, 3
+"""Answers to Replicate: copies are to come; it is at so many nodes; not so many nodes take blocks; there is no such block."""
+
 TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
 """Bits of a tier mask: where a node has copies of a block."""
 

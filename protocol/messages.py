@@ -18,6 +18,7 @@ from kvstore.protocol.master_messages import (
     PinFor,
     Remove,
     RemoveMatching,
+    Replicate,
     Reserve,
 )
 from kvstore.protocol.message import Message
@@ -61,6 +62,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         NodeTable,
         RemoveMatching,
         PinFor,
+        Replicate,
         Publish,
         Drop,
         Hold,

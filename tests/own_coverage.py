@@ -22,8 +22,8 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
-        "directory draining following queries pins removing rows keys key_index membership placement records publishing removals "
-        "reservations tenants holders rates"
+        "directory draining targets following queries pins removing rows keys key_index membership placement records publishing "
+        "removals reservations tenants holders rates"
     ),
     "master/roles": "relay standing",
     "client/jobs": "board breaker lane stats",

@@ -15,7 +15,8 @@ from typing import Final
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
-from kvstore.master.directory.draining import Draining, Pace
+from kvstore.master.directory.copying import Pace
+from kvstore.master.directory.draining import Draining
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
 from kvstore.master.directory.pins import Pins
@@ -28,6 +29,7 @@ from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.targets import Targets
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
@@ -104,6 +106,7 @@ class Directory:
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
+        self.targets = Targets(self._rows, self._tenants, self.members, self.replication, limits.pace)
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
@@ -209,7 +212,10 @@ class Directory:
         if empty.isdisjoint(self._rows.holders[begin : self._sweep_row]):
             return ops
         end = min(self._sweep_row, len(self._rows))
-        return ops + [self._bury(row) for row in range(begin, end) if self._rows.holders[row] in empty]
+        for row in range(begin, end):
+            if self._rows.holders[row] in empty:
+                ops += self._bury(row)
+        return ops
 
     def reserve(
         self,
@@ -285,11 +291,12 @@ class Directory:
     def _set_live(self) -> None:
         self._rows.sets.set_live(node.node_id for node in self.members.live())
 
-    def _bury(self, row: int) -> Change:
+    def _bury(self, row: int) -> list[Change]:
         key = self._rows.keys[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
         self._rows.remove(row)
-        return self._publishing.op(tenant, key)
+        op = self._publishing.op(tenant, key)
+        return [op] if tenant.targets.pop(key, None) is None else [op, records.delete_target(tenant.prefix, key)]
 
     def _grant(
         self,

@@ -7,13 +7,14 @@ that have room. What finds none there is to be written to the drained node's own
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
+from kvstore.master.directory.copying import Copying, CopyOrder, Pace
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.membership import ALIVE, Member, Membership
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
@@ -24,33 +25,11 @@ from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import TIER_BITS
 
-FULL_SHARE: Final = 0.05
-"""Of its capacity a node keeps free: slots of one size are of no use to another, and copies are not to have others' blocks leave."""
 LOOK_NS: Final = 500_000_000
 """How often what is left is counted."""
-REFUSED_NS: Final = 2_000_000_000
-"""For so long a node counts as full to which a copy was ordered that did not arrive."""
 NVME: Final = TIER_BITS["nvme"]
 WORKING: Final = ("open_puts", "undecided", "publish_backlog")
 """Counters of a node that may still bring blocks of which the directory knows nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How much is on its way at once, over all nodes, and how many rows are looked at in one step."""
-
-    blocks: int = 4096
-    bytes: int = 256 << 20
-    rows: int = 20_000
-
-
-class CopyOrder(NamedTuple):
-    """What a node is to fetch from another: for NodeFrames.replicate."""
-
-    tenant: str
-    keys: list[bytes]
-    node_id: int
-    source_node_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +60,19 @@ class _Drain:
     """Registration and mode of the last Drain that the node has answered."""
 
 
-class _Copy(NamedTuple):
-    """One block on its way."""
-
-    node_id: int
-    source_node_id: int
-    size_bytes: int
-
-
-@dataclass(slots=True)
-class _Slice:
-    """What is ordered in one step: keys by tenant, receiving node and source. `target` got the last one."""
-
-    target: int = 0
-    keys: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
-
-    def orders(self) -> list[CopyOrder]:
-        return [CopyOrder(tenant, keys, node_id, source) for (tenant, node_id, source), keys in self.keys.items()]
-
-
 class Draining:
     """See the module. Not thread-safe."""
 
     def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace | None = None) -> None:
         self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
-        self._pace = pace or Pace()
+        self._copying = Copying(rows, tenants, members, replication, pace or Pace())
         self._drains: dict[int, _Drain] = {}
-        self._copies: dict[tuple[str, bytes], _Copy] = {}
-        self._copied_bytes = 0
-        self._full_until_ns: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
         """Sets of holders that are all to be stopped, to rows."""
         self._look_ns = 0
         self._row = 0
+        self._target = 0
+        """Who got the last block."""
 
     # --- what operators say ---
 
@@ -143,7 +102,7 @@ class Draining:
         if not node.drain:
             return None
         drain = self._drains.get(node.node_id, _Drain())
-        copying = sum(copy.source_node_id == node.node_id for copy in self._copies.values())
+        copying = self._copying.count_from(node.node_id)
         can_stay = node.drain == TO_NVME or drain.lacked_room
         is_done = drain.is_quiet and not drain.left and (can_stay or not drain.kept)
         return Progress(node.drain, is_done, drain.left, drain.kept, copying, drain.lacked_room)
@@ -171,7 +130,7 @@ class Draining:
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Count what is left, if it is time, and order the next copies."""
-        self._end_copies(now_ns)
+        self._copying.begin(now_ns)
         going = {node.node_id: node for node in self._members.live() if node.drain}
         for node_id in self._drains.keys() - going.keys():
             del self._drains[node_id]
@@ -180,7 +139,7 @@ class Draining:
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._look(going)
-        return self._order(going, now_ns) if self._wanted else []
+        return self._order(going) if self._wanted else []
 
     def _look(self, going: dict[int, Member]) -> None:
         """Count what only nodes have that are to be stopped, those that end by a signal among them."""
@@ -197,11 +156,9 @@ class Draining:
             drain.left, drain.kept = left, kept
             drain.is_quiet = _has_said_all(going[node_id])
 
-    def _order(self, going: dict[int, Member], now_ns: int) -> list[CopyOrder]:
-        room = self._room(now_ns)
-        ordered = _Slice()
+    def _order(self, going: dict[int, Member]) -> list[CopyOrder]:
         begin = self._row if self._row < len(self._rows) else 0
-        end = min(begin + self._pace.rows, len(self._rows))
+        end = min(begin + self._copying.pace.rows, len(self._rows))
         if begin == 0:
             self._begin_pass()
         is_wanted = np.zeros(max(self._wanted) + 1, bool)
@@ -210,11 +167,11 @@ class Draining:
         found: Sequence[int] = (np.flatnonzero(is_wanted[np.minimum(held, len(is_wanted) - 1)] & (held < len(is_wanted))) + begin).tolist()
         self._row = end
         for row in found:
-            if len(self._copies) >= self._pace.blocks or self._copied_bytes >= self._pace.bytes:
+            if self._copying.is_busy:
                 self._row = row  # from here on, once some have arrived
                 break
-            self._order_one(row, going, room, ordered)
-        return ordered.orders()
+            self._order_one(row, going)
+        return self._copying.take_orders()
 
     def _begin_pass(self) -> None:
         """What found no room in the last walk may find some in this one; what is still so at its end is to be written down at its node."""
@@ -222,7 +179,7 @@ class Draining:
             drain.saves |= drain.lacks_room
             drain.lacked_room, drain.lacks_room = drain.lacks_room, False
 
-    def _order_one(self, row: int, going: dict[int, Member], room: dict[int, int], ordered: _Slice) -> None:
+    def _order_one(self, row: int, going: dict[int, Member]) -> None:
         key, size_bytes = self._rows.keys[row], self._rows.sizes[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row]).name
         if self._replication.is_ordered(tenant, key):
@@ -230,40 +187,13 @@ class Draining:
         source = next((node_id for node_id, state in self._rows.pairs(row) if node_id in going and not state & HINT), None)
         if source is None or going[source].drain != TO_PEERS or going[source].state != ALIVE:
             return
-        target = ordered.target  # the same one as long as it can: chains stay together
-        if room.get(target, 0) < size_bytes:
-            target = max(room, key=room.__getitem__, default=0)
-        if room.get(target, 0) < size_bytes:
+        room = self._copying.room
+        if room.get(self._target, 0) < size_bytes:  # else the same one: chains stay together
+            self._target = max(room, key=room.__getitem__, default=0)
+        if room.get(self._target, 0) < size_bytes:
             self._drains[source].lacks_room = True
             return
-        ordered.target = target
-        room[target] -= size_bytes
-        self._copies[tenant, key] = _Copy(target, source, size_bytes)
-        self._copied_bytes += size_bytes
-        ordered.keys.setdefault((tenant, target, source), []).append(key)
-
-    def _room(self, now_ns: int) -> dict[int, int]:
-        """Bytes that the nodes can take that stay, less what is on its way to them."""
-        room = {
-            node.node_id: node.free_bytes - int(FULL_SHARE * node.capacity_bytes)
-            for node in self._members.live()
-            if node.takes_blocks and self._full_until_ns.get(node.node_id, 0) <= now_ns
-        }
-        for copy in self._copies.values():
-            if copy.node_id in room:
-                room[copy.node_id] -= copy.size_bytes
-        return room
-
-    def _end_copies(self, now_ns: int) -> None:
-        """Forget the copies whose orders are over. A node that did not take one has no room for now."""
-        over = [where for where in self._copies if not self._replication.is_ordered(*where)]
-        for where in over:
-            copy = self._copies.pop(where)
-            self._copied_bytes -= copy.size_bytes
-            owner = self._tenants.get(where[0])
-            holders = self._rows.readable_at(owner, where[1]) if owner is not None else ()
-            if holders and copy.node_id not in holders:
-                self._full_until_ns[copy.node_id] = now_ns + REFUSED_NS
+        self._copying.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
 
     def _named(self, name: str) -> Member:
         node = self._members.named(name)

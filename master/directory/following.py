@@ -18,6 +18,7 @@ from kvstore.master.directory.records import (
     PinRecord,
     RemovedRecord,
     StrangersRecord,
+    TargetRecord,
 )
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import FOR_GOOD, Tenants
@@ -95,6 +96,8 @@ class Followed:
             self.strangers = record
         elif isinstance(record, DrainRecord):
             self._drains[key] = record
+        elif isinstance(record, TargetRecord):
+            self.tenants.of(record.tenant).targets[record.key] = record.count
         elif isinstance(record, RemovedRecord):
             self.tenants.of(record.tenant).removed[record.key] = record.generation
             self.last_generation = max(self.last_generation, record.generation)
@@ -109,10 +112,10 @@ class Followed:
         for kept in (self._nodes, self._drains, self._ending):
             kept.pop(key, None)
         kind = records.KINDS.get(key[:1])
-        if kind in (PinRecord, RemovedRecord):
+        if kind in (PinRecord, TargetRecord, RemovedRecord):
             tenant, block = records.block_of(key)
             owner = self.tenants.asked(tenant)
-            (owner.pins if kind is PinRecord else owner.removed).pop(block, None)
+            (owner.pins if kind is PinRecord else owner.targets if kind is TargetRecord else owner.removed).pop(block, None)
         elif kind is DescriptionPart:
             name = records.described_by(key)
             parts = self._parts.get(name, {})

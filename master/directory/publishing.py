@@ -135,10 +135,12 @@ class Publishing:
         if not queued and not held:
             return []
         ops = [self.op(tenant, key)]
-        if not isinstance(ops[0], BlockPuts) and key in tenant.pins:
+        if not isinstance(ops[0], BlockPuts):
             # The block itself is gone, not only out of reach: a later block of this key is another one.
-            del tenant.pins[key]
-            ops.append(records.unpin(tenant.prefix, key))
+            if tenant.pins.pop(key, None) is not None:
+                ops.append(records.unpin(tenant.prefix, key))
+            if tenant.targets.pop(key, None) is not None:
+                ops.append(records.delete_target(tenant.prefix, key))
         return ops
 
     def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:

@@ -9,6 +9,7 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
     b"g" + node name                                "peers" or "nvme": the node is drained, and what only it has goes there
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
+    b"t" + u8 tenant length + tenant + block key    <u8>: at so many nodes the block is to be
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
 
 Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
@@ -107,6 +108,15 @@ class PinRecord:
     tenant: str
     key: bytes
     until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """The block is to be at `count` nodes."""
+
+    tenant: str
+    key: bytes
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +221,20 @@ def unpin(prefix: bytes, key: bytes) -> Op:
     return Op(b"p" + prefix + key, None)
 
 
+def put_target(prefix: bytes, key: bytes, count: int) -> Op:
+    return Op(b"t" + prefix + key, bytes((count,)))
+
+
+def delete_target(prefix: bytes, key: bytes) -> Op:
+    return Op(b"t" + prefix + key, None)
+
+
 def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     """Remember a removal, or forget it (None)."""
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-Record = NodeRecord | StrangersRecord | DescriptionPart | DrainRecord | PinRecord | RemovedRecord
+Record = NodeRecord | StrangersRecord | DescriptionPart | DrainRecord | PinRecord | TargetRecord | RemovedRecord
 
 
 def decode(key: bytes, value: bytes) -> Record:
@@ -235,6 +253,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return DrainRecord(key[1:].decode(), value.decode())
         if key[:1] == b"p":
             return PinRecord(*block_of(key), *(_UNTIL.unpack(value) if value else ()))
+        if key[:1] == b"t":
+            return TargetRecord(*block_of(key), *struct.unpack("<B", value))
         if key[:1] == b"r":
             return RemovedRecord(*block_of(key), *_GENERATION.unpack(value))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
@@ -248,6 +268,7 @@ KINDS: Final[dict[bytes, type[Record]]] = {
     b"d": DescriptionPart,
     b"g": DrainRecord,
     b"p": PinRecord,
+    b"t": TargetRecord,
     b"r": RemovedRecord,
 }
 """Which record a key is one of, by its first byte."""

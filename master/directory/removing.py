@@ -64,6 +64,8 @@ class Removing:
                     continue
                 del owner.pins[key]
                 removal.ops.append(records.unpin(owner.prefix, key))
+            if owner.targets.pop(key, None) is not None:
+                removal.ops.append(records.delete_target(owner.prefix, key))
             if key in owner.rows or key in owner.pending:
                 removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
             self._plan_one(removal, owner, key, force=force)

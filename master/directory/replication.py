@@ -99,6 +99,10 @@ class Replication:
         """A copy of the block is under way, to whichever node."""
         return (tenant, key) in self._nodes
 
+    def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
+        """A copy of the block is under way to that node."""
+        return (tenant, key, node_id) in self._orders
+
     def answered(self, node_id: int, message: Copy, flags: bytes | None) -> None:
         """The node's answer to a Copy: what it does not try, all of it without an answer (None), is ordered no more."""
         for key, generation, flag in zip(message.keys, message.generations, flags or bytes(len(message.keys)), strict=True):

@@ -44,6 +44,8 @@ class Tenant:
     pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
     pins: dict[bytes, int] = field(default_factory=dict)
     """Until when each pinned key is, by the loop's clock in ns; FOR_GOOD: it has no end."""
+    targets: dict[bytes, int] = field(default_factory=dict)
+    """At how many nodes a block is to be, where that is more than one."""
     removed: dict[bytes, int] = field(default_factory=dict)
     """Keys removed while a node was away, up to which generation: that node may still have them."""
 
@@ -91,7 +93,7 @@ class Tenants:
     def forget_empty(self) -> None:
         """Forget the tenants that have nothing. O(tenants)."""
         for tenant in list(self._by_name.values()):
-            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.removed):
+            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.targets or tenant.removed):
                 del self._by_name[tenant.name]
                 self._by_index[tenant.index] = None
                 self._free.append(tenant.index)

@@ -27,6 +27,7 @@ from kvstore.protocol.master_messages import (
     PinFor,
     Remove,
     RemoveMatching,
+    Replicate,
     Reserve,
     check_pattern,
 )
@@ -51,11 +52,15 @@ class ClientPeer:
 class ClientFrames:
     """See the module. It counts `keys` and `lookup_misses` in `counters`."""
 
-    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int]) -> None:
+    def __init__(
+        self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int], *, order_copies: Callable[[int], None]
+    ) -> None:
+        """`order_copies`, told the time, has replicas made that targets ask for."""
         self._directory = directory
         self._committer = committer
         self._links = links
         self._counters = counters
+        self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:
         self._counters["keys"] += len(message.keys)
@@ -113,6 +118,15 @@ class ClientFrames:
         self._pinned(
             session, header, self._directory.pins.pin_for(_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
         )
+
+    def replicate(self, session: Session, header: Header, message: Replicate) -> None:
+        """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
+        asked = self._directory.targets.ask(_tenant(session), message.keys, message.count)
+        if not asked.ops:
+            session.reply(header.request_id, Flags(asked.flags))
+            return
+        self._order_copies(session.reactor.now_ns())
+        self._committer.commit(asked.ops, lambda: session.reply(header.request_id, Flags(asked.flags)))
 
     def _pinned(self, session: Session, header: Header, pinning: Pinning) -> None:
         def durable() -> None:

@@ -13,7 +13,19 @@ from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, Pin, PinFor, Remove, RemoveMatching, Reserve
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    Reserve,
+)
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.protocol.tokens import check_token
@@ -50,6 +62,7 @@ class FramesService:
         command_timeout_s: float,
     ) -> None:
         self.reachable = reachable
+        self._directory = directory
         self._master_epoch = master_epoch
         self._token_digests = token_digests
         self.counters = dict.fromkeys(
@@ -58,7 +71,7 @@ class FramesService:
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
         self.nodes = NodeFrames(directory, committer, self.links, self.counters)
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
-        self.clients = clients = ClientFrames(directory, committer, self.links, self.counters)
+        self.clients = clients = ClientFrames(directory, committer, self.links, self.counters, order_copies=self.make_replicas)
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,
@@ -70,6 +83,7 @@ class FramesService:
             RemoveMatching.TYPE: clients.remove_matching,
             Pin.TYPE: clients.pin,
             PinFor.TYPE: clients.pin_for,
+            Replicate.TYPE: clients.replicate,
             Nodes.TYPE: clients.nodes,
             Publish.TYPE: self.nodes.publish,
             Claim.TYPE: self.nodes.claim,
@@ -92,6 +106,16 @@ class FramesService:
             self.clients.closed(peer)
         elif isinstance(peer, NodePeer):
             self.nodes.closed(session, peer)
+
+    def tick(self, now_ns: int) -> None:
+        """What is done without being asked, ten times a second."""
+        self.drains.tick(now_ns)
+        self.make_replicas(now_ns)
+
+    def make_replicas(self, now_ns: int) -> None:
+        """Order copies of what is at fewer nodes than it is to be."""
+        for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns):
+            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if message.role == ROLE_NODE:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.catalogs.interface import Catalog
 from kvstore.master.config import MasterSettings
+from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory, Limits, Timing
-from kvstore.master.directory.draining import Pace
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
@@ -65,7 +65,7 @@ class Leading:
             settings.max_absent_nodes,
             settings.max_kept_removals,
             settings.max_reservations,
-            Pace(settings.drain_blocks, settings.drain_bytes, settings.sweep_rows),
+            Pace(settings.copy_blocks, settings.copy_bytes, settings.sweep_rows),
         )
         self.directory = Directory(
             epoch, wall_ns=wall_ns, rng=random.Random(), timing=timing, limits=limits, followed=followed, now_ns=reactor.now_ns()
@@ -103,7 +103,7 @@ class Leading:
             self._forget(node.info.name, lambda: None)
         for name in self.scheduling.tick(now_ns):
             log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
-        self.frames.drains.tick(now_ns)
+        self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
         changes = self.directory.sweep(self._settings.sweep_rows)
         if changes:

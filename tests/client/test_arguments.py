@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvstore.client.arguments import check_ack, check_count, check_keys, check_parents, namespace_text
+from kvstore.client.arguments import check_ack, check_count, check_keys, check_parents, check_replicas, namespace_text
 from kvstore.protocol.errors import InvalidArgument
 
 
@@ -46,7 +46,15 @@ def test_there_is_one_for_each_key() -> None:
 
 
 def test_a_put_is_answered_for_the_node_or_for_the_cluster() -> None:
-    for ack in ("node", "cluster"):
+    for ack in ("node", "cluster", "replicas"):
         check_ack(ack)
-    with pytest.raises(InvalidArgument, match="'node' or 'cluster', not 'soon'"):
+    with pytest.raises(InvalidArgument, match="'node', 'cluster' or 'replicas', not 'soon'"):
         check_ack("soon")
+
+
+@pytest.mark.parametrize("replicas", [0, 17, 2.0, True])
+def test_a_number_of_replicas_out_of_range_is_refused(replicas: int) -> None:
+    check_replicas(1)
+    check_replicas(16)
+    with pytest.raises(InvalidArgument, match="1 to 16 replicas"):
+        check_replicas(replicas)

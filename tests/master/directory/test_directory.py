@@ -554,3 +554,15 @@ def test_a_drain_comes_from_the_catalog_and_goes_with_its_node() -> None:
     die(master, node)
     master.forget("a")
     assert master.restart().register("a").drain == ""
+
+
+def test_a_replica_target_comes_from_the_catalog_and_goes_with_a_block_that_nobody_has_any_more() -> None:
+    master, node = one_node(b"a")
+    master.commit(master.directory.targets.ask(TENANT, [b"a"], 3).ops)
+    master = master.restart()
+    assert master.directory._tenants.of(TENANT).targets == {b"a": 3}
+    die(master, node)
+    master.now_ns += 1000 * S
+    master.directory.tick(master.now_ns)
+    master.sweep()
+    assert not any(key.startswith(b"t") for key in master.catalog)

@@ -137,3 +137,11 @@ def test_a_deletion_of_what_is_not_ours_is_nothing() -> None:
     followed = Followed()
     followed.take([records.put_strangers(5, 9), Op(b"z", None), Op(b"f", None)])
     assert followed.strangers is not None
+
+
+def test_a_replica_target_is_known_after_a_change_of_master_unless_it_has_ended() -> None:
+    followed, prefix = Followed(), records.tenant_prefix("red")
+    followed.take([puts(b"a", b"b"), records.put_target(prefix, b"a", 2), records.put_target(prefix, b"a", 3)])
+    followed.take([records.put_target(prefix, b"b", 2), records.delete_target(prefix, b"b")])
+    assert stood_on(followed).targets.ask("red", [b"a"], 2).ops == []
+    assert followed.tenants.of("red").targets == {b"a": 3}

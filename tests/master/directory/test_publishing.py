@@ -518,3 +518,13 @@ def test_many_blocks_of_several_tenants_or_tiers_are_entered_each_as_it_is() -> 
     apart = [Event(b"x" + event.key, event.generation, tenant="blue" if at else TENANT) for at, event in enumerate(many())]
     master.publish(node, *apart)
     assert master.exists(b"x0", b"x1") == [1, 0]
+
+
+def test_a_replica_target_ends_with_its_block() -> None:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, Event(b"k", 1))
+    master.commit(master.directory.targets.ask(TENANT, [b"k"], 2).ops)
+    assert b"t\x03redk" in master.catalog
+    master.publish(node, Event(b"k", 1, kind=EVENT_GONE))
+    assert b"t\x03redk" not in master.catalog

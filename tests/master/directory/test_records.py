@@ -16,12 +16,14 @@ from kvstore.master.directory.records import (
     PinRecord,
     RemovedRecord,
     StrangersRecord,
+    TargetRecord,
     Version,
     check_tenant,
     decode,
     delete_block,
     delete_drain,
     delete_node,
+    delete_target,
     join_description,
     pin,
     put_block,
@@ -30,6 +32,7 @@ from kvstore.master.directory.records import (
     put_drain,
     put_node,
     put_strangers,
+    put_target,
     removed,
     tenant_prefix,
     unpin,
@@ -97,6 +100,15 @@ def test_a_drain_comes_back(to: str) -> None:
     assert delete_drain("n\u00f61") == Op(op.key, None)
     with pytest.raises(Corrupt):
         decode(op.key, b"tape")
+
+
+def test_a_target_comes_back() -> None:
+    op = put_target(tenant_prefix("red"), b"key", 3)
+    assert op.value is not None
+    assert decode(op.key, op.value) == TargetRecord("red", b"key", 3)
+    assert delete_target(tenant_prefix("red"), b"key") == Op(op.key, None)
+    with pytest.raises(Corrupt):
+        decode(op.key, b"")
 
 
 def test_a_removal_comes_back() -> None:

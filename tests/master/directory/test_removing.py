@@ -133,3 +133,10 @@ def test_a_pinned_block_is_removed_only_by_force() -> None:
     removal = master.directory.removing.plan(TENANT, [b"a"], force=True)
     assert (list(removal.flags), len(removal.commands.messages()), len(removal.ops)) == ([1], 1, 1)
     assert master.directory.counts().pinned == 0
+
+
+def test_a_replica_target_goes_with_the_block() -> None:
+    master, _ = one_node(b"a")
+    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
+    assert master.remove(b"a") == [1]
+    assert not any(key.startswith(b"t") for key in master.catalog)

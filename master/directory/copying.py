@@ -1,0 +1,109 @@
+"""Copies that the master has nodes make of its own accord: what is on its way, where there is room for more, and who refused. Sans-I/O.
+
+It chooses nothing: draining.py and targets.py say which blocks go where, as far as this has room; replication.py keeps the orders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvstore.master.directory.membership import Membership
+from kvstore.master.directory.replication import Replication
+from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.tenants import Tenants
+
+FULL_SHARE: Final = 0.05
+"""Of its capacity a node keeps free: slots of one size are of no use to another, and copies are not to have others' blocks leave."""
+REFUSED_NS: Final = 2_000_000_000
+"""For so long a node counts as full to which a copy was ordered that did not arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much is on its way at once, over all nodes, and how many rows are looked at in one step."""
+
+    blocks: int = 4096
+    bytes: int = 256 << 20
+    rows: int = 20_000
+
+
+class CopyOrder(NamedTuple):
+    """What a node is to fetch from another: for NodeFrames.replicate."""
+
+    tenant: str
+    keys: list[bytes]
+    node_id: int
+    source_node_id: int
+
+
+class _Copy(NamedTuple):
+    source_node_id: int
+    size_bytes: int
+
+
+_Where = tuple[str, bytes, int]
+"""Tenant, key and receiving node."""
+
+
+class Copying:
+    """What is on its way for one purpose. A step: `begin`, then `add` as often as `is_busy` and `room` allow, then `take_orders`. Not
+    thread-safe."""
+
+    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace) -> None:
+        self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
+        self.pace = pace
+        self.room: dict[int, int] = {}
+        """Bytes that nodes can still take, as of the last `begin`; nodes that take no blocks, or refused lately, are not in it."""
+        self._copies: dict[_Where, _Copy] = {}
+        self._bytes = 0
+        self._full_until_ns: dict[int, int] = {}
+        self._orders: dict[tuple[str, int, int], list[bytes]] = {}
+
+    def begin(self, now_ns: int) -> list[tuple[str, bytes]]:
+        """Forget what has arrived or will not, and see who has room. Tenant and key of what was forgotten."""
+        over = [where for where in self._copies if not self._replication.is_under_way(*where)]
+        for where in over:
+            self._end(where, now_ns)
+        self.room = {
+            node.node_id: node.free_bytes - int(FULL_SHARE * node.capacity_bytes)
+            for node in self._members.live()
+            if node.takes_blocks and self._full_until_ns.get(node.node_id, 0) <= now_ns
+        }
+        for (_tenant, _key, node_id), copy in self._copies.items():
+            if node_id in self.room:
+                self.room[node_id] -= copy.size_bytes
+        return [(tenant, key) for tenant, key, _node_id in over]
+
+    @property
+    def is_busy(self) -> bool:
+        """As much is on its way as may be."""
+        return len(self._copies) >= self.pace.blocks or self._bytes >= self.pace.bytes
+
+    def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
+        """The block is on its way to the node, for this purpose or another, or has just been added."""
+        return (tenant, key, node_id) in self._copies or self._replication.is_under_way(tenant, key, node_id)
+
+    def add(self, tenant: str, key: bytes, size_bytes: int, *, node_id: int, source_node_id: int) -> None:
+        """Have the node fetch the block, for which it has room."""
+        self.room[node_id] -= size_bytes
+        self._copies[tenant, key, node_id] = _Copy(source_node_id, size_bytes)
+        self._bytes += size_bytes
+        self._orders.setdefault((tenant, node_id, source_node_id), []).append(key)
+
+    def take_orders(self) -> list[CopyOrder]:
+        """What was added since the last call. To be ordered before the next `begin`, which forgets what is not."""
+        orders, self._orders = self._orders, {}
+        return [CopyOrder(tenant, keys, node_id, source) for (tenant, node_id, source), keys in orders.items()]
+
+    def count_from(self, node_id: int) -> int:
+        """Blocks on their way from that node."""
+        return sum(copy.source_node_id == node_id for copy in self._copies.values())
+
+    def _end(self, where: _Where, now_ns: int) -> None:
+        """A node that did not take a block that is still there has no room for now."""
+        self._bytes -= self._copies.pop(where).size_bytes
+        tenant, key, node_id = where
+        owner = self._tenants.get(tenant)
+        holders: Sequence[int] = self._rows.readable_at(owner, key) if owner is not None else ()
+        if holders and node_id not in holders:
+            self._full_until_ns[node_id] = now_ns + REFUSED_NS

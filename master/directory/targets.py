@@ -1,0 +1,150 @@
+"""Replica targets: how many nodes a block is to be at, and which copies are made for it. Sans-I/O; `now_ns` is passed in.
+
+A target is a record beside the block's: it outlives the master, and ends with the block. Copies are ordered when a target is set, and
+again when nodes come or go, a bounded amount at once (copying.py). A replica that its node evicted for want of room is not made anew
+before that: it would have another one leave. Never two at one host where there is a choice.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvstore.master.catalogs.interface import Change
+from kvstore.master.directory import records
+from kvstore.master.directory.copying import Copying, CopyOrder, Pace
+from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.membership import ALIVE, Member, Membership
+from kvstore.master.directory.replication import Replication
+from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
+
+PAUSE_NS: Final = 1_000_000_000
+"""Before what has found no room is looked at again."""
+
+_Where = tuple[str, bytes]
+"""Tenant and key."""
+
+
+class Asked(NamedTuple):
+    """A flag a key (REPLICAS_...), and operations."""
+
+    flags: bytes
+    ops: list[Change]
+
+
+class Targets:
+    """See the module. Not thread-safe."""
+
+    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace | None = None) -> None:
+        self._rows, self._tenants, self._members = rows, tenants, members
+        self._copying = Copying(rows, tenants, members, replication, pace or Pace())
+        self._due: deque[_Where] = deque()
+        """To be looked at next."""
+        self._no_room: deque[_Where] = deque()
+        self._no_room_until_ns = 0
+        self._walk: Iterator[_Where] = iter(())
+        """Over all targets."""
+        self._seen: frozenset[tuple[int, int]] = frozenset()
+        """The nodes and their registrations for which the walk was begun."""
+        self._last: frozenset[int] = frozenset()
+        """Who got the block before: chains stay together, and there are few sets of holders."""
+
+    def ask(self, tenant: str, keys: Sequence[bytes], count: int) -> Asked:
+        """Have these blocks be at `count` nodes, or more if more were asked for before: where they are now. Those that cannot be read get
+        no target. Raises InvalidArgument: a count out of range."""
+        if not 1 <= count <= MAX_REPLICAS:
+            raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {count}")
+        owner = self._tenants.asked(tenant)
+        takers = self._takers()
+        flags, ops = bytearray(), list[Change]()
+        for key in keys:
+            row = owner.rows.get(key)
+            if not self._rows.sets.live[self._rows.holders[row]]:
+                flags.append(REPLICAS_ABSENT)
+                continue
+            if count > owner.targets.get(key, 1):
+                owner.targets[key] = count
+                ops.append(records.put_target(owner.prefix, key, count))
+                self._due.append((tenant, key))
+            holders = self._holders(row, takers)
+            is_there, may_be = len(holders) >= count, len(takers) >= count
+            flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
+        return Asked(bytes(flags), ops)
+
+    def step(self, now_ns: int) -> list[CopyOrder]:
+        """Order the next copies. What has arrived or failed since the last step is looked at again."""
+        copying = self._copying
+        self._due.extend(copying.begin(now_ns))
+        takers = self._takers()
+        seen = frozenset((node.node_id, node.epoch) for node in takers.values())
+        if seen != self._seen:
+            self._seen = seen
+            self._walk = self._all()
+        if now_ns >= self._no_room_until_ns and self._no_room:
+            self._due.extend(self._no_room)
+            self._no_room.clear()
+        for _ in range(copying.pace.rows):
+            if copying.is_busy:
+                break
+            where = self._due.popleft() if self._due else next(self._walk, None)
+            if where is None:
+                break
+            self._look_at(where, takers, now_ns)
+        return copying.take_orders()
+
+    def _takers(self) -> dict[int, Member]:
+        return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
+
+    def _holders(self, row: int, takers: dict[int, Member]) -> list[int]:
+        """Nodes that have the block and stay."""
+        return [node_id for node_id, state in self._rows.pairs(row) if node_id in takers and not state & HINT]
+
+    def _all(self) -> Iterator[_Where]:
+        """All that there are now, tenant by tenant."""
+        for tenant in list(self._tenants):
+            for key in list(tenant.targets):
+                yield tenant.name, key
+
+    def _look_at(self, where: _Where, takers: dict[int, Member], now_ns: int) -> None:
+        """Order what the block lacks."""
+        name, key = where
+        owner = self._tenants.asked(name)
+        row = owner.rows.get(key)
+        sources = [node_id for node_id, state in self._rows.pairs(row) if not state & HINT and node_id in self._rows.sets.live_nodes]
+        if key not in owner.targets or not sources:
+            return
+        has = set(self._holders(row, takers))
+        has |= {node_id for node_id in takers if self._copying.is_under_way(name, key, node_id)}
+        chosen: set[int] = set()
+        for _ in range(owner.targets[key] - len(has)):
+            node_id = self._choose(has | set(sources), takers, self._rows.sizes[row])
+            if node_id is None:
+                break  # there are not as many nodes: once there are, all is walked over
+            if not node_id:
+                self._no_room.append(where)
+                self._no_room_until_ns = now_ns + PAUSE_NS
+                break
+            has.add(node_id)
+            chosen.add(node_id)
+            self._copying.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
+        self._last = frozenset(chosen) or self._last
+
+    def _choose(self, has: set[int], takers: dict[int, Member], size_bytes: int) -> int | None:
+        """A node with room, of another host if there is one; 0: none has room, None: none is left."""
+        left = [node for node_id, node in takers.items() if node_id not in has]
+        if not left:
+            return None
+        room = self._copying.room
+        fitting = [node for node in left if room.get(node.node_id, 0) >= size_bytes]
+        if not fitting:
+            return 0
+        hosts = {_host(node) for node_id in has if (node := self._members.get(node_id)) is not None}
+        best = max(fitting, key=lambda node: (_host(node) not in hosts, node.node_id in self._last, room[node.node_id]))
+        return best.node_id
+
+
+def _host(node: Member) -> str:
+    """Where others reach it."""
+    return node.info.tcp.rpartition(":")[0]
