@@ -28,7 +28,7 @@ from kvstore.tiers.value_codec import Encoding
 
 TABLE_BYTES = 800
 """Memory of this process that a block with a copy in one tier takes beside its bytes, estimated: Block, Slot, keys, tables and the default
-policy (744 bytes measured in prompts of 16 blocks, 690 without parents; 673 of a whole node with values of 64 bytes). Clients of the host
+policy (744 bytes measured in prompts of 16 blocks, 690 without parents; 711 of a whole node with a million of these). Clients of the host
 that look for blocks by themselves have an index of 136 bytes an entry, of which a tenth to four tenths show a block: a memfd, which is not
 counted here."""
 
