@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from rich.text import Text
 from kvstore.client.cli.options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.client.tools import sharing
+from kvstore.client.tools import masters, sharing
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
 
@@ -21,16 +22,18 @@ from kvstore.protocol import control_pb2 as pb
 @json_option
 @client_options
 def status(as_json: bool, settings: ClientSettings) -> None:
-    """Show the cluster in a few lines, and with which nodes of this host this user shares memory.
+    """Show the cluster in a few lines, its masters where --master names several, and with which nodes of this host this user shares memory.
 
-    --json has everything the master knows of the cluster, and in shared_memory each node of this host with why not: "" where it does.
+    --json has everything the master knows of the cluster, in masters what each of them says of itself, and in shared_memory each node of
+    this host with why not: "" where it does.
     """
     found = _ask(settings)
+    told = masters.look(settings, found)
     near, why = sharing.look(settings)
     if as_json:
-        echo_json({**as_dict(found), "shared_memory": near})
+        echo_json({**as_dict(found), "masters": [asdict(master) for master in told], "shared_memory": near})
     else:
-        Console().print(status_lines(found, sharing.line(near, why)))
+        Console().print(status_lines(found, sharing.line(near, why), [masters.line(master) for master in told] if len(told) > 1 else ()))
 
 
 @click.command()

@@ -1,6 +1,7 @@
 """The cluster's status for human eyes: rich tables and bars. Pure: from a StatusReply to something that rich prints."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -30,13 +31,16 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def status_lines(status: pb.StatusReply, here: str = "") -> RenderableType:
-    """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at."""
+def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] = ()) -> RenderableType:
+    """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at. `masters`: a line each,
+    where there are several."""
     states = [node.state for node in status.nodes]
     alive = states.count("alive")
     health = status.catalog_health or "unknown"
     table = Table.grid(padding=(0, 2))
     table.add_row("master", f"version {status.version}, epoch {status.epoch}, up {duration(status.uptime_s)}")
+    if masters:
+        table.add_row("masters", Text("\n".join(masters)))
     table.add_row("catalog", Text.assemble(status.catalog, " ", (health, "green" if health == "ok" else "red")))
     table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
     table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")

@@ -1,0 +1,62 @@
+"""What each master that a client was told of says of itself: the owner of the catalog, and those that follow it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control, hello
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+
+LOOK_S: Final = 2.0
+"""For each: one that does not answer is no reason to wait long."""
+MAX_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MasterTold:
+    """One master, at the address at which it was asked. `behind` is how many blocks fewer than the owner it knows of, 0 for more; with
+    `trouble` it has not answered, and the rest is empty."""
+
+    address: str
+    role: str = ""
+    name: str = ""
+    records: int = 0
+    behind: int = 0
+    catalog_health: str = ""
+    trouble: str = ""
+
+
+def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
+    """All masters that `settings` name, when the owner has told `owner`; the owner's own first if it is none of them."""
+    addresses = list(dict.fromkeys(text.strip() for text in settings.master.split(",")))
+    if owner.owner.address not in addresses and len(addresses) > 1:
+        addresses.insert(0, owner.owner.address)
+    with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+        return list(threads.map(lambda address: _ask(address, settings, owner), addresses))
+
+
+def line(told: MasterTold) -> str:
+    """For people."""
+    if told.trouble:
+        return f"{told.address}: {told.trouble}"
+    behind = f", {told.behind:,} blocks behind" if told.behind else ""
+    health = f", {told.catalog_health}" if told.catalog_health != "ok" else ""
+    return f"{told.address}: {told.role}{behind}{health}"
+
+
+def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterTold:
+    settings = replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))
+    try:
+        channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s))
+        channel.close()
+        with Control(channel.welcome.control, settings) as control:
+            status = control.status()
+    except KVStoreError as error:
+        return MasterTold(address, trouble=str(error))
+    behind = max(0, owner.records - status.records) if status.role == "following" else 0
+    return MasterTold(address, status.role, status.name, status.records, behind, status.catalog_health)
