@@ -34,8 +34,8 @@ class MasterTold:
 def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
     """All masters that `settings` name, when the owner has told `owner`; the owner's own first if it is none of them."""
     addresses = list(dict.fromkeys(text.strip() for text in settings.master.split(",")))
-    if owner.owner.address not in addresses and len(addresses) > 1:
-        addresses.insert(0, owner.owner.address)
+    if owner.owner.address and owner.owner.address not in addresses and len(addresses) > 1:
+        addresses.insert(0, owner.owner.address)  # one that is cut off knows of no owner
     with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
         return list(threads.map(lambda address: _ask(address, settings, owner), addresses))
 
