@@ -104,7 +104,7 @@ class TensorOperations:
         left_s = _stopwatch(deadline_s)
         pool = self._pool(tensor)
         blocks = self._blocks(prompts, pool, parts)
-        blocks = list({block.keys: block for block in reversed(blocks)}.values())[::-1] if self._is_writer else []
+        blocks = _first_of_each(blocks) if self._is_writer else []
         marked = mark(pool.device)
         stored = [0] * len(prompts)
         headers, sizes = self._headers(parts)
@@ -112,7 +112,8 @@ class TensorOperations:
             for start in range(0, len(blocks), at_once := staging.blocks(sizes)):
                 batch = blocks[start : start + at_once]
                 rows = staging.rows(len(batch), sizes)
-                yield Work(partial(_write, rows, headers, parts, pool, _places(batch), marked), len(batch) * sum(sizes))
+                write = partial(_move, write_values, rows, headers, parts, pool, _places(batch), marked)
+                yield Work(write, len(batch) * sum(sizes))
                 put = partial(self._put, batch, rows, left_s)
                 for index, is_new in enumerate((yield Call(put))):
                     stored[batch[index // len(parts)].prompt] += is_new
@@ -138,7 +139,7 @@ class TensorOperations:
                     of_run = sizes_read[start * len(parts) : stop * len(parts)]
                     whole = [of_part[start:stop] for of_part in rows]
                     _check(whole, of_run, headers)
-                    read = partial(_read, whole, headers, parts, pool, _places(batch[start:stop]), marked)
+                    read = partial(_move, read_values, whole, headers, parts, pool, _places(batch[start:stop]), marked)
                     yield Work(read, (stop - start) * sum(sizes))
                 for index in found:
                     got[batch[index].prompt] += 1
@@ -207,16 +208,19 @@ class TensorOperations:
 # --- moves ---
 
 
-def _write(rows: Sequence[Rows], headers: Sequence[TensorHeader], parts: Sequence[ValuePart], pool: Pool, places: Any, marked: Any) -> None:
+def _move(
+    how: Callable[[Rows, TensorHeader, Sequence[Piece]], None],
+    rows: Sequence[Rows],
+    headers: Sequence[TensorHeader],
+    parts: Sequence[ValuePart],
+    pool: Pool,
+    places: NDArray[np.int64],
+    marked: Any,
+) -> None:
+    """Write or read the values of blocks at these places of a pool."""
     with beside(pool.device, marked):
         for of_part, header, part in zip(rows, headers, parts, strict=True):
-            write_values(of_part, header, _pieces(pool, part, places))
-
-
-def _read(rows: Sequence[Rows], headers: Sequence[TensorHeader], parts: Sequence[ValuePart], pool: Pool, places: Any, marked: Any) -> None:
-    with beside(pool.device, marked):
-        for of_part, header, part in zip(rows, headers, parts, strict=True):
-            read_values(of_part, header, part.value_heads, _pieces(pool, part, places))
+            how(of_part, header, _pieces(pool, part, places))
 
 
 def _pieces(pool: Pool, part: ValuePart, places: NDArray[np.int64]) -> list[Piece]:
@@ -229,7 +233,7 @@ def _pieces(pool: Pool, part: ValuePart, places: NDArray[np.int64]) -> list[Piec
         if start < stop:
             own = plane.values[:, start - plane.layers.start : stop - plane.layers.start, :, part.own_heads]
             kinds = slice(plane.kinds.start, plane.kinds.stop)
-            pieces.append(Piece(slice(start + shift, stop + shift), kinds, own, index))
+            pieces.append(Piece(slice(start + shift, stop + shift), kinds, part.value_heads, own, index))
     return pieces
 
 
@@ -251,6 +255,14 @@ def _check(rows: Sequence[Rows], sizes_read: Sequence[int | None], headers: Sequ
 
 
 # --- batches ---
+
+
+def _first_of_each(blocks: Sequence[_Block]) -> list[_Block]:
+    """What several prompts begin with is one block: the first's, in its place before those that follow it."""
+    found: dict[Keys, _Block] = {}
+    for block in blocks:
+        found.setdefault(block.keys, block)
+    return list(found.values())
 
 
 def _wanted(blocks: Sequence[_Block], missed: set[int], at_once: int) -> Iterator[list[_Block]]:

@@ -29,6 +29,8 @@ class Piece(NamedTuple):
     """Of the values."""
     kinds: slice
     """Of K (0) and V (1)."""
+    heads: slice
+    """Of the values. Who writes them has all of them."""
     tensor: Any
     """`[pool blocks, layers, kinds, heads, tokens, head_dim]` of any strides: a torch tensor on any device, or a numpy array."""
     blocks: Index
@@ -135,8 +137,8 @@ def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> N
         raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
-def read_values(rows: Rows, header: TensorHeader, heads: slice, pieces: Sequence[Piece]) -> None:
-    """Read these heads of each row's value, and of each piece the layers and kinds that it has, into the pieces.
+def read_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> None:
+    """Read into each piece what it has of each row's value: layers, kinds and heads.
 
     Pieces are of one device; numpy arrays serve if the scheme is raw.
     """
@@ -144,16 +146,16 @@ def read_values(rows: Rows, header: TensorHeader, heads: slice, pieces: Sequence
     if not is_tensor(first):
         elements = _raw_array(rows, header, first.dtype)
         for piece in pieces:
-            scatter(elements[:, piece.layers, piece.kinds, heads], piece.tensor, piece.blocks)
+            scatter(elements[:, piece.layers, piece.kinds, piece.heads], piece.tensor, piece.blocks)
         return
     import torch
 
     body = torch.from_numpy(rows).to(first.device)[:, HEADER_BYTES:]
     for piece in pieces:
         if header.scheme.is_raw:
-            scatter(_raw_tensor(body, header, first.dtype)[:, piece.layers, piece.kinds, heads], piece.tensor, piece.blocks)
+            scatter(_raw_tensor(body, header, first.dtype)[:, piece.layers, piece.kinds, piece.heads], piece.tensor, piece.blocks)
         else:
-            _decode(body, header, heads, piece)
+            _decode(body, header, piece)
 
 
 def _encode(values: Any, header: TensorHeader, piece: Piece, body: Any) -> None:
@@ -163,7 +165,7 @@ def _encode(values: Any, header: TensorHeader, piece: Piece, body: Any) -> None:
         encode(values[:, :, at], header.scheme.of(kv == 0), is_key=kv == 0, out=_records(body, header, kv)[:, piece.layers])
 
 
-def _decode(body: Any, header: TensorHeader, heads: slice, piece: Piece) -> None:
+def _decode(body: Any, header: TensorHeader, piece: Piece) -> None:
     from kvstore.kvcache.codecs.codec import decode
 
     with writing():
@@ -171,7 +173,7 @@ def _decode(body: Any, header: TensorHeader, heads: slice, piece: Piece) -> None
         out = piece.tensor[piece.blocks] if in_place else piece.tensor.new_empty((len(body), *piece.tensor.shape[1:]))
         sizes = {"tokens": header.tokens, "head_dim": header.head_dim, "dtype": out.dtype}
         for at, kv in enumerate(range(header.kv_factor)[piece.kinds]):
-            records = _records(body, header, kv)[:, piece.layers, heads]
+            records = _records(body, header, kv)[:, piece.layers, piece.heads]
             decode(records, header.scheme.of(kv == 0), is_key=kv == 0, **sizes, out=out[:, :, at])
     if not in_place:
         scatter(out, piece.tensor, piece.blocks)

@@ -535,6 +535,22 @@ def test_what_sequences_begin_with_together_is_put_once_and_read_by_each(client:
     assert out.equal(cache[[0, 1, 2, 0, 3, 1]])
 
 
+def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address: str) -> None:
+    class Noting(Client):
+        def put_batch(self, keys: Sequence[bytes], values: Sequence[Any], **others: Any) -> list[bool]:
+            sent.extend(zip(keys, others["parents"], strict=True))
+            return super().put_batch(keys, values, **others)
+
+    sent: list[tuple[bytes, bytes | None]] = []
+    _, cache, namespace = fresh(blocks=4)
+    ours, theirs = [*[0] * 32, *[1] * 16], [*[0] * 32, *[2] * 16]
+    with Noting(address) as other:
+        rank = TensorCache(other, SPEC, namespace, heads_per_value=4)
+        assert rank.put_batch([Prompt(ours, [0, 1, 2]), Prompt(theirs, [0, 1, 3])], cache) == [3, 1]
+    for number, (_, parent) in enumerate(sent):
+        assert parent is None or parent in [key for key, _ in sent[:number]]
+
+
 # --- names ---
 
 
@@ -604,3 +620,30 @@ def test_threads_share_a_cache(client: Client) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(both_ways, range(40)))
+
+
+# --- GPUs ---
+
+if torch.cuda.is_available():
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("scheme", ["none", "int8"])
+    def test_blocks_of_a_gpu_are_put_once_they_are_computed_and_read_into_place(client: Client, scheme: str) -> None:
+        spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
+        tokens, cache, namespace = fresh(spec)
+        expected = torch.zeros_like(cache)
+        plain = TensorCache(client, spec, replace(namespace, revision="cpu"))
+        plain.put_tensor(tokens, cache)
+        plain.get_tensor(tokens, expected)
+        layout = CacheLayout(spec=SPEC, pool_blocks=8, order="vllm-flash")
+        layers = [torch.zeros(2, 8, 16, 4, 16, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+        pool, rank = EnginePool(layout, layers), TensorCache(client, spec, namespace)
+        computed = cache.cuda()
+        torch.cuda._sleep(500_000_000)  # what the engine computes is late
+        for number, layer in enumerate(layers):
+            layer[:, 1:6] = computed[:, number].permute(1, 0, 3, 2, 4)
+        assert rank.put_tensor(tokens, pool, blocks=[1, 2, 3, 4, 5]) == BLOCKS * 4
+        assert rank.get_tensor(tokens, pool, blocks=[7, 0, 1, 6, 2]) == BLOCKS
+        for number, layer in enumerate(layers):
+            got = layer[:, [7, 0, 1, 6, 2]].permute(1, 0, 3, 2, 4).cpu()
+            assert torch.allclose(got, expected[:, number], rtol=0.02, atol=0.02)

@@ -30,14 +30,16 @@ def random_blocks(header: TensorHeader) -> Any:
 
 
 def whole(values: Any, blocks: Any = ALL) -> list[Piece]:
-    return [Piece(slice(0, values.shape[1]), slice(0, values.shape[2]), values, blocks)]
+    return [Piece(slice(0, values.shape[1]), slice(0, values.shape[2]), slice(0, values.shape[3]), values, blocks)]
 
 
 def in_pieces(values: Any, blocks: Any = ALL) -> list[Piece]:
     """A tensor a layer, K and V apart where there are both."""
     layers, kinds = values.shape[1:3]
     return [
-        Piece(slice(layer, layer + 1), slice(kind, kind + 1), values[:, layer : layer + 1, kind : kind + 1], blocks)
+        Piece(
+            slice(layer, layer + 1), slice(kind, kind + 1), slice(0, values.shape[3]), values[:, layer : layer + 1, kind : kind + 1], blocks
+        )
         for layer in range(layers)
         for kind in range(kinds)
     ]
@@ -57,7 +59,7 @@ def test_rows_are_the_values_of_their_blocks_and_any_part_of_them_is_read_as_it_
     rows = written(header, whole(values.transpose(1, 4).contiguous().transpose(1, 4)))
     layers, heads = slice(1, 3), slice(2, 3)
     out = torch.zeros(4, 2, 16, 1, kv_factor, BLOCKS, 32).permute(5, 1, 4, 3, 2, 0, 6)[..., 0, :]
-    read_values(rows, header, heads, [Piece(layers, slice(0, kv_factor), out, ALL)])
+    read_values(rows, header, [Piece(layers, slice(0, kv_factor), heads, out, ALL)])
     for row, block, part in zip(rows, values, out, strict=True):
         assert row.tobytes() == encode_value(block, header.scheme)
         decoded = torch.empty_like(block)
@@ -76,10 +78,10 @@ def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_
     assert np.array_equal(written(header, in_pieces(values)), rows)
     assert np.array_equal(written(header, in_pieces(pool, places)), rows)
     expected = torch.zeros_like(values)
-    read_values(rows, header, slice(0, 2), whole(expected))
+    read_values(rows, header, whole(expected))
     for pieces in (whole, in_pieces):
         out = torch.zeros_like(pool)
-        read_values(rows, header, slice(0, 2), pieces(out, places))
+        read_values(rows, header, pieces(out, places))
         assert out[places].equal(expected)
         assert not out[[1, 2, 5]].any()
 
@@ -89,10 +91,10 @@ def test_numpy_arrays_are_written_and_read_as_tensors_are() -> None:
     rows = written(HEADER, in_pieces(array[:, ::-1]))
     assert np.array_equal(rows, written(HEADER, whole(torch.from_numpy(array[:, ::-1].copy()))))
     out = np.zeros((16, BLOCKS, 1, 2, 4, 32), np.float32).transpose(1, 2, 3, 4, 0, 5)
-    read_values(rows, HEADER, slice(0, 4), [Piece(slice(0, 1), slice(0, 2), out, ALL)])
+    read_values(rows, HEADER, [Piece(slice(0, 1), slice(0, 2), slice(0, 4), out, ALL)])
     assert np.array_equal(out[:, 0], array[:, 2])
     scattered = np.zeros((5, *HEADER.shape), np.float32)
-    read_values(rows, HEADER, slice(0, 4), in_pieces(scattered, np.array([4, 1, 0])))
+    read_values(rows, HEADER, in_pieces(scattered, np.array([4, 1, 0])))
     assert np.array_equal(scattered[[4, 1, 0]], array[:, ::-1])
     assert not scattered[2:4].any()
 
@@ -102,7 +104,7 @@ def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finit
     values = random_blocks(header)
     values[1, 1, 1, 1, 1, 1] = torch.nan
     out = torch.zeros_like(values)
-    read_values(written(header, in_pieces(values)), header, slice(0, 4), whole(out))
+    read_values(written(header, in_pieces(values)), header, whole(out))
     assert out[1, 1, 1, 1, 1].isnan().all()
     assert int(out.isnan().sum()) == 32
     values[1, 1, 1, 1, 1, 1] = 1e30
@@ -174,7 +176,7 @@ def test_torch_is_not_needed_for_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -
     array = np.ones((BLOCKS, *HEADER.shape), np.float32)
     out = np.zeros_like(array)
     monkeypatch.delitem(sys.modules, "torch")
-    read_values(written(HEADER, whole(array)), HEADER, slice(0, 4), whole(out))
+    read_values(written(HEADER, whole(array)), HEADER, whole(out))
     assert "torch" not in sys.modules
     assert np.array_equal(out, array)
 
@@ -190,5 +192,5 @@ if torch.cuda.is_available():
         write_values(rows, header, in_pieces(values.cuda().transpose(3, 4).contiguous().transpose(3, 4)))
         out, expected = torch.zeros_like(values, device="cuda")[:, :1, :, 1:2], torch.zeros_like(values)[:, :1, :, 1:2]
         for read, into in ((rows, out), (written(header, whole(values)), expected)):
-            read_values(read, header, slice(1, 2), [Piece(slice(2, 3), slice(0, 2), into, ALL)])
+            read_values(read, header, [Piece(slice(2, 3), slice(0, 2), slice(1, 2), into, ALL)])
         assert torch.allclose(out.cpu(), expected, rtol=0.02, atol=0.02)
