@@ -99,6 +99,10 @@ bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plan
 bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; writes benchmarks/out/master.json
 	$(BIN)/python -m benchmarks.masters
 
+.PHONY: bench-tensors
+bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json
+	$(BIN)/python -m benchmarks.tensors
+
 .PHONY: bench-engines
 bench-engines: engines  ## real engines with the store against the same without it, and against Mooncake; writes benchmarks/out/engines.json
 	$(BIN)/python -m benchmarks.engines

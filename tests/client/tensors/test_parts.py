@@ -37,6 +37,7 @@ def test_parts_cover_the_shard_once_and_say_where_in_the_model_they_are(data: st
         assert of_layers is not None
         assert of_heads is not None
         assert of_heads[1] == model_heads // heads_each
+        assert part.model_layers == range(*of_layers)
         value = model[of_layers[0] : of_layers[1], of_heads[0] * heads_each : (of_heads[0] + 1) * heads_each]
         assert value.shape == (part.layer_count, part.head_count)
         common = value[part.value_layers, part.value_heads]
