@@ -71,6 +71,11 @@ class MasterSettings:
         "still lists there.",
         minimum=1,
     )
+    repair_after_s: float = setting(
+        30.0,
+        "Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by then.",
+        minimum=0,
+    )
     copy_blocks: int = setting(
         4096,
         "Blocks of drained nodes that are on their way to others at once; as many again for replicas.",

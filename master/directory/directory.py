@@ -41,14 +41,15 @@ NS_PER_S: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, and a measured
-    rate counts."""
+    """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, a measured rate
+    counts, and the replicas of a dead node are waited for before others are made."""
 
     reserve_ttl_s: float = 30.0
     node_ttl_s: float = 10.0
     slow_start_s: float = 30.0
     forget_node_s: float = 60.0
     measured_rate_ttl_s: float = 60.0
+    repair_after_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ class Directory:
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
         self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
-        self.targets = Targets(self._rows, self._tenants, self.members, self.replication, limits.pace)
+        self.targets = Targets(
+            self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
+        )
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)

@@ -37,17 +37,21 @@ class Asked(NamedTuple):
 class Targets:
     """See the module. Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace | None = None) -> None:
+    def __init__(
+        self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace, *, patience_ns: int
+    ) -> None:
+        """A node that died less than `patience_ns` ago may be back with what it had: it is not missed yet."""
         self._rows, self._tenants, self._members = rows, tenants, members
-        self._copying = Copying(rows, tenants, members, replication, pace or Pace())
+        self._copying = Copying(rows, tenants, members, replication, pace)
+        self._patience_ns = patience_ns
         self._due: deque[_Where] = deque()
         """To be looked at next."""
         self._no_room: deque[_Where] = deque()
         self._no_room_until_ns = 0
         self._walk: Iterator[_Where] = iter(())
         """Over all targets."""
-        self._seen: frozenset[tuple[int, int]] = frozenset()
-        """The nodes and their registrations for which the walk was begun."""
+        self._seen: frozenset[tuple[int, int, str]] = frozenset()
+        """The nodes that counted when the walk was begun, their registrations and states."""
         self._last: frozenset[int] = frozenset()
         """Who got the block before: chains stay together, and there are few sets of holders."""
 
@@ -78,7 +82,8 @@ class Targets:
         copying = self._copying
         self._due.extend(copying.begin(now_ns))
         takers = self._takers()
-        seen = frozenset((node.node_id, node.epoch) for node in takers.values())
+        counted = {node.node_id: node for node in self._members if not node.drain and self._counts(node, now_ns)}
+        seen = frozenset((node.node_id, node.epoch, node.state) for node in counted.values())
         if seen != self._seen:
             self._seen = seen
             self._walk = self._all()
@@ -91,7 +96,7 @@ class Targets:
             where = self._due.popleft() if self._due else next(self._walk, None)
             if where is None:
                 break
-            self._look_at(where, takers, now_ns)
+            self._look_at(where, takers, counted, now_ns)
         return copying.take_orders()
 
     def _takers(self) -> dict[int, Member]:
@@ -107,7 +112,11 @@ class Targets:
             for key in list(tenant.targets):
                 yield tenant.name, key
 
-    def _look_at(self, where: _Where, takers: dict[int, Member], now_ns: int) -> None:
+    def _counts(self, node: Member, now_ns: int) -> bool:
+        """What it had is not missed: it takes blocks, tells its inventory just now, or may yet be back."""
+        return node.takes_blocks or (not node.is_live and now_ns < node.changed_ns + self._patience_ns)
+
+    def _look_at(self, where: _Where, takers: dict[int, Member], counted: dict[int, Member], now_ns: int) -> None:
         """Order what the block lacks."""
         name, key = where
         owner = self._tenants.asked(name)
@@ -115,7 +124,7 @@ class Targets:
         sources = [node_id for node_id, state in self._rows.pairs(row) if not state & HINT and node_id in self._rows.sets.live_nodes]
         if key not in owner.targets or not sources:
             return
-        has = set(self._holders(row, takers))
+        has = {node_id for node_id, state in self._rows.pairs(row) if node_id in counted and not (state & HINT and node_id in takers)}
         has |= {node_id for node_id in takers if self._copying.is_under_way(name, key, node_id)}
         chosen: set[int] = set()
         for _ in range(owner.targets[key] - len(has)):

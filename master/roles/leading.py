@@ -58,7 +58,12 @@ class Leading:
         self._durable: set[Future[None]] = set()
         """Calls that wait for what they wrote."""
         timing = Timing(
-            settings.reserve_ttl_s, settings.node_ttl_s, settings.slow_start_s, settings.forget_node_s, settings.measured_rate_ttl_s
+            settings.reserve_ttl_s,
+            settings.node_ttl_s,
+            settings.slow_start_s,
+            settings.forget_node_s,
+            settings.measured_rate_ttl_s,
+            settings.repair_after_s,
         )
         limits = Limits(
             settings.max_nodes,

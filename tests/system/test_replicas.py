@@ -22,7 +22,7 @@ NAMES = {"n0", "n1", "n2"}
 def system(tmp_path: Path) -> Iterator[System]:
     """Three nodes, and a catalog that outlives the master."""
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as started:
-        started.start_master()
+        started.start_master(0, "--repair-after-s", "0.5")
         for name in sorted(NAMES):
             started.start_node(name, "--dram", "32MiB")
         yield started

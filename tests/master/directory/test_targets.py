@@ -3,15 +3,16 @@
 import pytest
 
 from kvstore.master.directory.copying import REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.directory import Limits
+from kvstore.master.directory.directory import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.targets import PAUSE_NS
-from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
+from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
-from tests.master.blocks import TENANT, Event, Master, S, Tier, die
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, die
 
 KEYS = [b"a", b"b", b"c"]
+PATIENCE_NS = 5 * S
 ROOM = Tier(capacity_bytes=100_000)
 
 
@@ -19,7 +20,7 @@ class Cluster:
     """The node 1 at host `x`, which holds a, b and c of 100 bytes each, and what a test adds."""
 
     def __init__(self, pace: Pace | None = None) -> None:
-        self.master = Master(limits=Limits(pace=pace or Pace()))
+        self.master = Master(limits=Limits(pace=pace or Pace()), timing=Timing(repair_after_s=PATIENCE_NS / S))
         self.one = self.node("one", "x", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
 
     def node(self, name: str, host: str, *events: Event, tier: Tier = ROOM, instance: int = 1) -> Member:
@@ -117,12 +118,31 @@ def test_when_a_node_dies_another_one_gets_a_copy_and_no_more_when_it_is_back(cl
     three = cluster.node("three", "z")
     assert cluster.step() == []
     die(cluster.master, two)
-    [order] = cluster.step()
+    assert cluster.step() == cluster.step(PATIENCE_NS - 1) == [], "it may be back"
+    [order] = cluster.step(1)
     assert (order.node_id, order.keys) == (three.node_id, KEYS)
     cluster.arrive(order)
     cluster.node("two", "y", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)), instance=2)
     assert cluster.step() == []
     assert cluster.holders(b"a") == {1, two.node_id, three.node_id}
+
+
+def test_a_node_that_is_back_in_time_is_missed_only_for_what_it_has_lost(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.ask(2)
+    cluster.arrive(*cluster.step())
+    cluster.master.publish(two, *(Event(key, 1 + KEYS.index(key), kind=EVENT_MOVED, tiers=DRAM | NVME) for key in (b"a", b"c")))
+    third = cluster.node("three", "z")
+    die(cluster.master, two)
+    assert cluster.step() == []
+    node, ops = cluster.master.directory.register(NodeInfo("two", 2, tcp="y:1"), (ROOM,), cluster.master.now_ns)
+    cluster.master.commit(ops)
+    [order] = cluster.step(10 * PATIENCE_NS)
+    assert order == (TENANT, [b"b"], third.node_id, 1), "that was in DRAM only; the rest it has not told of yet"
+    cluster.arrive(order)
+    cluster.master.sync(node, Event(b"a", 1, tiers=NVME))
+    [order] = cluster.step()
+    assert order.keys == [b"c"]
 
 
 def test_a_master_that_restarts_knows_the_targets_and_makes_what_is_missing(cluster: Cluster) -> None:
