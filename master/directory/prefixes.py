@@ -27,9 +27,9 @@ def prefixes(rows: Rows, found: Indexes) -> Prefixes:
     sets, first = np.unique(held, return_index=True)
     order = np.argsort(first)
     blocks: dict[int, int] = {}
-    left = rows.sets.masks[held[0]] if len(held) else 0
+    left = rows.sets.mask(int(held[0])) if len(held) else 0
     for index, begin in zip(sets[order].tolist(), first[order].tolist(), strict=True):
-        lost = left & ~rows.sets.masks[index]
+        lost = left & ~rows.sets.mask(index)
         if lost:
             left ^= lost
             blocks.update(dict.fromkeys(_bits(lost), begin))
