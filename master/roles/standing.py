@@ -115,4 +115,5 @@ class Standing:
         had_led = self._leading is not None
         self._leading, self._is_cut_off, self.owner, self._followed = None, False, None, Followed()
         if had_led:
+            gc.unfreeze()  # it may have been made before the daemon froze what it had (rpc/daemon.py)
             gc.collect()  # its parts refer to one another: else there would be two tables until the collector comes by

@@ -1,5 +1,7 @@
 """Promises of standing.py: from following to owning and back, without sockets or a shared catalog."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -104,6 +106,17 @@ def test_who_is_deposed_answers_questions_until_it_hears_of_the_catalog(stage: S
     standing.take([BLOCK])
     standing.elected(12)
     assert standing.leading().epoch == 12
+
+
+def test_nothing_is_left_of_an_owner_that_was(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.elected(9)
+    former = weakref.ref(standing.leading())
+    gc.freeze()  # as a daemon does once it is ready
+    standing.deposed(OVER)
+    standing.begin()
+    assert former() is None
 
 
 def test_who_is_cut_off_ends_when_a_node_leaves_it(stage: Stage) -> None:
