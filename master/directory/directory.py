@@ -37,6 +37,8 @@ from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, PRESENT
 
 NS_PER_S: Final = 1_000_000_000
+GENERATIONS_AHEAD: Final = 1 << 40
+"""Allowed at a time: months of puts, so that an owner writes this down once or twice. As wall clock they are 18 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +91,23 @@ class Directory:
     ) -> None:
         """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
 
-        `wall_ns` is the wall clock: generations and registrations start above it, so that a restarted master repeats none. Takes a time
-        that does not grow with the blocks. Raises Corrupt.
+        `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
+        clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.
         """
         self._timing = timing or Timing()
         limits = limits or Limits()
         followed = followed or Followed()
         self._rng = rng
         self._tenants, self._rows = followed.tenants, followed.rows
-        last_generation = max(wall_ns, followed.last_generation)
+        granted = max(wall_ns, followed.granted_generation)
         self._reservations = Reservations(
-            ttl_ns=_ns(self._timing.reserve_ttl_s), last_generation=last_generation, limit=limits.reservations
+            ttl_ns=_ns(self._timing.reserve_ttl_s),
+            last_generation=max(granted, followed.last_generation),
+            limit=limits.reservations,
         )
+        self._granted_generation = 0
         self.members = Membership(
-            wall_ns=wall_ns, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
+            wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
         self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
         self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
@@ -141,6 +146,14 @@ class Directory:
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
+
+    def grants_ahead(self) -> list[Op]:
+        """What allows the next generations; before the first of them it must be durable, later on nobody waits for it."""
+        last = self._reservations.last_generation
+        if last + GENERATIONS_AHEAD // 2 < self._granted_generation:
+            return []
+        self._granted_generation = last + GENERATIONS_AHEAD
+        return [records.put_granted(self._granted_generation)]
 
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION

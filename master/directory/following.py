@@ -14,6 +14,7 @@ from kvstore.master.directory.records import (
     Description,
     DescriptionPart,
     DrainRecord,
+    GrantedRecord,
     NodeRecord,
     PinRecord,
     RemovedRecord,
@@ -33,6 +34,8 @@ class Followed:
         self.strangers: StrangersRecord | None = None
         self.last_generation = 0
         """No version that was ever recorded or removed is newer."""
+        self.granted_generation = 0
+        """No owner has granted a newer one."""
         self._nodes: dict[bytes, NodeRecord] = {}
         """By the record's key, as what follows."""
         self._drains: dict[bytes, DrainRecord] = {}
@@ -94,6 +97,8 @@ class Followed:
             self._parts.setdefault(record.name, {})[key] = record
         elif isinstance(record, StrangersRecord):
             self.strangers = record
+        elif isinstance(record, GrantedRecord):
+            self.granted_generation = record.generation
         elif isinstance(record, DrainRecord):
             self._drains[key] = record
         elif isinstance(record, TargetRecord):

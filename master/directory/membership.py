@@ -124,7 +124,7 @@ class Membership:
     """The nodes by id. Not thread-safe."""
 
     def __init__(self, *, wall_ns: int, node_ttl_ns: int, max_live: int, max_absent: int) -> None:
-        """Registration epochs count from the wall clock `wall_ns`, so that none repeats one of a former master's.
+        """Registration epochs count from `wall_ns`, the wall clock or what is above it, so that none repeats one of a former master's.
 
         A new node beyond `max_live` is refused; of the dead ones `max_absent` are kept (`surplus`).
         """

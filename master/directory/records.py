@@ -7,6 +7,7 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
     b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
                                                     generation, and no node gets this id or one below it
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
+    b"e"                                            <u64 generation>: up to it generations may have been granted, by any owner
     b"g" + node name                                "peers" or "nvme": the node is drained, and what only it has goes there
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
     b"t" + u8 tenant length + tenant + block key    <u8>: at so many nodes the block is to be
@@ -72,6 +73,13 @@ class StrangersRecord:
 
     floor: int
     last_node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedRecord:
+    """Generations up to `generation` may have been granted, whether their blocks were published or not."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,10 @@ def put_strangers(floor: int, last_node_id: int) -> Op:
     return Op(b"f", _STRANGERS.pack(floor, last_node_id))
 
 
+def put_granted(generation: int) -> Op:
+    return Op(b"e", _GENERATION.pack(generation))
+
+
 def put_description(name: str, description: Description, former: Description) -> list[Op]:
     """What makes `description` durable in place of `former`."""
     if description == former:
@@ -234,7 +246,7 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-Record = NodeRecord | StrangersRecord | DescriptionPart | DrainRecord | PinRecord | TargetRecord | RemovedRecord
+Record = NodeRecord | StrangersRecord | GrantedRecord | DescriptionPart | DrainRecord | PinRecord | TargetRecord | RemovedRecord
 
 
 def decode(key: bytes, value: bytes) -> Record:
@@ -247,6 +259,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
         if key == b"f":
             return StrangersRecord(*_STRANGERS.unpack(value))
+        if key == b"e":
+            return GrantedRecord(*_GENERATION.unpack(value))
         if key[:1] == b"d":
             return DescriptionPart(key[2:].decode(), key[1], value)
         if key[:1] == b"g" and value.decode() in DRAINS:
@@ -264,6 +278,7 @@ def decode(key: bytes, value: bytes) -> Record:
 
 KINDS: Final[dict[bytes, type[Record]]] = {
     b"n": NodeRecord,
+    b"e": GrantedRecord,
     b"f": StrangersRecord,
     b"d": DescriptionPart,
     b"g": DrainRecord,

@@ -87,6 +87,10 @@ class Leading:
         estimators = make_estimators(settings)
         self.scheduling = make_scheduling(settings, self.directory, estimators, replicate=self.frames.nodes.replicate, wall_ns=wall_ns)
 
+    def begin(self, then: Callable[[], None]) -> None:
+        """Call `then` when it may serve: when what it is about to grant is durable."""
+        self._committer.commit(self.directory.grants_ahead(), then)
+
     def end(self, why: KVStoreError) -> None:
         """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
         self._committer.end()
@@ -110,7 +114,7 @@ class Leading:
             log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
         self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
-        changes = self.directory.sweep(self._settings.sweep_rows)
+        changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
         if changes:
             self._committer.commit(changes)
 

@@ -36,6 +36,8 @@ class Standing:
         self._on_change = on_change
         self._followed = Followed()
         self._leading: Leading | None = None
+        self._is_open = False
+        """What it may grant is durable: it serves."""
         self._is_cut_off = False
         self._linked_nodes = 0
         """When it was cut off."""
@@ -44,7 +46,7 @@ class Standing:
 
     @property
     def role(self) -> Role:
-        if self._leading is None:
+        if not self._is_open:
             return Role.FOLLOWING
         return Role.CUT_OFF if self._is_cut_off else Role.OWNER
 
@@ -56,7 +58,7 @@ class Standing:
 
     def answering(self) -> Leading:
         """The owner that this master is, or was last as far as it knows: for questions. Raises Unavailable."""
-        if self._leading is None:
+        if self._leading is None or not self._is_open:
             raise refusal(self.owner)
         return self._leading
 
@@ -66,7 +68,7 @@ class Standing:
 
     def tick(self) -> None:
         """Let time pass. While it is cut off nobody dies of silence: nodes are told to look for another master."""
-        if self._leading is None:
+        if self._leading is None or not self._is_open:
             self._followed.tick()
         elif not self._is_cut_off:
             self._leading.tick()
@@ -91,19 +93,28 @@ class Standing:
 
     def elected(self, epoch: int) -> None:
         self.owner = None
-        self._leading = self._lead(epoch, self._followed)
-        log.info("this master owns the catalog, epoch %d: %d blocks", epoch, self.records())
-        self._on_change()
+        leading = self._leading = self._lead(epoch, self._followed)
+
+        def opened() -> None:
+            self._is_open = True
+            log.info("this master owns the catalog, epoch %d: %d blocks", epoch, self.records())
+            self._on_change()
+
+        leading.begin(opened)  # which is not called once it has ended
 
     def deposed(self, why: KVStoreError) -> None:
         """Raises Corrupt, if that is why: there is nothing to stand by for."""
         if isinstance(why, Corrupt):
             raise why
-        if self._leading is not None and not self._is_cut_off:
-            log.warning("this master owns the catalog no longer: %s", why)
-            self._leading.end(why)
+        if self._leading is None or self._is_cut_off:
+            return
+        log.warning("this master owns the catalog no longer: %s", why)
+        self._leading.end(why)
+        if self._is_open:
             self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()
-            self._on_change()
+        else:
+            self._stand_by()
+        self._on_change()
 
     def close(self, why: KVStoreError) -> None:
         """The master stops: who waits for the catalog is told."""
@@ -113,7 +124,8 @@ class Standing:
     def _stand_by(self) -> None:
         """Nothing is known of the catalog."""
         had_led = self._leading is not None
-        self._leading, self._is_cut_off, self.owner, self._followed = None, False, None, Followed()
+        self._leading, self._is_open, self._is_cut_off = None, False, False
+        self.owner, self._followed = None, Followed()
         if had_led:
             gc.unfreeze()  # it may have been made before the daemon froze what it had (rpc/daemon.py)
             gc.collect()  # its parts refer to one another: else there would be two tables until the collector comes by

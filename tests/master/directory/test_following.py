@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description, NodeRecord, tenant_prefix
@@ -114,6 +114,21 @@ def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -
         node, _ops = directory.register(NodeInfo("n", 1), [], 0)
         node.tiers = ()
         assert directory._reservations.last_generation == first - 1
+
+
+def test_generations_and_registrations_are_above_all_that_a_former_owner_may_have_granted() -> None:
+    """Its clock was ahead by an hour, and nothing that it granted was published."""
+    former = stood_on(Followed(), wall_ns=3600 * S)
+    allowed = former.grants_ahead()
+    assert former.grants_ahead() == []
+    followed = Followed()
+    followed.take(allowed)
+    newer = stood_on(followed, wall_ns=1000)
+    assert newer._reservations.last_generation >= former._reservations.last_generation + GENERATIONS_AHEAD
+    node, _ops = newer.register(NodeInfo("n", 1), [], 0)
+    assert node.epoch > former.register(NodeInfo("n", 1), [], 0)[0].epoch
+    former._reservations.saw(former._reservations.last_generation + GENERATIONS_AHEAD // 2)
+    assert former.grants_ahead() != allowed, "more are allowed before they are used up"
 
 
 def test_what_a_forgotten_node_held_is_swept() -> None:

@@ -1,10 +1,7 @@
 """Promises of leading.py that need no master around it: what its end does. The rest is held by the tests of its services."""
 
-from collections.abc import Sequence
-
 import pytest
 
-from kvstore.master.catalogs.interface import Change, Done
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
@@ -14,17 +11,7 @@ from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
-
-
-class Held(MemoryCatalog):
-    """A catalog whose commits wait until the test says that they are durable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits: list[tuple[Sequence[Change], Done]] = []
-
-    def commit(self, changes: Sequence[Change], done: Done) -> None:
-        self.commits.append((changes, done))
+from tests.master.roles.held import Held
 
 
 def leading(reactor: Reactor, catalog: MemoryCatalog) -> Leading:

@@ -15,6 +15,8 @@ from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
+from tests.master.catalogs.conformance import elected
+from tests.master.roles.held import Held
 
 OTHER = Owner("other", "other:7440", 3)
 OVER = StaleEpoch("the lease is over")
@@ -28,6 +30,8 @@ class Stage:
         self.reactor = reactor
         self.roles: list[tuple[Role, Owner | None]] = []
         self.linked = 2
+        self.catalog: MemoryCatalog | None = None
+        """Another one than is at hand."""
         self.standing = Standing("me:7440", self._lead, on_change=lambda: self.roles.append((self.standing.role, self.standing.owner)))
 
     def _lead(self, epoch: int, followed: Followed) -> Leading:
@@ -35,9 +39,11 @@ class Stage:
             def linked_nodes(_self) -> int:  # noqa: N805
                 return self.linked
 
+        catalog = MemoryCatalog()
+        elected(catalog)
         return Linked(
             self.reactor,
-            MemoryCatalog(),
+            self.catalog or catalog,
             MasterSettings(),
             epoch=epoch,
             followed=followed,
@@ -105,6 +111,24 @@ def test_who_is_deposed_answers_questions_until_it_hears_of_the_catalog(stage: S
         standing.answering()
     standing.take([BLOCK])
     standing.elected(12)
+    assert standing.leading().epoch == 12
+
+
+def test_nobody_is_served_before_what_may_be_granted_is_durable(stage: Stage) -> None:
+    catalog = stage.catalog = Held()
+    standing = stage.standing
+    standing.begin()
+    standing.elected(9)
+    standing.tick()
+    assert standing.role is Role.FOLLOWING
+    with pytest.raises(Unavailable, match="no master owns the catalog now"):
+        standing.leading()
+    standing.deposed(OVER)
+    assert (standing.role, stage.roles[-1]) == (Role.FOLLOWING, (Role.FOLLOWING, None))
+    catalog.commits[0][1](None)
+    assert standing.role is Role.FOLLOWING, "it has ended meanwhile"
+    standing.elected(12)
+    catalog.commits[1][1](None)
     assert standing.leading().epoch == 12
 
 

@@ -1,0 +1,17 @@
+"""A catalog for tests: nothing is durable before the test says so."""
+
+from collections.abc import Sequence
+
+from kvstore.master.catalogs.interface import Change, Done
+from kvstore.master.catalogs.memory import MemoryCatalog
+
+
+class Held(MemoryCatalog):
+    """A catalog whose commits wait until the test says that they are durable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[tuple[Sequence[Change], Done]] = []
+
+    def commit(self, changes: Sequence[Change], done: Done) -> None:
+        self.commits.append((changes, done))
