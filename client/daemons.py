@@ -7,12 +7,12 @@ from typing import Final, TypeVar
 from kvstore.client.effects import AnyLoan, Ask, Await, Operation, Send, Sleep, Take
 from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE, Welcome
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import Round, looks, pauses
+from kvstore.rpc.owners import Round, is_awaited, looks, pauses
 
 M = TypeVar("M", bound=Message)
 
@@ -72,13 +72,15 @@ class Daemons:
             raise
 
     def _connect(self, route: Route, deadline: Deadline) -> Operation[AnyLoan | None]:
-        """A channel to the daemon that is meant; None when it may be had at another address. Raises Unreachable.
+        """A channel to the daemon that is meant; None when it may be had at another address. Raises Unreachable, or NoOwner.
 
         Nothing is asked of a daemon that is not the one meant: its answer would be a miss where the value is there.
         """
         address = route.address()
         try:
             loan: AnyLoan = yield Take(address, deadline)
+        except NoOwner:
+            raise
         except Unavailable as error:
             if route.failed(address, str(error)):
                 return None
@@ -103,11 +105,11 @@ class Daemons:
     def ask_master(
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None
     ) -> Operation[M]:
-        """Ask the master that owns the catalog. Where several are known it is waited for, if there is none now; and one that does not
-        answer what may be asked again is left for another one that owns the catalog by then. Room is asked for again where the owner
-        has just taken over and knows no node yet.
+        """Ask the master that owns the catalog. Where several are known, or one follows the catalog, it is waited for if there is none now;
+        and one that does not answer what may be asked again is left for another one that owns the catalog by then. Room is asked for
+        again where the owner has just taken over and knows no node yet.
 
-        Raises Unavailable when no master answers as the owner: at once where one is known, else at the deadline.
+        Raises Unavailable when no master answers as the owner: at once where one is known and says nothing of owners, else at the deadline.
 
         `note`, a function of C, gets the answer before anything can be raised: until it has it, the connection is closed by whatever is.
         """
@@ -124,8 +126,7 @@ class Daemons:
                 return reply
             if not (yield from self._find_owner(asking, deadline)):
                 error, pause_s = asking.error(), next(waits)
-                is_worth_waiting = isinstance(error, Unavailable) and self.masters.known.are_several
-                if not is_worth_waiting or deadline.up_to_s(pause_s) < pause_s:
+                if not is_awaited(self.masters.known, error) or deadline.up_to_s(pause_s) < pause_s:
                     raise error
                 yield Sleep(pause_s)
 
@@ -143,7 +144,7 @@ class Daemons:
                     asking.is_owner(route.primary, loan.channel.welcome)
                     return None
                 reply = yield from self._answer(loan, route, message, answer, deadline)
-            except Unreachable as error:
+            except (Unreachable, NoOwner) as error:
                 asking.failed(route.primary, error)
                 return None
             if reply is not None:

@@ -4,7 +4,8 @@
     ├── Retry          the world broke it: try again, later or elsewhere
     │   ├── Unavailable        the peer cannot be reached, or cannot serve this now
     │   │   ├── Unreachable        no connection to it could be had, or it broke
-    │   │   └── Draining           the node takes no new blocks: it is to be stopped
+    │   │   ├── Draining           the node takes no new blocks: it is to be stopped
+    │   │   └── NoOwner            no master owns the catalog now, one is about to
     │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
     │   ├── Full               no room was freed before the deadline
     │   └── CatalogUnavailable the catalog (etcd, disk) does not take writes now
@@ -61,6 +62,12 @@ class Draining(Unavailable):
     """The node takes no new blocks, because it is to be stopped; what it has can be read."""
 
     code = 106
+
+
+class NoOwner(Unavailable):
+    """No master owns the catalog now. This one follows it, and it or another one is about to be elected."""
+
+    code = 107
 
 
 class DeadlineExceeded(Retry, TimeoutError):

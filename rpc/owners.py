@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.session_messages import SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
@@ -102,9 +102,18 @@ class Round:
             self._waiting.appendleft(named)
 
     def error(self) -> KVStoreError:
-        """Of a round that has found no owner: Unavailable, unless a master has refused for another reason (Unauthorized, ProtocolError)."""
+        """Of a round that has found no owner: Unavailable, NoOwner where a master says so, unless one has refused for another reason
+        (Unauthorized, ProtocolError)."""
         refusals = [failure for failure in self._failures if not isinstance(failure, Unavailable)]
-        return refusals[0] if refusals else Unavailable(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
+        if refusals:
+            return refusals[0]
+        is_awaited = any(isinstance(failure, NoOwner) for failure in self._failures)
+        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
+
+
+def is_awaited(masters: Masters, error: KVStoreError) -> bool:
+    """Whether an owner may be found soon after a round that ended so: there are several masters, or the only one follows the catalog."""
+    return isinstance(error, NoOwner) or (isinstance(error, Unavailable) and masters.are_several)
 
 
 def pauses(first_s: float) -> Iterator[float]:
@@ -142,13 +151,14 @@ def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s:
 
 
 def await_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float) -> Channel:
-    """As `find_owner`, again and again until the deadline where there are several masters: `pause_s` is the first pause."""
+    """As `find_owner`, again and again until the deadline where there are several masters, or one that awaits an owner: `pause_s` is the
+    first pause."""
     waits = pauses(pause_s)
     while True:
         try:
             return find_owner(masters, hello, deadline, attempt_s=attempt_s)
-        except Unavailable:
+        except Unavailable as error:
             pause_s = next(waits)
-            if not masters.are_several or deadline.up_to_s(pause_s) < pause_s:
+            if not is_awaited(masters, error) or deadline.up_to_s(pause_s) < pause_s:
                 raise
         time.sleep(pause_s)

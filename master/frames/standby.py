@@ -5,7 +5,7 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Owner
 from kvstore.master.frames.service import Reachable
-from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
+from kvstore.protocol.errors import InvalidArgument, NoOwner, ProtocolError, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
@@ -16,7 +16,7 @@ NOBODY: Final = "no master owns the catalog now"
 
 def refusal(owner: Owner | None) -> Unavailable:
     """Why a master that does not own the catalog answers nothing else."""
-    return Unavailable(f"this master stands by: ask {owner.address}" if owner else NOBODY)
+    return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NOBODY)
 
 
 class StandbyFrames:

@@ -7,9 +7,9 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import Operation, Sleep
+from kvstore.client.effects import Operation, Sleep, Take
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import DeadlineExceeded, StaleEpoch, Unauthorized, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, NoOwner, StaleEpoch, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
@@ -96,6 +96,17 @@ def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracl
         effect = asking.throw(Unavailable("no master owns the catalog now"))
     assert effect.seconds == 0.25
     oracle.unreachable.clear()
+    oracle.run(resumed(asking))
+    assert len(oracle.sent(Exists)) == 1
+
+
+def test_a_single_master_that_follows_the_catalog_is_asked_again_until_it_owns_it(oracle: Oracle) -> None:
+    knowing(oracle, "a:1", owner_retry_s=0.25)
+    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+    assert isinstance(next(asking), Take)
+    effect = asking.throw(NoOwner("no master owns the catalog now"))
+    assert isinstance(effect, Sleep)
+    assert effect.seconds == 0.25
     oracle.run(resumed(asking))
     assert len(oracle.sent(Exists)) == 1
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.deadline import Deadline
@@ -176,10 +176,24 @@ def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:
         assert str(channel.address) == first.address
 
 
+def test_a_single_master_that_follows_the_catalog_is_waited_for() -> None:
+    with stub_masters(1) as (only,):
+        only.refusal = NoOwner("no master owns the catalog now")
+
+        def elect() -> None:
+            eventually(lambda: only.hellos > 2, "it has been asked again")
+            only.refusal = None
+
+        electing = threading.Thread(target=elect)
+        electing.start()
+        await_owner(known(only), HELLO, Deadline(60), attempt_s=60, pause_s=0.01).close()
+        electing.join()
+
+
 def test_a_single_master_is_not_waited_for_and_several_until_the_deadline() -> None:
     with stub_masters(2) as (first, second):
-        first.refusal = second.refusal = Unavailable("no master owns the catalog now")
-        with pytest.raises(Unavailable, match="no master owns the catalog now"):
+        first.refusal = second.refusal = Unavailable("it has all its connections in use")
+        with pytest.raises(Unavailable, match="it has all its connections in use"):
             await_owner(known(first), HELLO, Deadline(60), attempt_s=60, pause_s=60)
         assert first.hellos == 1
         with pytest.raises(Unavailable, match=r"^no master can be reached: "):
