@@ -37,8 +37,8 @@ class StandbyFrames:
         elif hello.role != ROLE_NODE:
             raise InvalidArgument(f"there is no role {hello.role}")
         owner = self._owner()
-        if owner is None:
-            raise refusal(None)
+        if owner is None or session.peer_version < Welcome.SINCE:  # who knows no owners asks the next master that it was given
+            raise refusal(owner)
         at = self._reachable
         welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner=owner.address)
         session.reply(header.request_id, welcome)

@@ -4,7 +4,7 @@ import itertools
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,13 @@ class Daemons:
     def start_master(self, release: str) -> None:
         flags = ("--listen", self.address, "--control", f"127.0.0.1:{self._control}", "--catalog", f"lmdb:{self._folder / 'catalog'}")
         self._start("master", release, "kvstore.master.daemon", *flags)
+
+    def start_masters(self, names: Sequence[str], catalog: str) -> None:
+        """Of this release, one after the other: the first owns the catalog. Clients are given the last one first."""
+        ports = free_ports(len(names))
+        for name, port in zip(names, ports, strict=True):
+            self._start(name, NOW, "kvstore.master.daemon", "--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--catalog", catalog)
+        self.address = ",".join(f"127.0.0.1:{port}" for port in reversed(ports))
 
     def start_node(self, name: str, release: str, *flags: str) -> None:
         where = ("--listen", "127.0.0.1:0", "--master", self.address, "--name", name, "--dram", "64MiB")
@@ -98,3 +105,12 @@ def test_a_master_is_upgraded_under_its_nodes_and_clients_and_loses_nothing(daem
     daemons.start_master(NOW)
     daemons.client(FORMER, "b", "a")
     daemons.client(NOW, "c", "a", "b")
+
+
+def test_nodes_and_clients_of_the_release_before_pass_by_a_master_that_stands_by(daemons: Daemons, etcd_url: str) -> None:
+    daemons.start_masters(["owner", "standby"], etcd_url)
+    daemons.start_node("one", FORMER)
+    daemons.client(FORMER, "a")
+    daemons.start_node("two", NOW)
+    daemons.client(NOW, "b", "a")
+    daemons.client(FORMER, "c", "a", "b")
