@@ -2,10 +2,13 @@
 
 import hashlib
 import sys
+import time
 
 from kvstore.client import Client
+from kvstore.protocol.errors import Unavailable
 
 COUNT = 40
+PATIENCE_S = 60
 
 
 def key(name: str, at: int) -> bytes:
@@ -16,10 +19,22 @@ def value(name: str, at: int) -> bytes:
     return hashlib.sha256(f"{name} {at}".encode()).digest() * (1 + at * at * 16)
 
 
+def put_all(client: Client, name: str) -> list[bool]:
+    """Again while no node has come back to a master that was started again: a client of the release before does not wait for one."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return client.put_batch([key(name, at) for at in range(COUNT)], [value(name, at) for at in range(COUNT)], ack="cluster")
+        except Unavailable:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.1)
+
+
 def main() -> None:
     master, name, *earlier = sys.argv[1:]
     with Client(master, deadline_s=60) as client:
-        stored = client.put_batch([key(name, at) for at in range(COUNT)], [value(name, at) for at in range(COUNT)], ack="cluster")
+        stored = put_all(client, name)
         assert all(stored), stored
         for whose in (name, *earlier):
             keys = [key(whose, at) for at in range(COUNT)]
