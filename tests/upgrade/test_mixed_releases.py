@@ -34,7 +34,8 @@ class Daemons:
         """Of this release, one after the other: the first owns the catalog. Clients are given the last one first."""
         ports = free_ports(len(names))
         for name, port in zip(names, ports, strict=True):
-            self._start(name, NOW, "kvstore.master.daemon", "--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--catalog", catalog)
+            where = ("--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0")
+            self._start(name, NOW, "kvstore.master.daemon", *where, "--catalog", catalog)
         self.address = ",".join(f"127.0.0.1:{port}" for port in reversed(ports))
 
     def start_node(self, name: str, release: str, *flags: str) -> None:
