@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kvstore.client.control import Control
@@ -15,6 +16,7 @@ from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, Retry
 from tests.etcd_server import EtcdServer
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, until
 
@@ -93,6 +95,17 @@ def await_owner(system: System, *indexes: int) -> int:
     return found
 
 
+def role_of(system: System, index: int) -> str:
+    told = status_of(system, index)
+    return told.role if told is not None else ""
+
+
+def epoch_followed(system: System, index: int) -> int | None:
+    """Of the owner, as that one master knows it."""
+    told = status_of(system, index)
+    return told.owner.epoch if told is not None else None
+
+
 def finds_all(system: System, load: Load) -> None:
     """Every client finds all that was acknowledged, once the nodes have told what they hold."""
     load.end()
@@ -131,14 +144,36 @@ def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing
         newest = await_owner(standing, 1, 2)
         signalled(standing.masters[0], signal.SIGCONT)
 
-        def follows() -> bool:
-            woken, owner = status_of(standing, 0), status_of(standing, newest)
-            return woken is not None and owner is not None and woken.role == "following" and woken.owner.epoch == owner.epoch > first.epoch
-
-        until(follows, "the woken one follows")
+        until(lambda: role_of(standing, 0) == "following", "the woken one follows")
+        until(lambda: epoch_followed(standing, 0) == epoch_followed(standing, newest), "it follows the next one")
+        assert (epoch_followed(standing, newest) or 0) > first.epoch
         load.goes_on()
         assert owner_of(standing, 0) is None
         finds_all(standing, load)
+
+
+def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(
+    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
+) -> None:
+    etcd = etcd_server_factory()
+    with FaultyEtcd(etcd) as way, System(tmp_path, f"etcd://{etcd.host_port}", masters=MASTERS) as system:
+        system.start_master(0, "--catalog", f"etcd://{way.host_port}")
+        for index in range(1, MASTERS):
+            system.start_master(index)
+        for name in ("n0", "n1"):
+            system.start_node(name, "--dram", "32MiB")
+        with system.client() as client:
+            load = Load(client)
+            load.goes_on()
+            way.on_call = lambda _method: grpc.StatusCode.UNAVAILABLE
+            way.hang_up()
+            newest = await_owner(system, 1, 2)
+            load.goes_on()
+            until(lambda: role_of(system, 0) == "following", "it has heard of no owner, and its nodes have left it")
+            way.on_call = lambda _method: None
+            until(lambda: epoch_followed(system, 0) == epoch_followed(system, newest), "it follows the next one")
+            load.goes_on()
+            finds_all(system, load)
 
 
 def test_a_follower_that_dies_and_comes_back_is_nothing_to_anybody(standing: System) -> None:
