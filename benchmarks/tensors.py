@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tensors`: an engine's layers to the store and back, against memcpy, with staging memory that is kept and without.
+"""`make bench-tensors`: an engine's layers to the store and back, against memcpy, with staging memory that is kept and without.
 
 120 MiB in 30 blocks, a tensor a layer, to the node of this host. Rounds of all ways in turn, the best of each. Rows go to
 benchmarks/out/tensors.json.

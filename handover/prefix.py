@@ -18,7 +18,7 @@ class TensorStore(Protocol):
 
 
 class PrefixStore:
-    """A rank's view of a store: fetches straight into the rank's pool. Not thread-safe, as the store is not.
+    """A rank's view of a store: fetches straight into the rank's pool. As thread-safe as the store is, on different blocks.
 
     `pool` is a tensor over the rank's pool, [pool blocks, layers, kv, heads, block_tokens, head_dim] of any strides, as the store takes it.
     """
