@@ -38,8 +38,8 @@ class MasterSettings:
     )
     compact_interval_s: float = setting(
         60.0,
-        "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it; 0: never. It is the history of all "
-        "that uses this etcd.",
+        "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it, or a few seconds where half of the "
+        "quota is in use; 0: never. It is the history of all that uses this etcd.",
         minimum=0,
     )
     etcd_quota_bytes: Size = setting(

@@ -22,6 +22,9 @@ LOG = logging.getLogger("kvstore.master")
 
 LOOK_INTERVAL_S: Final = 2.0
 """How often etcd is asked how it is, or as often as history is compacted where that is more often."""
+CROWDED_SHARE: Final = 0.5
+"""Of the quota: when as much is in use, history is compacted at each look, up to the one before. Commits at full speed would else fill a
+quota of 2 GiB within two intervals of a minute."""
 NO_SPACE: Final = (
     "etcd is full (alarm NOSPACE) and takes no writes: compact its history, defragment each member, then disarm the alarm "
     "(etcdctl compact REVISION; etcdctl defrag --cluster; etcdctl alarm disarm), or raise --quota-backend-bytes"
@@ -31,8 +34,8 @@ CORRUPT: Final = "etcd found its members' data to differ (alarm CORRUPT): restor
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Seconds of history that are kept (0: never compacted by us), the quota that etcd was started with, and the share of it from which on
-    its size is told of."""
+    """Seconds of history that are kept while there is room (0: never compacted by us), the quota that etcd was started with, and the share
+    of it from which on its size is told of."""
 
     compact_interval_s: float = 60.0
     quota_bytes: int = 2 << 30
@@ -50,6 +53,9 @@ class EtcdKeeper:
         self._stopped = threading.Event()
         self._compact_at_s = time.monotonic() + bounds.compact_interval_s
         self._compact_to = 0
+        """The newest revision when history was compacted last."""
+        self._seen = 0
+        """The newest revision at the last look."""
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-keep", daemon=True)
 
@@ -74,13 +80,18 @@ class EtcdKeeper:
         status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
         alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
         self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
-        if self._bounds.compact_interval_s and time.monotonic() >= self._compact_at_s:
+        revision, seen = int(status.header.revision), self._seen
+        self._seen = revision
+        if not self._bounds.compact_interval_s:
+            return
+        if time.monotonic() >= self._compact_at_s:
             self._compact_at_s = time.monotonic() + self._bounds.compact_interval_s
-            self._compact(int(status.header.revision))
+            up_to, self._compact_to = self._compact_to, revision
+            self._compact(up_to)
+        if status.dbSizeInUse >= CROWDED_SHARE * self._bounds.quota_bytes:
+            self._compact(seen)
 
-    def _compact(self, revision: int) -> None:
-        """Up to what was the newest revision an interval ago."""
-        up_to, self._compact_to = self._compact_to, revision
+    def _compact(self, up_to: int) -> None:
         if up_to and self._is_owner():
             try:
                 self._channel.call("Compact", rpc_pb2.CompactionRequest(revision=up_to), timeout_s=self._timeout_s)

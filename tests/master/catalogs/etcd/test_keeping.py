@@ -59,6 +59,14 @@ def test_the_owner_compacts_history_and_keeps_an_intervals_worth_whoever_else_co
     assert following.told == ["begin", "owned by me"], "what it had been told already is what was compacted"
 
 
+def test_history_is_compacted_early_where_half_of_the_quota_is_in_use(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+    etcd = etcd_server_factory()
+    catalog = make(etcd.host_port, Bounds(compact_interval_s=3600.0, quota_bytes=100_000))
+    first = elected(catalog).epoch
+    assert commit(catalog, *(Op(b"%d" % number, bytes(60_000)) for number in range(3))) is None
+    eventually(lambda: not revision_is_there(etcd, first), "that history is compacted away")
+
+
 def test_without_an_interval_history_is_left_alone(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd, asked = etcd_server_factory(), list[str]()
     with FaultyEtcd(etcd) as faulty:

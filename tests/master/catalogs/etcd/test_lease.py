@@ -1,0 +1,140 @@
+"""Promises of lease.py on a real etcd: it is over here before it is over there, whatever stopped the process or the network."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
+
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
+from kvstore.master.catalogs.etcd.lease import Lease
+from kvstore.protocol.errors import StaleEpoch
+from kvstore.transfer.testing.waiting import eventually
+from tests.etcd_server import EtcdServer
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
+
+
+class Clock:
+    """The monotonic clock, and by how much it has jumped: a process that was stopped sees it jump."""
+
+    def __init__(self) -> None:
+        self.jumped_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.jumped_s
+
+
+MakeLease = Callable[..., Lease]
+
+
+@pytest.fixture
+def lost() -> list[StaleEpoch]:
+    """What `on_lost` was told."""
+    return []
+
+
+@pytest.fixture
+def make(lost: list[StaleEpoch]) -> Iterator[MakeLease]:
+    made: list[tuple[EtcdChannel, Lease]] = []
+
+    def make(host_port: str, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> Lease:
+        channel = EtcdChannel([host_port], EtcdAccess())
+        made.append((channel, Lease(channel, ttl_s, on_lost=lost.append, clock=clock)))
+        return made[-1][1]
+
+    yield make
+    for channel, lease in made:
+        lease.close()
+        channel.close()
+
+
+def stub(etcd: EtcdServer, kind: str) -> Any:
+    return getattr(rpc_pb2_grpc, f"{kind}Stub")(grpc.insecure_channel(etcd.host_port))
+
+
+def held_key(etcd: EtcdServer, lease: Lease) -> Callable[[], bool]:
+    """A key under the lease; whether it is there."""
+    key = uuid.uuid4().bytes
+    kv = stub(etcd, "KV")
+    kv.Put(rpc_pb2.PutRequest(key=key, lease=lease.lease_id))
+    return lambda: bool(kv.Range(rpc_pb2.RangeRequest(key=key)).kvs)
+
+
+def test_it_is_kept_for_as_long_as_it_is_wanted_and_given_up_at_once(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+    renewals: list[str] = []
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_call = lambda method: renewals.append(method) if method == "LeaseKeepAlive" else None
+        lease = make(faulty.host_port, 0.3)
+        is_held = held_key(etcd, lease)
+        eventually(lambda: len(renewals) >= 10, "renewals")
+        assert lease.is_valid
+        assert is_held()
+        lease.close()
+        assert not is_held()
+        assert not lease.is_valid
+    assert lost == []
+
+
+def test_a_process_that_was_stopped_for_longer_has_none_from_its_first_look_on(
+    etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]
+) -> None:
+    clock = Clock()
+    lease = make(etcd.host_port, 60.0, clock)
+    is_held = held_key(etcd, lease)
+    assert lease.is_valid
+    clock.jumped_s = 61.0
+    assert not lease.is_valid, "at once, before any thread has looked"
+    assert is_held(), "and before etcd ends it"
+
+
+def test_what_is_not_answered_is_lost_here_before_etcd_ends_it(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+    with FaultyEtcd(etcd) as faulty:
+        lease = make(faulty.host_port, 0.5)
+        is_held = held_key(etcd, lease)
+        faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+        eventually(lambda: bool(lost), "that it is lost")
+        assert is_held(), "etcd grants no less than two seconds"
+        assert not lease.is_valid
+        assert "could not be kept: etcd unreachable" in str(lost[0])
+        faulty.on_call = lambda method: None
+    eventually(lambda: not is_held(), "that etcd has ended it")
+    assert len(lost) == 1
+
+
+def test_one_renewal_that_fails_is_tried_again(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+    outcomes: list[grpc.StatusCode | None] = [grpc.StatusCode.UNAVAILABLE, None, None, None]
+
+    def refuse(method: str) -> grpc.StatusCode | None:
+        return outcomes.pop(0) if method == "LeaseKeepAlive" and outcomes else None
+
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_call = refuse
+        lease = make(faulty.host_port, 10.0)
+        eventually(lambda: not outcomes, "renewals")
+        assert lease.is_valid
+    assert lost == []
+
+
+def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+    lease = make(etcd.host_port, 1.0)
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    eventually(lambda: bool(lost), "that it is lost")
+    assert "is over" in str(lost[0])
+    lease.close()
+    assert len(lost) == 1
+
+
+def test_it_may_be_closed_by_who_is_told_that_it_is_lost(etcd: EtcdServer) -> None:
+    channel, told = EtcdChannel([etcd.host_port], EtcdAccess()), list[StaleEpoch]()
+
+    def on_lost(why: StaleEpoch) -> None:
+        lease.close()
+        told.append(why)
+
+    lease = Lease(channel, 1.0, on_lost=on_lost)
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    eventually(lambda: bool(told), "that it is lost")
+    channel.close()
