@@ -48,14 +48,15 @@ def test_what_was_there_gets_replicas_too_and_a_master_that_restarts_makes_what_
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         assert client.put(KEYS[0], VALUES[0], replicas=3, ack="replicas") is False
         assert [len(nodes) for nodes in places(client)] == [3] + [1] * (len(KEYS) - 1)
-        system.kill_node("n2")
+        dead = sorted(NAMES - places(client)[1])[0]
+        system.kill_node(dead)
         assert client.put_batch(KEYS, VALUES, replicas=3, ack="cluster") == [False] * len(KEYS)
         with pytest.raises(Unavailable, match="there are no 3 nodes that take blocks"):
             client.put_batch(KEYS, VALUES, replicas=3, ack="replicas")
         until(lambda: all(len(nodes) == 2 for nodes in places(client)), "as many as there can be")
         system.masters[0].kill()
         system.start_master()
-        system.start_node("n2")
+        system.start_node(dead)
         until(lambda: places(client) == [NAMES] * len(KEYS), "three of each")
         assert client.get_batch(KEYS) == VALUES
 
