@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.master.catalogs.interface import BlockDeletes, Change
 from kvstore.master.directory.directory import Limits, Timing
-from kvstore.master.directory.membership import Member
+from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.publishing import Plan
-from kvstore.master.directory.records import Description
+from kvstore.master.directory.records import Description, GrantedRecord, decode
 from kvstore.master.directory.removing import Removal
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
@@ -225,6 +225,15 @@ def test_pins_outlive_the_master() -> None:
     again = master.restart()
     assert again.directory.counts().pinned == 1
     assert again.sync(again.register("a"), Event(b"a")) == [(1, Hold(2, TENANT, [b"a"], 1))]
+
+
+def test_a_pin_that_ends_does_so_under_the_next_master() -> None:
+    master, _ = one_node(b"a")
+    master.commit(master.directory.pins.pin_for(TENANT, [b"a"], ttl_ns=10 * S, now_ns=0).ops)
+    later = Master(epoch=2, catalog=master.catalog)
+    assert later.directory.counts().pinned == 1
+    later.commit(later.directory.pins.expire(3600 * S).ops)
+    assert later.directory.counts().pinned == 0
 
 
 def test_a_catalog_of_something_else_is_refused() -> None:
@@ -566,3 +575,14 @@ def test_a_replica_target_comes_from_the_catalog_and_goes_with_a_block_that_nobo
     master.directory.tick(master.now_ns)
     master.sweep()
     assert not any(key.startswith(b"t") for key in master.catalog)
+
+
+def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_is_used() -> None:
+    master = Master()
+    [first] = master.directory.grants_ahead()
+    master.commit([first])
+    assert master.directory.grants_ahead() == []
+    record = decode(first.key, first.value or b"")
+    assert isinstance(record, GrantedRecord)
+    later = Master(epoch=2, catalog=master.catalog, wall_ns=0)
+    assert later.directory.register(NodeInfo("a", 1, tcp="a:1"), (Tier(),), 0)[0].epoch > record.generation

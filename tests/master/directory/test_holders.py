@@ -105,3 +105,11 @@ def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() 
     assert sets.only_at([1, 2]) == {first: 5, both: 1, other: 1}, "the third is dead"
     sets.set_live([])
     assert sets.only_at([1, 2]) == {}
+
+
+def test_the_mask_of_a_set_has_a_bit_for_each_node_that_lives() -> None:
+    sets = HolderSets()
+    index = sets.enter(((1, 0), (3, 0), (5, 0)))
+    sets.set_live([1, 5, 7])
+    assert sets.mask(index) == 0b100010
+    assert sets.mask(0) == 0

@@ -1,5 +1,6 @@
 """Promises of queries.py, asked of a directory with nodes."""
 
+from kvstore.master.directory.key_index import FEW
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
@@ -92,3 +93,10 @@ def test_held_keys_are_those_that_match_whether_their_nodes_live_or_not() -> Non
     assert held("other", "*") == [b"chat-2"]
     assert held(None, "chat") == held("nowhere", "*") == []
     assert list(master.directory.queries.held_keys("nobody", None, "*", slice_rows=2)) == []
+
+
+def test_many_keys_are_told_of_as_few_are() -> None:
+    keys = [b"key %d" % number for number in range(2 * FEW)]
+    master, _ = one_node(*keys[::2])
+    assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * FEW)
+    assert master.directory.queries.exists("blue", keys) == bytes(2 * FEW)

@@ -12,6 +12,7 @@ from kvstore.master.directory.records import (
     Description,
     DescriptionPart,
     DrainRecord,
+    GrantedRecord,
     NodeRecord,
     PinRecord,
     RemovedRecord,
@@ -24,12 +25,14 @@ from kvstore.master.directory.records import (
     delete_drain,
     delete_node,
     delete_target,
+    described_by,
     join_description,
     pin,
     put_block,
     put_blocks,
     put_description,
     put_drain,
+    put_granted,
     put_node,
     put_strangers,
     put_target,
@@ -164,3 +167,12 @@ def test_a_description_that_was_written_in_part_is_none() -> None:
 def test_a_description_of_another_form_is_refused() -> None:
     with pytest.raises(Corrupt, match="form 2"):
         join_description([DescriptionPart("näme", 0, b"\2" + bytes(20))])
+
+
+def test_what_may_be_granted_comes_back() -> None:
+    op = put_granted(1 << 60)
+    assert decode(op.key, op.value or b"") == GrantedRecord(1 << 60)
+
+
+def test_a_part_of_a_description_says_whose_it_is() -> None:
+    assert {described_by(op.key) for op in put_description("n\xe4me", Description(bytes(PART_BYTES), b"t"), Description())} == {"n\xe4me"}
