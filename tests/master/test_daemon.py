@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aetcd.rpc import rpc_pb2
 
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.daemon import main
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.frames import HEADER, pack_header, unpack_header
@@ -182,6 +184,22 @@ def test_several_masters_on_one_etcd_follow_one_and_say_so_when_that_changes(sta
     assert (third.role, third.client_welcome().owner) == ("following", other.listen)
     assert newcomer.stop() == 0
     assert follower.stop() == 0
+
+
+def test_a_catalog_that_is_something_elses_ends_who_follows_it_with_one_line(start: Start, etcd: EtcdServer, etcd_url: str) -> None:
+    catalog = ("--catalog", f"{etcd_url}/shared")
+    start(*catalog)
+    follower, _places = start(*catalog)
+    request = rpc_pb2.TxnRequest()
+    put = request.success.add().request_put
+    put.key, put.value = b"/shared/r/zoo", b"elephant"
+    channel = EtcdChannel([etcd.host_port], EtcdAccess())
+    channel.call("Txn", request, timeout_s=TIMEOUT_S)
+    channel.close()
+    code, errors = follower.end()
+    assert (code, "something else" in one_line(errors)) == (1, True), errors
+    code, errors = refusal("--listen", "127.0.0.1:0", *catalog)
+    assert (code, "something else" in one_line(errors)) == (2, True), errors
 
 
 def test_a_master_whose_address_no_other_host_reaches_is_refused_with_etcd_only(start: Start, etcd_url: str) -> None:
