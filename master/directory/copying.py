@@ -52,27 +52,35 @@ class Copying:
     def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace) -> None:
         self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
         self.pace = pace
-        self.room: dict[int, int] = {}
-        """Bytes that nodes can still take, as of the last `begin`; nodes that take no blocks, or refused lately, are not in it."""
+        self._room: dict[int, int] | None = None
+        self._now_ns = 0
         self._copies: dict[_Where, _Copy] = {}
         self._bytes = 0
         self._full_until_ns: dict[int, int] = {}
         self._orders: dict[tuple[str, int, int], list[bytes]] = {}
 
     def begin(self, now_ns: int) -> list[tuple[str, bytes]]:
-        """Forget what has arrived or will not, and see who has room. Tenant and key of what was forgotten."""
+        """Forget what has arrived or will not. Tenant and key of what was forgotten."""
         over = [where for where in self._copies if not self._replication.is_under_way(*where)]
         for where in over:
             self._end(where, now_ns)
-        self.room = {
-            node.node_id: node.free_bytes - int(FULL_SHARE * node.capacity_bytes)
-            for node in self._members.live()
-            if node.takes_blocks and self._full_until_ns.get(node.node_id, 0) <= now_ns
-        }
-        for (_tenant, _key, node_id), copy in self._copies.items():
-            if node_id in self.room:
-                self.room[node_id] -= copy.size_bytes
+        self._room, self._now_ns = None, now_ns
         return [(tenant, key) for tenant, key, _node_id in over]
+
+    @property
+    def room(self) -> dict[int, int]:
+        """Bytes that nodes can still take; nodes that take no blocks, or refused lately, are not in it. Counted when it is first asked for
+        in a step: most have nothing to copy."""
+        if self._room is None:
+            self._room = {
+                node.node_id: node.free_bytes - int(FULL_SHARE * node.capacity_bytes)
+                for node in self._members.live()
+                if node.takes_blocks and self._full_until_ns.get(node.node_id, 0) <= self._now_ns
+            }
+            for (_tenant, _key, node_id), copy in self._copies.items():
+                if node_id in self._room:
+                    self._room[node_id] -= copy.size_bytes
+        return self._room
 
     @property
     def is_busy(self) -> bool:

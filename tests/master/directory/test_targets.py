@@ -179,6 +179,14 @@ def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> No
     assert cluster.ask(2, b"a") == [REPLICAS_THERE]
 
 
+def test_what_is_on_its_way_takes_room_already(cluster: Cluster) -> None:
+    cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=800))
+    cluster.ask(2, b"a")
+    assert len(cluster.step()) == 1
+    cluster.ask(2, b"b")
+    assert cluster.step() == [], "150 bytes were free"
+
+
 def test_no_more_is_on_its_way_than_the_pace() -> None:
     for pace in (Pace(blocks=1), Pace(bytes=1), Pace(rows=1)):
         cluster = Cluster(pace)
