@@ -22,7 +22,7 @@ from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.group_commit import GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
 from kvstore.master.catalogs.segments.log import SEGMENTS, SHARDS, SegmentLog
-from kvstore.master.catalogs.segments.merging import work
+from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 
 FORMAT = b"2"
@@ -44,10 +44,10 @@ class _Environment:
     meta: Any
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ownership:
     log: SegmentLog
-    work: Iterator[None] | None = None
+    merging: Merging
 
 
 class LmdbCatalog(Catalog):
@@ -67,7 +67,7 @@ class LmdbCatalog(Catalog):
         self._following: threading.Thread | None = None
         self._shards = SHARDS
         self._committer: GroupCommit[_Ownership] = GroupCommit(
-            self._commit, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0), background=self._merge
+            self._commit, backoff=backoff or Backoff(first_s=0.05, longest_s=2.0), background=lambda owned: owned.merging.step()
         )
 
     def open(self, *, deadline_s: float) -> None:
@@ -162,7 +162,7 @@ class LmdbCatalog(Catalog):
                 else:
                     follower.take(as_changes(key, value))
             follower.owned_by(None)
-            self._committer.admit(_Ownership(log))
+            self._committer.admit(_Ownership(log, Merging(log, self)))
             follower.elected(self._epoch)
         except Corrupt as damage:
             follower.deposed(damage)
@@ -183,19 +183,6 @@ class LmdbCatalog(Catalog):
 
     def _commit(self, changes: Sequence[Change], owned: _Ownership) -> None:
         self.write(owned.log.append(changes))
-
-    def _merge(self, owned: _Ownership) -> bool:
-        """A step of merging; whether there is more to do. A failed one is forgotten."""
-        if owned.work is None:
-            owned.work = work(owned.log, self)
-        try:
-            next(owned.work)
-        except BaseException as end:
-            owned.work = None
-            if isinstance(end, StopIteration):
-                return False
-            raise
-        return True
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
         """See Place. Not for the catalog's callers."""

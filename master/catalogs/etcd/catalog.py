@@ -26,7 +26,7 @@ from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
 from kvstore.master.catalogs.segments.log import SHARDS
-from kvstore.master.catalogs.segments.merging import work
+from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
 
 LEASE_TTL_S: Final = 2.0
@@ -130,17 +130,10 @@ class EtcdCatalog(Catalog):
         self._writer(owned).write(owned.log.append(changes))
 
     def _merge(self, owned: Ownership) -> bool:
-        """A step of merging; whether there is more to do. A failed one is forgotten."""
-        if owned.work is None:
-            owned.work = work(owned.log, self._writer(owned))
-        try:
-            next(owned.work)
-        except BaseException as end:
-            owned.work = None
-            if isinstance(end, StopIteration):
-                return False
-            raise
-        return True
+        """A step of merging; whether there is more to do."""
+        if owned.merging is None:
+            owned.merging = Merging(owned.log, self._writer(owned))
+        return owned.merging.step()
 
     def _writer(self, owned: Ownership) -> EtcdWriter:
         return EtcdWriter(self._writing, self._key, owned, in_flight=self._in_flight, timeout_s=self._request_timeout_s)

@@ -16,6 +16,7 @@ from kvstore.master.catalogs.etcd.channel import EtcdChannel, Reply
 from kvstore.master.catalogs.etcd.lease import Lease
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey, owner_of
 from kvstore.master.catalogs.segments.log import SegmentLog
+from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 
 MAX_TXN_OPS: Final = 128
@@ -34,8 +35,7 @@ class Ownership:
     epoch: int
     fence: int | None
     log: SegmentLog
-    work: Iterator[None] | None = None
-    """Merging, as far as it has got."""
+    merging: Merging | None = None
 
 
 class EtcdWriter:

@@ -36,6 +36,28 @@ class Place(Protocol):
         """Make these durable, at once or not at all; None deletes. At most 128, and one segment. Raises StaleEpoch."""
 
 
+class Merging:
+    """The work of one ownership, a step at a time. Belongs to the committer's thread."""
+
+    def __init__(self, log: SegmentLog, place: Place) -> None:
+        self._log = log
+        self._place = place
+        self._work: Iterator[None] | None = None
+
+    def step(self) -> bool:
+        """Do a step; whether there is more to do. What fails is forgotten, and its reason raised."""
+        if self._work is None:
+            self._work = work(self._log, self._place)
+        try:
+            next(self._work)
+        except BaseException as end:
+            self._work = None
+            if isinstance(end, StopIteration):
+                return False
+            raise
+        return True
+
+
 def work(log: SegmentLog, place: Place) -> Iterator[None]:
     """All that is to be done, a step of about a MiB at a time; ends when nothing is left."""
     yield from _adopt(log, place)
