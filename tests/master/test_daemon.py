@@ -169,7 +169,7 @@ def test_killed_and_restarted_with_etcd_it_finds_every_published_block(start: St
 
 
 def test_several_masters_on_one_etcd_follow_one_and_say_so_when_that_changes(start: Start, etcd_url: str) -> None:
-    catalog = ("--catalog", f"{etcd_url}/standby")
+    catalog = ("--catalog", f"{etcd_url}/standby", "--lease-ttl-s", "20")  # which does not end for want of a processor
     owner, places = start(*catalog)
     follower, other = start(*catalog)
     assert (places.role, other.role) == ("owner", "following")
@@ -187,7 +187,7 @@ def test_several_masters_on_one_etcd_follow_one_and_say_so_when_that_changes(sta
 
 
 def test_a_catalog_that_is_something_elses_ends_who_follows_it_with_one_line(start: Start, etcd: EtcdServer, etcd_url: str) -> None:
-    catalog = ("--catalog", f"{etcd_url}/shared")
+    catalog = ("--catalog", f"{etcd_url}/shared", "--lease-ttl-s", "20")
     start(*catalog)
     follower, _places = start(*catalog)
     request = rpc_pb2.TxnRequest()

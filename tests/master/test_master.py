@@ -149,7 +149,7 @@ def test_an_owner_that_is_cut_off_answers_questions_until_a_node_leaves_it(
     tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
 ) -> None:
     server = etcd_server_factory()
-    with master_in_thread(tmp_path, catalog=f"etcd://{server.host_port}", node_ttl_s=60.0) as places:
+    with master_in_thread(tmp_path, catalog=f"etcd://{server.host_port}", node_ttl_s=60.0, lease_ttl_s=5.0) as places:
         node, client = NodeSide(places), places.client()
         node.sync(Event(b"a"))
         server.freeze()

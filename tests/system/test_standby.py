@@ -21,6 +21,8 @@ from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, until
 
 MASTERS = 3
+LEASE = ("--lease-ttl-s", "5")
+"""So long that no lease ends for want of a processor."""
 SIZE = 2000
 PUTS = 20
 """That are to succeed under each of the circumstances."""
@@ -31,7 +33,7 @@ def standing(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> 
     """Three masters on one etcd, the first of which owns the catalog, and two nodes."""
     with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=MASTERS) as system:
         for index in range(MASTERS):
-            system.start_master(index)
+            system.start_master(index, *LEASE)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")
         yield system
@@ -157,9 +159,9 @@ def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(
 ) -> None:
     etcd = etcd_server_factory()
     with FaultyEtcd(etcd) as way, System(tmp_path, f"etcd://{etcd.host_port}", masters=MASTERS) as system:
-        system.start_master(0, "--catalog", f"etcd://{way.host_port}")
+        system.start_master(0, "--catalog", f"etcd://{way.host_port}", *LEASE)
         for index in range(1, MASTERS):
-            system.start_master(index)
+            system.start_master(index, *LEASE)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")
         with system.client() as client:
@@ -183,7 +185,7 @@ def test_a_follower_that_dies_and_comes_back_is_nothing_to_anybody(standing: Sys
         standing.masters[1].kill()
         load.goes_on()
         assert await_owner(standing, 0) == 0
-        standing.start_master(1)
+        standing.start_master(1, *LEASE)
         load.goes_on()
         again = status_of(standing, 1)
         assert again is not None
