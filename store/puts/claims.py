@@ -7,7 +7,7 @@ loop is the only caller.
 from collections.abc import Callable
 
 from kvstore.protocol.catalog_messages import Claim
-from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
@@ -49,11 +49,15 @@ class _UndecidedPut:
         )
 
     def decided(self, reply: Grants | KVStoreError) -> None:
-        """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays."""
+        """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays. Of a master that
+        is gone, or no longer the owner, the writer hears nothing: it asks again, which the next owner answers."""
         self._table.undecided.end(put.block for _, put in self._wanted)
         if isinstance(reply, Grants) and len(reply.statuses) != len(self._wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
+            if isinstance(reply, (Unavailable, StaleEpoch)):
+                self.ask_again()
+                return
             if isinstance(reply, KVStoreError):
                 raise reply
             self._settle_all(reply)
@@ -61,6 +65,12 @@ class _UndecidedPut:
             for _, put in self._wanted:
                 self._table.abort(put)
             self._answer.give(error)
+
+    def ask_again(self) -> None:
+        """Nothing is decided."""
+        for _, put in self._wanted:
+            self._table.abort(put)
+        self._answer.give(None)
 
     def _settle_all(self, grants: Grants) -> None:
         flags, checksums = self._answer.flags, self._frame.checksums
@@ -101,13 +111,14 @@ class Claims:
         self._ask = None
 
     def claim(self, session: Session, header: Header, frame: PutFrame) -> None:
-        """Answer the Put, one of whose puts is open, once the master has decided. Raises Unavailable when there is no master; the puts are
-        still the caller's then."""
-        if self._ask is None:
-            raise Unavailable("this node has no master now; try again")
+        """Answer the Put, one of whose puts is open, once the master has decided. Without a master the writer is told to ask again, as it
+        does until its deadline: another one takes over within seconds."""
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         undecided = _UndecidedPut(self._table, self._publisher, frame, answer)
+        if self._ask is None:
+            undecided.ask_again()
+            return
         self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
         try:
             self._ask(undecided.claim(self._epoch), undecided.decided)

@@ -135,6 +135,17 @@ def test_when_the_owner_is_killed_or_ends_another_goes_on_with_all_that_was_ackn
         finds_all(standing, load)
 
 
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_a_put_for_the_cluster_waits_for_the_next_owner_wherever_its_client_is(standing: System, how: str) -> None:
+    with standing.client(deadline_s=DEADLINE_S) as client, standing.remote_client(deadline_s=DEADLINE_S) as remote:
+        client.put(b"first", b"value", ack="cluster")
+        remote.get(b"first")
+        standing.masters[0].kill() if how == "killed" else standing.masters[0].stop()
+        assert client.put(b"second", b"value", ack="cluster")
+        assert remote.put(b"third", b"value", ack="cluster")
+        await_owner(standing, 1, 2)
+
+
 def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing: System) -> None:
     with standing.client() as client:
         load = Load(client)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
-from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
@@ -103,11 +103,21 @@ def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, c
     writer.close()
 
 
-def test_without_a_master_nothing_is_kept(node: Served, client: Client, master: Master) -> None:
+def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
     node.call(node.claims.link_down)
-    with pytest.raises(Unavailable, match="no master"):
-        client.put({"a": b"a"}, generation=0)
+    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
+
+
+@pytest.mark.parametrize("reply", [Unavailable("the connection broke"), StaleEpoch("another master owns the catalog")])
+def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
+    node: Served, client: Client, master: Master, reply: KVStoreError
+) -> None:
+    thread, results = put(client, a=b"a", b=b"b")
+    master.decide(reply)
+    thread.join(TIMEOUT_S)
+    assert results == [[ASK_AGAIN, ASK_AGAIN]]
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
 
 
 @pytest.mark.parametrize("reply", [CatalogUnavailable("etcd is away"), grants(GRANTED)])
