@@ -1,5 +1,5 @@
-"""How long clients wait when the owner of three masters on one etcd is killed, is stopped, or ends: gets by a client of another host, and
-puts that are acknowledged for all.
+"""How long clients wait when the owner of three masters on three members of etcd is killed, is stopped, or ends: gets by a client of another
+host, and puts that are acknowledged for all.
 
 A pause is the longest time between two answers: of gets, of which each is to find all that it asks for, and of puts. The clients, two
 nodes, the masters and etcd share one machine, so that what each of them computes counts.
@@ -18,7 +18,7 @@ from typing import Final
 from kvstore.client.sync import Client
 from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.protocol.errors import KVStoreError
-from tests.etcd_server import EtcdServer
+from tests.etcd_cluster import EtcdCluster
 from tests.system.running import System
 
 BLOCKS: Final = 200_000
@@ -42,10 +42,10 @@ WAYS: Final[dict[str, Callable[[int], None]]] = {
 def rows() -> Iterator[Row]:
     for way, strike in WAYS.items():
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
-            etcd = EtcdServer(Path(folder))
+            etcd = EtcdCluster(Path(folder))
             etcd.start()
             try:
-                with System(Path(folder), f"etcd://{etcd.host_port}", masters=3) as system:
+                with System(Path(folder) / "system", etcd.url, masters=3) as system:
                     yield from pauses(system, way, strike)
             finally:
                 etcd.remove()
