@@ -1,5 +1,5 @@
-"""How long clients wait when the owner of three masters on three members of etcd is killed, is stopped, or ends: gets by a client of another
-host, and puts that are acknowledged for all.
+"""How long clients wait when the owner of three masters on three members of etcd is killed, is stopped, or ends: gets by a client of
+another host, and puts that are acknowledged for all.
 
 A pause is the longest time between two answers: of gets, of which each is to find all that it asks for, and of puts. The clients, two
 nodes, the masters and etcd share one machine, so that what each of them computes counts.
