@@ -8,12 +8,13 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.masters import catalog, failover, memory, standby
+from benchmarks.masters import catalog, failover, lookups, memory, standby
 from kvstore.client.tools.bench_report import Row, table, write
 
 OUT: Final = Path(__file__).parents[1] / "out" / "master.json"
 PARTS: Final[dict[str, Callable[[], Iterable[Row]]]] = {
     "memory": memory.rows,
+    "lookups": lookups.rows,
     "standby": standby.rows,
     "failover": failover.rows,
     "catalog": catalog.rows,
