@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def small(words: list[str], folder: Path) -> list[str]:
     line = shlex.join(words)
     for shown, here in (
         (r"etcd://\S+", "memory:"),
-        (r"\b(master|node)-host\b", "127.0.0.1"),
+        (r"\b(master|node)-(host|\d)\b", "127.0.0.1"),
         (r"--nvme \S+:\S+", f"--nvme {folder}/nvme:64MiB"),
         (r"--dram \S+", "--dram 16MiB"),
     ):
@@ -199,12 +200,17 @@ def start(hosts: TwoHosts, command: list[str], folder: Path) -> "subprocess.Pope
 
 
 def events(process: "subprocess.Popen[str]", last: str) -> dict[str, object]:
-    """Reads a daemon's lines until the event `last`; its facts."""
+    """Reads a daemon's lines until the event `last`; its facts. One that does not come to say it is ended."""
     assert process.stdout is not None
-    for line in process.stdout:
-        facts: dict[str, object] = json.loads(line)
-        if facts["event"] == last:
-            return facts
+    overdue = threading.Timer(PATIENCE_S, process.kill)
+    overdue.start()
+    try:
+        for line in process.stdout:
+            facts: dict[str, object] = json.loads(line)
+            if facts["event"] == last:
+                return facts
+    finally:
+        overdue.cancel()
     raise AssertionError(f"it ended before it said {last}")
 
 
