@@ -184,8 +184,10 @@ class KeyIndex:
         hits = np.flatnonzero(buckets[:, :WAYS] == tags[:, None])
         asked = hits // WAYS
         rows = buckets.reshape(-1)[hits + (asked * WAYS + WAYS)]
-        same = self._keys.are(rows, np.frombuffer(b"".join(keys), f"S{length}")[asked], length)
-        if len(hits) == len(keys) and same.all():  # as a rule
+        wanted = np.frombuffer(b"".join(keys), f"S{length}")
+        is_one_each = len(hits) == len(keys) and bool((asked == np.arange(len(keys))).all())
+        same = self._keys.are(rows, wanted if is_one_each else wanted[asked], length)
+        if is_one_each and same.all():  # as a rule
             found: Found = rows.astype(np.intp)
             return found
         found = np.zeros(len(keys), np.intp)

@@ -20,14 +20,18 @@ def locate(rows: Rows, found: Indexes, *, avoid: int = 0) -> Locations:
     held = np.frombuffer(rows.holders, np.uint32)[found]
     replicas = np.frombuffer(sets.replicas, np.uint8)[held]
     found[replicas == 0] = NO_ROW
-    held_list = held.tolist()
+    if len(held) and (held == held[0]).all():  # as a rule: a chain's blocks are together
+        nodes, tiers = sets.nodes[held[0]] * len(held), sets.tiers[held[0]] * len(held)
+    else:
+        held_list = held.tolist()
+        nodes, tiers = b"".join(map(sets.nodes.__getitem__, held_list)), b"".join(map(sets.tiers.__getitem__, held_list))
     answer = Locations(
         replicas.tobytes(),
         _picked(rows.sizes, found),
         _picked(rows.checksums, found),
         _picked(rows.generations, found),
-        array("I", b"".join(map(sets.nodes.__getitem__, held_list))),
-        b"".join(map(sets.tiers.__getitem__, held_list)),
+        array("I", nodes),
+        tiers,
     )
     return _without(answer, avoid) if avoid and avoid in answer.nodes else answer
 
