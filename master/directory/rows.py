@@ -136,35 +136,55 @@ class Rows:
         """
         pairs_of = {holders: tuple((node_id, HINT) for node_id in holders) for holders in set(puts.holders)}
         found = tenant.rows.find(puts.keys).tolist()
-        new = [at for at, row in enumerate(found) if row == NO_ROW][len(self._free) :]
-        if len(new) == len(found):
+        new = [at for at, row in enumerate(found) if row == NO_ROW]
+        reusing, appending = new[: len(self._free)], new[len(self._free) :]
+        for at in reusing:
+            found[at] = self._new(tenant, puts.keys[at], NO_PARENT)
+        if len(appending) == len(found):
             self._replay_new(tenant, puts, pairs_of)
             return
-        appended = set(new)
-        if new:
-            self._replay_new(tenant, _some(puts, new), pairs_of)
-        for at, (key, size, checksum, generation, namespace, parent, holders) in enumerate(zip(*puts[1:], strict=True)):
-            if at not in appended:
-                row = tenant.rows.get(key)
-                if row == NO_ROW:
-                    row = self._new(tenant, key, NO_PARENT)
-                self._set(row, Version(size, checksum, generation, namespace, parent), pairs_of[holders])
-                if parent and self.parents[row] == NO_PARENT:
-                    self._adopt_replayed(row, self._made(tenant, parent))
+        if appending:
+            self._replay_new(tenant, _some(puts, appending), pairs_of)
+            known = [at for at, row in enumerate(found) if row != NO_ROW]
+            found, puts = [found[at] for at in known], _some(puts, known)
+        self._replay_known(tenant, puts, found, pairs_of)
 
     def _replay_new(self, tenant: Tenant, puts: BlockPuts, pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
         """`replay` of different keys that have no rows, behind all rows that there are."""
         sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
         held = array("I", map(sets.__getitem__, puts.holders))
         first = self._append(tenant, puts.keys, puts.sizes, puts.checksums, puts.generations, puts.namespaces, held)
-        if any(puts.parents):
-            for row, (above, parent) in enumerate(zip(tenant.rows.find(puts.parents).tolist(), puts.parents, strict=True), first):
-                if parent:
-                    self._adopt_replayed(row, above or self._made(tenant, parent))
+        self._adopt_parents(tenant, range(first, first + len(puts.keys)), puts.parents)
 
-    def _made(self, tenant: Tenant, key: bytes) -> int:
-        """The row of a key, made if there is none."""
-        return tenant.rows.get(key) or self._new(tenant, key, NO_PARENT)
+    def _replay_known(self, tenant: Tenant, puts: BlockPuts, rows: Sequence[int], pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
+        """`replay` of different keys that have these rows."""
+        sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
+        names = {name: self.namespaces.enter(name, count) for name, count in Counter(puts.namespaces).items()}
+        for row, size, checksum, generation, namespace, holders in zip(
+            rows, puts.sizes, puts.checksums, puts.generations, puts.namespaces, puts.holders, strict=True
+        ):
+            self.sizes[row], self.checksums[row], self.generations[row] = size, checksum, generation
+            self.namespaces.leave(self.namespace_indexes[row])
+            self.namespace_indexes[row] = names[namespace]
+            self.sets.leave(self.holders[row])
+            self.holders[row] = sets[holders]
+        self._adopt_parents(tenant, rows, puts.parents)
+
+    def _adopt_parents(self, tenant: Tenant, rows: Sequence[int], parents: Sequence[bytes]) -> None:
+        """Give those of the rows that have none their parents. Those that have no row get one, all at once: half of a catalog's blocks come
+        before their parents."""
+        wanted = [(row, parent) for row, parent in zip(rows, parents, strict=True) if parent and self.parents[row] == NO_PARENT]
+        if not wanted:
+            return
+        keys = [parent for _row, parent in wanted]
+        above = tenant.rows.find(keys).tolist()
+        missing = list(dict.fromkeys(key for key, row in zip(keys, above, strict=True) if row == NO_ROW))
+        if missing:
+            nothing = [0] * len(missing)
+            self._append(tenant, missing, nothing, nothing, nothing, [""] * len(missing), array("I", nothing))
+            above = tenant.rows.find(keys).tolist()
+        for (row, _key), parent in zip(wanted, above, strict=True):
+            self._adopt_replayed(row, parent)
 
     def _adopt_replayed(self, row: int, parent: int) -> None:
         """Give a row without one its parent, unless that is the row, a descendant of it, or has too many ancestors to tell."""
