@@ -177,7 +177,9 @@ def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stay
         pieces = [Piece(ours, number * SIZE, region, 0, SIZE) for number, region in enumerate(owner.regions)]
         agent.transfer(Direction.READ, remote, pieces, Deadline(10))
         assert all(ours.part(number * SIZE, SIZE) == bytes([number % 256]) * SIZE for number in range(300))
-        assert (descriptors(), owner.descriptors()) == (here, there)
+        assert descriptors() == here
+        # The owner closes what it has sent after it was answered: the count of before may have one more in it.
+        eventually(lambda: owner.descriptors() <= there, "no descriptor of a region stays with its owner")
         assert mappings() == mapped + 299
         agent.unload_remote(remote)
         assert mappings() == mapped - 1
