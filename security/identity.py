@@ -1,0 +1,63 @@
+"""Who somebody is, once he has shown it: of which kind, whose name he goes by, and what he may do at most.
+
+A daemon makes an Identity of what a peer shows (credentials.py), keeps it with the peer's session, and asks rules.py about it from then on.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Final
+
+
+class Role(enum.IntEnum):
+    """What a tenant's credential allows; each role includes those before it."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    @classmethod
+    def named(cls, name: str) -> "Role | None":
+        """`read`, `write` or `admin`; None for any other text."""
+        return next((role for role in cls if role and role.name.lower() == name), None)
+
+
+class Kind(enum.Enum):
+    STRANGER = "a stranger"
+    TENANT = "a tenant"
+    OPERATOR = "an operator"
+    NODE = "a node"
+    INSTANCE = "an engine's instance"
+    MASTER = "the master"
+    EVERYBODY = "anybody"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`name` is the tenant's, node's, instance's or operator's; of a node or an instance "" stands for any. `credential` names the token
+    that was shown without telling it, for revoking it; `expires_s` is when that token ends, in seconds of Unix time."""
+
+    kind: Kind
+    role: Role = Role.NONE
+    name: str = ""
+    credential: str = ""
+    expires_s: float = math.inf
+
+    def goes_by(self, name: str) -> bool:
+        """May this node or instance say that it is the one of this name?"""
+        return self.kind is Kind.EVERYBODY or self.name in ("", name)
+
+    def __str__(self) -> str:
+        """As messages tell of it: `tenant 'red' with role read`, `node 'n1'`, `a stranger`."""
+        if self.kind is Kind.TENANT:
+            return f"tenant {self.name!r} with role {self.role.name.lower()}"
+        return f"{self.kind.value.split()[-1]} {self.name!r}" if self.name else self.kind.value
+
+
+STRANGER: Final = Identity(Kind.STRANGER)
+"""Who has not shown who he is."""
+MASTER: Final = Identity(Kind.MASTER)
+"""The master that a node has registered with, over the connection that the node made."""
+EVERYBODY: Final = Identity(Kind.EVERYBODY, Role.ADMIN)
+"""Whoever comes, where no credentials are configured."""

@@ -1,0 +1,149 @@
+"""Who may say what: one rule for every frame type of a master and of a node, and for every RPC.
+
+A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
+`allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
+about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish
+from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
+from kvstore.protocol.event_messages import Events
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    Reserve,
+)
+from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, Regions, Release, Slabs
+from kvstore.protocol.session_messages import Hello
+from kvstore.security.identity import Identity, Kind, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Those of `kinds`, tenants from `role` on. `text` says whom it wants, for who is not one."""
+
+    text: str
+    kinds: frozenset[Kind]
+    role: Role = Role.NONE
+
+    def allows(self, identity: Identity) -> bool:
+        if identity.kind is Kind.EVERYBODY:
+            return self is not COMMANDS
+        return identity.kind in self.kinds and (identity.kind is not Kind.TENANT or identity.role >= self.role)
+
+
+OPEN: Final = Rule("anybody", frozenset(Kind))
+KNOWN: Final = Rule("any valid credential", frozenset(Kind) - {Kind.STRANGER}, Role.READ)
+READS: Final = Rule("a tenant's token with role read, write or admin", frozenset({Kind.TENANT}), Role.READ)
+WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kind.TENANT}), Role.WRITE)
+FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
+LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
+OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
+JOINS: Final = Rule("a node's join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
+REPORTS: Final = Rule(
+    "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
+)
+COMMANDS: Final = Rule("the master that this node is registered with", frozenset({Kind.MASTER}))
+
+MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+    {
+        Hello.TYPE: OPEN,
+        Lookup.TYPE: READS,
+        Exists.TYPE: READS,
+        MatchPrefix.TYPE: READS,
+        Nodes.TYPE: READS,
+        Reserve.TYPE: WRITES,
+        Cancel.TYPE: WRITES,
+        Remove.TYPE: WRITES,
+        RemoveMatching.TYPE: WRITES,
+        Pin.TYPE: WRITES,
+        PinFor.TYPE: WRITES,
+        Replicate.TYPE: WRITES,
+        Publish.TYPE: JOINS,
+        Claim.TYPE: JOINS,
+        Copied.TYPE: JOINS,
+    }
+)
+NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
+    {
+        Hello.TYPE: OPEN,
+        Read.TYPE: FETCHES,
+        Release.TYPE: FETCHES,
+        Regions.TYPE: FETCHES,
+        Slabs.TYPE: READS,  # writable ones: WRITES
+        OpenIndex.TYPE: READS,
+        Events.TYPE: READS,
+        Put.TYPE: WRITES,
+        Open.TYPE: WRITES,
+        Commit.TYPE: WRITES,
+        Abort.TYPE: WRITES,
+        Flush.TYPE: WRITES,
+        Drop.TYPE: COMMANDS,
+        Hold.TYPE: COMMANDS,
+        Copy.TYPE: COMMANDS,
+        Drain.TYPE: COMMANDS,
+    }
+)
+RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "/kvstore.v1.Control/Register": JOINS,
+        "/kvstore.v1.Control/Heartbeat": JOINS,
+        "/kvstore.v1.Control/Status": KNOWN,
+        "/kvstore.v1.Control/Topologies": OPERATES,
+        "/kvstore.v1.Control/Forget": OPERATES,
+        "/kvstore.v1.Control/Drain": OPERATES,
+        "/kvstore.v1.Control/ListKeys": LISTS,
+        "/kvstore.v1.Scheduler/Report": REPORTS,
+        "/kvstore.v1.Scheduler/Leave": REPORTS,
+        "/kvstore.v1.Scheduler/Schedule": READS,
+        "/kvstore.v1.Scheduler/Instances": OPERATES,
+        "/grpc.health.v1.Health/Check": OPEN,
+        "/grpc.health.v1.Health/List": OPEN,
+        "/grpc.health.v1.Health/Watch": OPEN,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": KNOWN,
+    }
+)
+
+
+def check_complete(rules: Mapping[Any, Rule], served: Iterable[Any]) -> None:
+    """Raises InvalidArgument, naming them, for what is served without a rule."""
+    if lacking := [str(what) for what in served if what not in rules]:
+        raise InvalidArgument(f"no rule in security/rules.py says who may say {', '.join(lacking)}")
+
+
+def allowed(frames: Mapping[int, Rule], identity: Identity) -> frozenset[int]:
+    """The frame types of a table above that this identity may say."""
+    return _allowed(frames is MASTER_FRAMES, identity.kind, identity.role)
+
+
+@lru_cache(maxsize=64)
+def _allowed(is_master: bool, kind: Kind, role: Role) -> frozenset[int]:
+    frames = MASTER_FRAMES if is_master else NODE_FRAMES
+    return frozenset(number for number, rule in frames.items() if rule.allows(Identity(kind, role)))
+
+
+def refusal(rule: Rule, identity: Identity, what: str) -> KVStoreError:
+    """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
+    if identity.kind is Kind.STRANGER:
+        return Unauthorized(f"{what} needs {rule.text}")
+    return Denied(f"{identity} may not say {what}: it needs {rule.text}")
+
+
+def check(rule: Rule, identity: Identity, what: str) -> None:
+    """Raises Unauthorized or Denied, by `refusal`."""
+    if not rule.allows(identity):
+        raise refusal(rule, identity, what)
