@@ -1,0 +1,202 @@
+"""The tokens that open a cluster: one TOML file at the master, read whole, and who somebody is by the token that he shows.
+
+    [tenants]                       # a token of role write, as short as that
+    red = "TOKEN"
+
+    [[tenants.blue]]                # or several of one tenant, each with a role, a digest in place of the token, an end
+    sha256 = "HEX"
+    role = "read"                   # read, write (the default) or admin
+    expires = 2027-01-01T00:00:00Z
+
+    [nodes]                         # join tokens by node name, "*" for a node of any name
+    "*" = { sha256 = "HEX" }
+
+    [instances]                     # of engines that report to the scheduler, by name or "*"
+    [admins]                        # of operators, who belong to no tenant and get at no blocks
+
+Only digests are kept. They stay with the master: nodes and clients never see one. Whoever is refused learns nothing from how long it took:
+what is looked up is the digest of what he has shown.
+"""
+
+import hashlib
+import hmac
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
+from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+
+MAX_FILE_BYTES: Final = 4 << 20
+"""Some 30,000 tokens: a file beyond that is another file."""
+SECTIONS: Final = {"tenants": Kind.TENANT, "nodes": Kind.NODE, "instances": Kind.INSTANCE, "admins": Kind.OPERATOR}
+ANY_NAME: Final = "*"
+NODES_LINE: Final = '[nodes]\n"*" = "A JOIN TOKEN"   # `kvstore token new --node` makes one; each node is started with it as join_token'
+
+
+def digest_of(token: str) -> bytes:
+    """SHA-256 of the token's UTF-8."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def credential_id(digest: bytes) -> str:
+    """A token's name in logs and among daemons, 16 hexadecimal digits: a keyed hash, from which its digest is not to be had."""
+    return hmac.new(digest, b"kvstore credential id", hashlib.sha256).hexdigest()[:16]
+
+
+class Credentials:
+    """What one file says; never changed. Threads may share it."""
+
+    def __init__(self, identities: dict[tuple[bytes, str | None], Identity] | None = None) -> None:
+        """By digest, and tenant or None for what belongs to no tenant. Without any, everybody is let in."""
+        self._identities = identities or {}
+        self._ids = {identity.credential: identity for identity in self._identities.values()}
+
+    @property
+    def lets_everybody_in(self) -> bool:
+        return not self._identities
+
+    def identify(self, tenant: str, token: str, *, now_s: float, certificate: Identity | None = None) -> Identity:
+        """Who shows this token, and says that he is of this tenant ("" for who is of none); `certificate` is whom his verified certificate
+        names, which does alone where no token is shown.
+
+        Raises Unauthorized, with one text for an unknown tenant and a wrong token, so that asking tells nobody who exists; Denied for a
+        token and a certificate of different tenants.
+        """
+        if self.lets_everybody_in:
+            return EVERYBODY
+        if certificate is not None and not token:
+            return certificate
+        digest = digest_of(token)
+        found = self._identities.get((digest, tenant)) or self._identities.get((digest, None))
+        if found is None:
+            raise Unauthorized(f"unknown tenant {tenant!r} or wrong token")
+        if found.expires_s <= now_s:
+            raise Unauthorized(f"the token of {found} has expired: ask for a new one")
+        if certificate is not None and certificate.kind is Kind.TENANT and (found.kind, found.name) != (certificate.kind, certificate.name):
+            raise Denied(f"the certificate is of {certificate}, the token of {found}")
+        return found
+
+    def holds(self, identity: Identity, *, now_s: float) -> bool:
+        """Is the token by which this one was identified still good, for the same? One without a token (a certificate) is."""
+        if self.lets_everybody_in or not identity.credential:
+            return self.lets_everybody_in is (identity.kind is Kind.EVERYBODY)
+        return self._ids.get(identity.credential) == identity and identity.expires_s > now_s
+
+    def gone_since(self, former: "Credentials") -> list[Identity]:
+        """What `former` had and this has not, or not for the same any more."""
+        return [identity for credential, identity in former._ids.items() if self._ids.get(credential) != identity]
+
+    def has(self, kind: Kind) -> bool:
+        """Is there a token of this kind?"""
+        return any(identity.kind is kind for identity in self._identities.values())
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+
+def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Credentials:
+    """Of the file, or of none (""): then everybody is let in. Raises ConfigError, which names the section and key that is wrong; also for
+    a file without a way for nodes to join, unless they show certificates."""
+    if not path:
+        return Credentials()
+    table = _read(path)
+    if unknown := sorted(set(table) - set(SECTIONS)):
+        raise ConfigError(
+            f"the tokens file {path} has {', '.join(unknown)}: its sections are {', '.join(f'[{name}]' for name in SECTIONS)}"
+        )
+    found: dict[tuple[bytes, str | None], Identity] = {}
+    for section, kind in SECTIONS.items():
+        for entry in _entries(path, section, table.get(section, {})):
+            if entry.key(kind) in found:
+                raise ConfigError(f"the tokens file {path}, {entry.place}: this token is in the file twice; each stands for one thing")
+            found[entry.key(kind)] = entry.identity(kind)
+    if not table.get("tenants"):
+        raise ConfigError(f'the tokens file {path} needs a section [tenants] with lines NAME = "TOKEN"')
+    credentials = Credentials(found)
+    if not credentials.has(Kind.NODE) and not nodes_have_certificates:
+        raise ConfigError(f"by the tokens file {path} no node can join. Add:\n{NODES_LINE}")
+    return credentials
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        data = Path(path).read_bytes()
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"the tokens file {path} has more than {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(data.decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tokens file {path}: {error}") from None
+    except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
+        raise ConfigError(f"the tokens file {path} is not TOML: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    place: str
+    """Where in the file it stands, for messages."""
+    name: str
+    digest: bytes
+    role: Role
+    expires_s: float
+
+    def key(self, kind: Kind) -> tuple[bytes, str | None]:
+        return self.digest, self.name if kind is Kind.TENANT else None
+
+    def identity(self, kind: Kind) -> Identity:
+        role = {Kind.TENANT: self.role, Kind.OPERATOR: Role.ADMIN}.get(kind, Role.NONE)
+        name = "" if self.name == ANY_NAME and kind in (Kind.NODE, Kind.INSTANCE) else self.name
+        return Identity(kind, role, name, credential_id(self.digest + (name.encode() if kind is Kind.TENANT else b"")), self.expires_s)
+
+
+def _entries(path: str, section: str, table: Any) -> Iterator[_Entry]:
+    """Raises ConfigError."""
+    if not isinstance(table, dict):
+        raise ConfigError(f'the tokens file {path}: {section} is a section; write [{section}] and below it NAME = "TOKEN"')
+    for name, value in table.items():
+        several = value if isinstance(value, list) else [value]
+        for number, one in enumerate(several, start=1):
+            place = f"[{section}] {name}" + (f", number {number}" if isinstance(value, list) else "")
+            try:
+                yield _entry(place, section, name, {"token": one} if isinstance(one, str) else one)
+            except ConfigError as error:
+                raise ConfigError(f"the tokens file {path}, {place}: {error}") from None
+
+
+def _entry(place: str, section: str, name: str, table: Any) -> _Entry:
+    known = ("token", "sha256", "expires", *(("role",) if section == "tenants" else ()))
+    if not isinstance(table, dict) or set(table) - set(known) or ("token" in table) == ("sha256" in table):
+        raise ConfigError(f'write "TOKEN", or a table with token or sha256, and where wanted {" and ".join(known[2:])}')
+    role = Role.named(table.get("role", "write"))
+    if role is None:
+        raise ConfigError(f"role is {table['role']!r}: it is read, write or admin")
+    return _Entry(place, name, _digest(table), role, _expires_s(table.get("expires")))
+
+
+def _digest(table: dict[str, Any]) -> bytes:
+    text = table.get("token", table.get("sha256"))
+    if not isinstance(text, str) or not text:
+        raise ConfigError("a token is a text that is not empty")
+    if "token" in table:
+        return digest_of(text)
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise ConfigError("sha256 is the token's SHA-256, 64 hexadecimal digits")
+    return digest
+
+
+def _expires_s(value: Any) -> float:
+    if value is None:
+        return math.inf
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.timestamp()
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
+    raise ConfigError(f"expires is {value!s}: write a day, 2027-01-31 (its beginning, UTC), or a time with its zone, 2027-01-31T12:00:00Z")

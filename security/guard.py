@@ -1,0 +1,111 @@
+"""Who comes to a master: the credentials that are in force now, read again when their file has changed.
+
+A new file takes the place of the old one whole, or not at all. Threads may ask; the loop alone has it read again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, Unauthorized
+from kvstore.security.credentials import read_credentials
+from kvstore.security.identity import Identity, Kind
+
+LOG_INTERVAL_S: Final = 10.0
+"""One line in the log for so long of wrong credentials, however many: whoever guesses must not fill a disk."""
+
+log = logging.getLogger("kvstore.security")
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(self, path: str, *, nodes_have_certificates: bool = False, wall_s: Callable[[], float] = time.time) -> None:
+        """Of the tokens file at `path`; "": everybody is let in. Raises ConfigError."""
+        self._path = path
+        self._nodes_have_certificates = nodes_have_certificates
+        self._wall_s = wall_s
+        self._seen = _signature(path)
+        self._credentials = read_credentials(path, nodes_have_certificates=nodes_have_certificates)
+        self._lock = threading.Lock()
+        self._refused = 0
+        self._logged_s = -LOG_INTERVAL_S
+
+    @property
+    def lets_everybody_in(self) -> bool:
+        return self._credentials.lets_everybody_in
+
+    @property
+    def refused(self) -> int:
+        """Wrong and expired credentials so far."""
+        return self._refused
+
+    def identify(self, tenant: str, token: str, certificate: Identity | None = None) -> Identity:
+        """As Credentials.identify, now."""
+        try:
+            return self._credentials.identify(tenant, token, now_s=self._wall_s(), certificate=certificate)
+        except KVStoreError as error:
+            self._count(str(error))
+            raise
+
+    def identify_node(self, name: str, token: str, certificate: Identity | None = None) -> Identity:
+        """A node that says that it is the one of this name. Raises Unauthorized: it shows no join token, or another node's."""
+        try:
+            found = self._credentials.identify("", token, now_s=self._wall_s(), certificate=certificate)
+            if found.kind not in (Kind.NODE, Kind.EVERYBODY) or not found.goes_by(name):
+                raise Denied(f"{found} is not node {name!r}")
+        except KVStoreError as error:
+            self._count(f"a node that says it is {name!r}: {error}")
+            raise Unauthorized(
+                f"node {name!r} may not join, its join token is missing or wrong: give it, in join_token or join_token_file, one that the "
+                "master's tokens file has in [nodes], by this name or by *"
+            ) from None
+        return found
+
+    def holds(self, identity: Identity) -> bool:
+        """Would whoever was identified so be identified so again?"""
+        return self._credentials.holds(identity, now_s=self._wall_s())
+
+    def reread(self) -> list[Identity]:
+        """Read the file again: who is known no more, or not as the same. Raises ConfigError for a file that is no good; then nothing has
+        changed."""
+        self._seen = _signature(self._path)
+        former, credentials = self._credentials, read_credentials(self._path, nodes_have_certificates=self._nodes_have_certificates)
+        self._credentials = credentials
+        return credentials.gone_since(former)
+
+    def reread_loudly(self) -> list[Identity]:
+        """As `reread`, told in the log; nobody is gone where the file is no good."""
+        try:
+            gone = self.reread()
+        except ConfigError as error:
+            log.error("the credentials stay as they were: %s", error)
+            return []
+        log.info("the tokens file was read again: %d tokens of before are gone, %d are there", len(gone), len(self._credentials))
+        return gone
+
+    def has_changed(self) -> bool:
+        """Is the file another one, or another's, than when it was last read?"""
+        return _signature(self._path) != self._seen
+
+    def _count(self, text: str) -> None:
+        with self._lock:
+            self._refused += 1
+            now_s = time.monotonic()
+            is_due = now_s - self._logged_s >= LOG_INTERVAL_S
+            if is_due:
+                self._logged_s = now_s
+        if is_due:
+            log.warning("refused, number %d so far: %s", self._refused, text)
+
+
+def _signature(path: str) -> tuple[int, ...]:
+    """Differs after a file was written or replaced; () for none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,187 @@
+"""Promises of credentials.py."""
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
+from kvstore.security.credentials import MAX_FILE_BYTES, NODES_LINE, Credentials, credential_id, digest_of, read_credentials
+from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+
+NODES = '[nodes]\n"*" = "join"\n'
+FULL = f"""
+[tenants]
+red = "secret"
+[[tenants.blue]]
+sha256 = "{digest_of("reads").hex()}"
+role = "read"
+expires = 2027-01-31T12:00:00Z
+[[tenants.blue]]
+token = "rules"
+role = "admin"
+expires = 2027-02-01
+[nodes]
+"*" = "join"
+n1 = ["one", {{ token = "two" }}]
+[instances]
+p0 = "engine"
+[admins]
+ops = {{ token = "root", expires = 2027-02-01 }}
+"""
+IN_TIME_S = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "tokens.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Credentials:
+    return read_credentials(written(tmp_path, FULL))
+
+
+@pytest.mark.parametrize(
+    ("tenant", "token", "kind", "role", "name"),
+    [
+        ("red", "secret", Kind.TENANT, Role.WRITE, "red"),
+        ("blue", "reads", Kind.TENANT, Role.READ, "blue"),
+        ("blue", "rules", Kind.TENANT, Role.ADMIN, "blue"),
+        ("", "join", Kind.NODE, Role.NONE, ""),
+        ("", "one", Kind.NODE, Role.NONE, "n1"),
+        ("", "two", Kind.NODE, Role.NONE, "n1"),
+        ("", "engine", Kind.INSTANCE, Role.NONE, "p0"),
+        ("", "root", Kind.OPERATOR, Role.ADMIN, "ops"),
+        ("blue", "root", Kind.OPERATOR, Role.ADMIN, "ops"),
+    ],
+)
+def test_each_token_is_of_one_kind_and_role(full: Credentials, tenant: str, token: str, kind: Kind, role: Role, name: str) -> None:
+    found = full.identify(tenant, token, now_s=IN_TIME_S)
+    assert (found.kind, found.role, found.name) == (kind, role, name)
+    assert full.holds(found, now_s=IN_TIME_S)
+    assert full.has(kind)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "token"),
+    [("red", "wrong"), ("red", ""), ("green", "secret"), ("green", ""), ("blue", "secret"), ("", "secret"), ("red", "\udcff")],
+)
+def test_an_unknown_tenant_and_a_wrong_token_are_refused_alike(full: Credentials, tenant: str, token: str) -> None:
+    with pytest.raises(Unauthorized, match=f"^unknown tenant '{tenant}' or wrong token$"):
+        full.identify(tenant, token, now_s=IN_TIME_S)
+
+
+def test_a_token_ends_at_its_time(full: Credentials) -> None:
+    end_s = datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()
+    reader = full.identify("blue", "reads", now_s=end_s - 1)
+    assert reader.expires_s == end_s
+    assert full.holds(reader, now_s=end_s - 1)
+    assert not full.holds(reader, now_s=end_s)
+    with pytest.raises(Unauthorized, match=r"^the token of tenant 'blue' with role read has expired"):
+        full.identify("blue", "reads", now_s=end_s)
+    assert full.identify("blue", "rules", now_s=end_s).expires_s == datetime(2027, 2, 1, tzinfo=UTC).timestamp()
+
+
+def test_without_credentials_everybody_is_let_in() -> None:
+    nobody = read_credentials("")
+    assert nobody.lets_everybody_in
+    assert nobody.identify("any", "thing", now_s=0) == EVERYBODY
+    assert nobody.holds(EVERYBODY, now_s=0)
+    assert len(nobody) == 0
+    assert not nobody.holds(Identity(Kind.TENANT, Role.READ, "red", "1f"), now_s=0)
+
+
+def test_who_was_let_in_without_credentials_is_not_once_there_are_some(full: Credentials) -> None:
+    assert not full.holds(EVERYBODY, now_s=IN_TIME_S)
+
+
+def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: Credentials) -> None:
+    node, red, blue = (
+        Identity(Kind.NODE, name="n1"),
+        Identity(Kind.TENANT, Role.WRITE, "red"),
+        Identity(Kind.TENANT, Role.WRITE, "blue"),
+    )
+    assert full.identify("", "", now_s=IN_TIME_S, certificate=node) == node
+    assert full.holds(node, now_s=IN_TIME_S)
+    assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=red).credential
+    assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is Kind.TENANT
+    with pytest.raises(Denied, match=r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write$"):
+        full.identify("red", "secret", now_s=IN_TIME_S, certificate=blue)
+
+
+def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path, full: Credentials) -> None:
+    changed = read_credentials(written(tmp_path, FULL.replace('"read"', '"write"').replace('p0 = "engine"', 'p0 = "other"')))
+    gone = {(identity.kind, identity.name) for identity in changed.gone_since(full)}
+    assert gone == {(Kind.TENANT, "blue"), (Kind.INSTANCE, "p0")}
+    assert not changed.holds(full.identify("blue", "reads", now_s=IN_TIME_S), now_s=IN_TIME_S)
+    assert changed.holds(full.identify("red", "secret", now_s=IN_TIME_S), now_s=IN_TIME_S)
+    assert changed.gone_since(changed) == []
+
+
+def test_two_tenants_may_have_one_token_and_are_two(tmp_path: Path) -> None:
+    both = read_credentials(written(tmp_path, f'[tenants]\nred = "same"\nblue = "same"\n{NODES}'))
+    red, blue = (both.identify(tenant, "same", now_s=0) for tenant in ("red", "blue"))
+    assert (red.name, blue.name, red.expires_s) == ("red", "blue", math.inf)
+    assert red.credential != blue.credential
+
+
+def test_a_credentials_id_tells_nothing_of_its_digest() -> None:
+    digest = digest_of("secret")
+    assert credential_id(digest) == credential_id(digest) != credential_id(digest_of("other"))
+    assert credential_id(digest) not in digest.hex()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"needs a section \[tenants\]"),
+        ("[tenants]\n" + NODES, r"needs a section \[tenants\]"),
+        ("tenants = 3\n", r"tenants is a section; write \[tenants\]"),
+        ("[tenants\n", r"is not TOML: .*line 1"),
+        ("x = 1" + "1" * 5000, r"is not TOML"),
+        ("[users]\na = 'x'\n", r"has users: its sections are \[tenants\], \[nodes\], \[instances\], \[admins\]"),
+        ("[tenants]\nred = 5\n", r"\[tenants\] red: write \"TOKEN\", or a table with token or sha256, and where wanted expires and role"),
+        ("[tenants]\nred = ['']\n", r"\[tenants\] red, number 1: a token is a text that is not empty"),
+        ("[tenants]\nred = { token = 5 }\n", r"\[tenants\] red: a token is a text"),
+        ("[tenants]\nred = { token = 'a', sha256 = 'b' }\n", r"\[tenants\] red: write"),
+        ("[tenants]\nred = { token = 'a', name = 'b' }\n", r"\[tenants\] red: write"),
+        ("[tenants]\nred = { sha256 = 'b' }\n", r"\[tenants\] red: sha256 is the token's SHA-256, 64 hexadecimal digits"),
+        ("[tenants]\nred = { sha256 = 'abcd' }\n", r"\[tenants\] red: sha256 is"),
+        (
+            "[tenants]\nred = ['a', { token = 'b', role = 'all' }]\n",
+            r"\[tenants\] red, number 2: role is 'all': it is read, write or admin",
+        ),
+        ("[tenants]\nred = { token = 'b', role = ['read'] }\n", r"\[tenants\] red: role is \['read'\]"),
+        ("[tenants]\nred = { token = 'b', expires = 'soon' }\n", r"\[tenants\] red: expires is soon: write a day"),
+        ("[tenants]\nred = { token = 'b', expires = 2027-01-01T00:00:00 }\n", r"\[tenants\] red: expires is 2027-01-01 00:00:00: write"),
+        ("[nodes]\nn1 = { token = 'b', role = 'read' }\n", r"\[nodes\] n1: write .* wanted expires$"),
+        ("[tenants]\nred = ['a', 'a']\n", r"\[tenants\] red, number 2: this token is in the file twice"),
+        ("[nodes]\nn1 = 'a'\n[admins]\nops = 'a'\n", r"\[admins\] ops: this token is in the file twice"),
+        ("# " + "x" * MAX_FILE_BYTES, "has more than 4194304 bytes"),
+    ],
+)
+def test_a_bad_file_is_one_error_that_names_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the tokens file .*tokens\.toml.*{said}"):
+        read_credentials(written(tmp_path, text))
+
+
+def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it(tmp_path: Path) -> None:
+    path = written(tmp_path, '[tenants]\nred = "secret"\n')
+    with pytest.raises(ConfigError, match="no node can join") as refused:
+        read_credentials(path)
+    assert str(refused.value).endswith(NODES_LINE)
+    read_credentials(written(tmp_path, f'[tenants]\nred = "secret"\n{NODES_LINE}\n'))
+    assert len(read_credentials(path.replace("tokens", "tokens"), nodes_have_certificates=True))
+    assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(Kind.NODE)
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xfe"], ids=["missing", "not UTF-8"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "tokens.toml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError, match="cannot read the tokens"):
+        read_credentials(str(path))

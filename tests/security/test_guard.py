@@ -1,0 +1,106 @@
+"""Promises of guard.py."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError, Unauthorized
+from kvstore.security.guard import Guard
+from kvstore.security.identity import EVERYBODY, Identity, Kind
+
+TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(TEXT)
+    return path
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
+    clock = Clock()
+    guard = Guard(str(file), wall_s=clock)
+    blue = guard.identify("blue", "short")
+    assert not guard.lets_everybody_in
+    assert guard.holds(blue)
+    clock.now_s = blue.expires_s
+    assert not guard.holds(blue)
+    with pytest.raises(Unauthorized):
+        guard.identify("blue", "short")
+
+
+def test_without_a_file_everybody_is_anybody() -> None:
+    guard = Guard("")
+    assert guard.identify("red", "") == guard.identify_node("n1", "") == EVERYBODY
+    assert (guard.lets_everybody_in, guard.has_changed(), guard.reread()) == (True, False, [])
+
+
+@pytest.mark.parametrize(("name", "token"), [("n1", "one"), ("n1", "join"), ("n2", "join")])
+def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, token: str) -> None:
+    assert Guard(str(file)).identify_node(name, token).kind is Kind.NODE
+
+
+@pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
+def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
+    guard = Guard(str(file))
+    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
+        guard.identify_node(name, token)
+    assert guard.refused == 1
+
+
+def test_a_node_joins_by_its_certificate_under_its_own_name_only(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text('[tenants]\nred = "secret"\n')
+    guard, certificate = Guard(str(file), nodes_have_certificates=True), Identity(Kind.NODE, name="n1")
+    assert guard.identify_node("n1", "", certificate) == certificate
+    with pytest.raises(Unauthorized):
+        guard.identify_node("n2", "", certificate)
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(file: Path) -> None:
+    guard = Guard(str(file))
+    red = guard.identify("red", "secret")
+    assert not guard.has_changed()
+    file.write_text(TEXT.replace("secret", "another"))
+    assert guard.has_changed()
+    assert guard.reread() == [red]
+    assert not guard.has_changed()
+    assert not guard.holds(red)
+    assert guard.identify("red", "another").name == "red"
+
+
+@pytest.mark.parametrize("bad", ["[tenants\n", None], ids=["malformed", "missing"])
+def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(str(file))
+    red = guard.identify("red", "secret")
+    file.unlink() if bad is None else file.write_text(bad)
+    assert guard.has_changed()
+    with pytest.raises(ConfigError):
+        guard.reread()
+    assert not guard.has_changed()
+    with caplog.at_level(logging.INFO):
+        assert guard.reread_loudly() == []
+        assert "the credentials stay as they were" in caplog.text
+        assert guard.holds(red)
+        file.write_text(TEXT.replace("secret", "another"))
+        assert guard.reread_loudly() == [red]
+        assert "1 tokens of before are gone, 4 are there" in caplog.text
+
+
+def test_who_guesses_is_counted_each_time_and_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(str(file))
+    for number in range(1000):
+        with pytest.raises(Unauthorized):
+            guard.identify("red", str(number))
+    assert guard.refused == 1000
+    assert len(caplog.records) == 1
+    assert guard.identify("red", "secret").name == "red", "who has the right one is not kept out by who guesses"
