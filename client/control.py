@@ -103,6 +103,17 @@ class Control:
         except grpc.RpcError as error:
             raise translated(error) from None
 
+    def contents(self, tenant: str = "", namespace: str = "", *, max_segments: int = 0) -> pb.ContentsReply:
+        """What the tenant (that of the settings if none is named) holds by namespace, and the `max_segments` largest segments of one
+        namespace's prefixes. Seconds where there are tens of millions of blocks."""
+        settings = self._settings
+        request = pb.ContentsRequest(tenant=tenant or settings.tenant, token=settings.token, namespace=namespace, max_segments=max_segments)
+        try:
+            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return reply
+
     def close(self) -> None:
         self._channel.close()
 

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import abort, in_loop
+from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.master.roles.standing import Standing
 from kvstore.protocol import control_pb2 as pb
@@ -130,6 +131,11 @@ class ControlService(ControlServicer):
                 left -= len(found)
                 if not left:
                     return
+
+    def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
+        """A slice of the directory at a time, too."""
+        self._in_loop(context, lambda: self._check_token(request.tenant, request.token))
+        return contents(lambda function: self._in_loop(context, function), self._standing.answering, request.tenant, request)
 
     def _wait(self, context: grpc.ServicerContext, durable: "Future[None]", otherwise: str) -> None:
         """Until it is durable. Ends the call with its error, or with `otherwise` when that takes too long."""

@@ -326,6 +326,66 @@ class ListKeysReply(_message.Message):
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ContentsRequest(_message.Message):
+    __slots__ = ("tenant", "token", "namespace", "max_segments")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    token: str
+    namespace: str
+    max_segments: int
+    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("blocks", "bytes", "hbm_bytes", "dram_bytes", "nvme_bytes")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    bytes: int
+    hbm_bytes: int
+    dram_bytes: int
+    nvme_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ...) -> None: ...
+
+class NamespaceUsage(_message.Message):
+    __slots__ = ("tenant", "namespace", "held", "pinned")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespace: str
+    held: Held
+    pinned: int
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pinned: _Optional[int] = ...) -> None: ...
+
+class PrefixSegment(_message.Message):
+    __slots__ = ("parent", "key", "held", "subtree_bytes", "branches")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SUBTREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    key: bytes
+    held: Held
+    subtree_bytes: int
+    branches: int
+    def __init__(self, parent: _Optional[int] = ..., key: _Optional[bytes] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., subtree_bytes: _Optional[int] = ..., branches: _Optional[int] = ...) -> None: ...
+
+class ContentsReply(_message.Message):
+    __slots__ = ("namespaces", "segments")
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUsage]
+    segments: _containers.RepeatedCompositeFieldContainer[PrefixSegment]
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[PrefixSegment, _Mapping]]] = ...) -> None: ...
+
 class PrefillSample(_message.Message):
     __slots__ = ("input_tokens", "prefix_tokens", "duration_s")
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,11 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.ListKeysReply.FromString,
                 _registered_method=True)
+        self.Contents = channel.unary_unary(
+                '/kvstore.v1.Control/Contents',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -123,6 +128,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Contents(self, request, context):
+        """What the directory holds: by tenant and namespace, and the largest prefixes of one namespace as a tree.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ListKeys,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysReply.SerializeToString,
+            ),
+            'Contents': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contents,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +368,33 @@ class Control(object):
             '/kvstore.v1.Control/ListKeys',
             kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.ListKeysReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/Contents',
+            kvstore_dot_protocol_dot_control__pb2.ContentsRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.ContentsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,6 +107,7 @@ RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
         "/kvstore.v1.Control/Forget": OPERATES,
         "/kvstore.v1.Control/Drain": OPERATES,
         "/kvstore.v1.Control/ListKeys": LISTS,
+        "/kvstore.v1.Control/Contents": LISTS,
         "/kvstore.v1.Scheduler/Report": REPORTS,
         "/kvstore.v1.Scheduler/Leave": REPORTS,
         "/kvstore.v1.Scheduler/Schedule": READS,

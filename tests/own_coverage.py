@@ -24,7 +24,7 @@ PARTS = {
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (
         "directory draining targets following queries pins removing rows keys key_index membership placement records publishing "
-        "removals reservations tenants holders rates"
+        "removals reservations tenants holders rates contents usage segments"
     ),
     "master/roles": "relay standing",
     "client/jobs": "board breaker lane stats",

@@ -29,7 +29,9 @@ from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.targets import Targets
+from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
@@ -146,6 +148,14 @@ class Directory:
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
+
+    def columns(self) -> tuple[Rows, Tenants]:
+        """What contents.py copies."""
+        return self._rows, self._tenants
+
+    def keys_of(self, rows: Sequence[int]) -> list[bytes]:
+        """The keys that rows have now; empty for a row that is free meanwhile."""
+        return [self._rows.keys[row] for row in rows]
 
     def grants_ahead(self) -> list[Op]:
         """What allows the next generations; before the first of them it must be durable, later on nobody waits for it."""

@@ -41,6 +41,10 @@ class Namespaces:
     def __len__(self) -> int:
         return len(self._index)
 
+    def names(self) -> list[str]:
+        """By index; a former name where there is none now."""
+        return list(self._names)
+
     def enter(self, name: str, count: int = 1) -> int:
         """Count so many rows more of `name`; its index."""
         index = self._index.get(name)

@@ -52,6 +52,17 @@ def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> No
         assert len(list(control.keys(limit=2))) == 2
 
 
+def test_contents_are_told_by_namespace_and_as_a_tree_of_prefixes(settings: ClientSettings) -> None:
+    with Control.find(settings) as control:
+        found = control.contents(namespace="one", max_segments=10)
+        assert [(one.namespace, one.held.blocks, one.held.bytes, one.held.dram_bytes) for one in found.namespaces] == [
+            ("one", 2, 5, 5),
+            ("", 1, 1, 1),
+        ]
+        assert [(one.key, one.held.bytes, one.subtree_bytes, one.branches) for one in found.segments] == [(b"b", 3, 3, 0), (b"a", 2, 2, 0)]
+        assert not control.contents().segments
+
+
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:
     dead = f"127.0.0.1:{free_ports(1)[0]}"
     assert find_control(dataclasses.replace(settings, master=f"{dead}, {settings.master}")) == find_control(settings)

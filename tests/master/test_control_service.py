@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.master.control_service import LIST_ROWS
 from kvstore.protocol import control_pb2 as pb
-from tests.master.blocks import Event
+from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
 
@@ -136,7 +136,18 @@ def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
         assert listed(places, token="secret", any_namespace=True) == []
         with pytest.raises(grpc.RpcError) as refused:
             listed(places, token="wrong")
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as refused, places.stub() as stub:
+            stub.Contents(pb.ContentsRequest(tenant="red", token="wrong"), timeout=TIMEOUT_S)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_contents_are_those_of_the_tenant_that_asks(places: Places, node: NodeSide) -> None:
+    node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="x", parent=b"a"), Event(b"c", tenant="blue"))
+    with places.stub() as stub:
+        found = stub.Contents(pb.ContentsRequest(tenant=TENANT, namespace="x", max_segments=10), timeout=TIMEOUT_S)
+    assert [(one.tenant, one.namespace, one.held.blocks) for one in found.namespaces] == [(TENANT, "x", 2)]
+    assert [(one.key, one.held.blocks) for one in found.segments] == [(b"a", 2)]
 
 
 def test_a_call_that_a_stopping_master_cannot_answer_is_refused(tmp_path: Path) -> None:

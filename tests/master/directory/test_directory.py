@@ -586,3 +586,10 @@ def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_i
     assert isinstance(record, GrantedRecord)
     later = Master(epoch=2, catalog=master.catalog, wall_ns=0)
     assert later.directory.register(NodeInfo("a", 1, tcp="a:1"), (Tier(),), 0)[0].epoch > record.generation
+
+
+def test_its_columns_name_namespaces_and_rows_their_keys() -> None:
+    master, _node = one_node(b"a", b"b")
+    rows, tenants = master.directory.columns()
+    assert master.directory.keys_of([tenants.of(TENANT).rows.get(b"b"), 0]) == [b"b", b""]
+    assert rows.namespaces.names() == ["", "ns"]

@@ -226,3 +226,10 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = pytest.mark.no_cover(AgainstModel.TestCase)
+
+
+def test_namespaces_are_named_by_index() -> None:
+    tenants = Tenants()
+    rows = Rows(tenants)
+    rows.insert(tenants.of("t"), b"a", Version(1, 2, 3, "some", b""), ((1, 2),))
+    assert rows.namespaces.names() == ["", "some"]

@@ -1,0 +1,94 @@
+"""Promises of segments.py, against a tree of Python objects."""
+
+import random
+
+import pytest
+
+from kvstore.master.directory import segments as module
+from kvstore.master.directory.contents import Columns
+from kvstore.master.directory.segments import Segment, segments
+from kvstore.protocol.catalog_messages import EVENT_GONE
+from tests.master.blocks import NVME, TENANT, Event, Master, one_node
+from tests.master.directory.test_contents import copy
+
+
+def told(master: Master, limit: int = 1000, namespace: str = "ns") -> dict[bytes, Segment]:
+    found = segments(copy(master), TENANT, namespace, limit=limit)
+    return dict(zip(master.directory.keys_of([one.row for one in found]), found, strict=True))
+
+
+def chain(keys: bytes, *, after: bytes = b"", size: int = 100, tiers: int = 2) -> list[Event]:
+    parents = [after, *(bytes([key]) for key in keys)]
+    return [Event(bytes([key]), size=size, tiers=tiers, parent=parent) for key, parent in zip(keys, parents, strict=False)]
+
+
+def test_blocks_in_a_row_are_one_segment_and_a_branch_begins_others() -> None:
+    master, node = one_node()
+    master.publish(node, *chain(b"abc"), *chain(b"de", after=b"c", tiers=NVME), *chain(b"f", after=b"c"), *chain(b"z", size=1))
+    found = told(master)
+    assert list(found) == [b"a", b"d", b"f", b"z"]  # the largest subtrees first, each after the one that it goes on from
+    root, left, right, other = found.values()
+    assert (root.parent, root.held.blocks, root.held.tiers, root.subtree_bytes, root.branches) == (0, 3, (0, 300, 0, 0), 600, 2)
+    assert (left.parent, left.held.blocks, left.held.tiers, left.subtree_bytes, left.branches) == (1, 2, (0, 0, 200, 0), 200, 0)
+    assert (right.parent, right.held.blocks, other.parent, other.subtree_bytes) == (1, 1, 0, 1)
+
+
+def test_the_largest_are_told_where_there_are_more_than_the_limit() -> None:
+    master, node = one_node()
+    master.publish(node, *(Event(bytes([n]), size=n + 1) for n in range(50)))
+    assert list(told(master, 3)) == [bytes([49]), bytes([48]), bytes([47])]
+
+
+def test_a_block_that_is_gone_links_those_behind_it_and_takes_nothing() -> None:
+    master, node = one_node()
+    master.publish(node, *chain(b"abc"))
+    master.publish(node, Event(b"b", 1, EVENT_GONE))
+    (segment,) = told(master).values()
+    assert (segment.held.blocks, segment.subtree_bytes) == (2, 200)
+
+
+def test_other_namespaces_and_tenants_are_left_out() -> None:
+    master, node = one_node(b"a")
+    master.publish(node, Event(b"b", namespace="other"), Event(b"c", tenant="blue"))
+    assert list(told(master)) == [b"a"]
+    assert list(told(master, namespace="other")) == [b"b"]
+    assert told(master, namespace="none") == {}
+    assert segments(copy(master), "nobody", "ns", limit=9) == []
+
+
+def test_a_random_tree_agrees_with_one_of_objects() -> None:
+    chosen = random.Random(5)
+    master, node = one_node()
+    parents: dict[bytes, bytes] = {}
+    sizes: dict[bytes, int] = {}
+    for number in range(400):
+        key = number.to_bytes(2, "big")
+        parents[key] = chosen.choice([b"", *list(parents)[-40:]])
+        sizes[key] = chosen.randrange(1, 1000)
+        master.publish(node, Event(key, size=sizes[key], parent=parents[key]))
+    totals = dict(sizes)
+    for key in reversed(list(parents)):
+        if parents[key]:
+            totals[parents[key]] += totals[key]
+    children = {key: [one for one, parent in parents.items() if parent == key] for key in ["", *parents] if key}
+    found = told(master)
+    assert sum(one.held.blocks for one in found.values()) == 400
+    for key, segment in found.items():
+        assert segment.subtree_bytes == totals[key]
+        end, blocks = key, 1
+        while len(children[end]) == 1:
+            end, blocks = children[end][0], blocks + 1
+        assert (segment.held.blocks, segment.branches) == (blocks, len(children[end]))
+
+
+def test_lines_longer_than_the_limit_and_circles_of_torn_copies_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, node = one_node()
+    master.publish(node, *chain(b"abcdefgh"))
+    monkeypatch.setattr(module, "MAX_DOUBLINGS", 2)
+    assert sum(one.held.blocks for one in told(master).values()) == 8
+    monkeypatch.setattr(module, "MAX_WALKED", 3)
+    assert sum(one.held.blocks for one in told(master).values()) <= 3 + 4
+    monkeypatch.undo()
+    columns: Columns = copy(master)
+    columns.parents[1] = 8  # a circle
+    assert sum(one.held.blocks for one in segments(columns, TENANT, "ns", limit=100)) == 8
