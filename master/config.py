@@ -12,6 +12,7 @@ from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
+from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class MasterSettings:
         "Host by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow it; default: the "
         "address they reached, and the host of `listen`.",
     )
+    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)

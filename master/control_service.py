@@ -55,7 +55,7 @@ class ControlService(ControlServicer):
         self._timeout_s = timeout_s
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp)
+        info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp, request.http)
         description = Description(request.topology, request.transfer)
         seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
         return self._in_loop(context, lambda: self._standing.leading().register(info, request.tiers, seen, description))
@@ -161,7 +161,7 @@ class ControlServer:
         add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.ready(is_ready=False)
         self.serving(is_owner=False)
         names = (*OURS, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -175,6 +175,10 @@ class ControlServer:
 
     def start(self) -> None:
         self._server.start()
+
+    def ready(self, *, is_ready: bool) -> None:
+        """The master as a whole owns its catalog, or is fit to take it over. May be called from any thread."""
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def serving(self, *, is_owner: bool) -> None:
         """Only the catalog's owner serves what is asked of a cluster. May be called from any thread."""

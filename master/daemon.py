@@ -1,7 +1,7 @@
 """kvstore-master: settings in, one master out, until a signal.
 
 Standard output carries one JSON line when it is there:
-    {"event": "ready", "listen": ..., "unix": ..., "control": ..., "pid": ..., "role": ...}
+    {"event": "ready", "listen": ..., "unix": ..., "control": ..., "http": ..., "pid": ..., "role": ...}
 and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
     {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
 A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be met; 1: the
@@ -10,6 +10,7 @@ catalog cannot be followed.
 
 import os
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -41,7 +42,7 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
     stop_on_signals(master.reactor)
-    say("ready", {"listen": places.listen, "unix": places.unix, "control": places.control, "pid": os.getpid(), "role": master.told().role})
+    say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told().role})
     master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
     try:
         serve(master.reactor)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Owner
@@ -33,6 +33,11 @@ from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.telemetry.http.health import ALIVE_S, add_health
+from kvstore.telemetry.http.listening import reached_at
+from kvstore.telemetry.http.server import HttpServer, open_http
+
+T = TypeVar("T")
 
 TICK_S: Final = 0.1
 STOP_GRACE_S: Final = 0.5
@@ -46,6 +51,8 @@ class Places:
     listen: str
     unix: str
     control: str
+    http: str = ""
+    """Of health, metrics and diagnostics; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class Master:
         """Set when the catalog cannot be followed: this master has stopped."""
         self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
+        self._is_ready = False
         self._server = Server(
             self.reactor,
             Nobody(),
@@ -81,6 +89,7 @@ class Master:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
         )
+        self.http: HttpServer | None = None
         self._catalog = make_catalog(
             settings.catalog,
             lease_ttl_s=settings.lease_ttl_s,
@@ -90,11 +99,15 @@ class Master:
         )
         try:
             self._tcp, self._unix = self._listen()
+            self.http = open_http(settings.http)
+            """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
             self.standing = Standing(self._me.address, self._lead, on_change=self._changed)
             self._relay = Relay(self.reactor, self.standing, on_failure=self._fail)
             self._catalog.open(deadline_s=settings.catalog_timeout_s)
         except BaseException:
+            if self.http is not None:
+                self.http.close()
             self._server.close()
             self._catalog.close()
             self.reactor.close()
@@ -148,16 +161,22 @@ class Master:
         self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, check_token=self._check_token)
         self._server.handler = self._standby
         self._control.start()
+        if self.http is not None:
+            add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
+            self.http.start()
         self.reactor.every(TICK_S, self._tick)
         self._catalog.follow(self._me, self._relay)
         while self.failure is None and not self.told().owner:
             self.reactor.run_once(TICK_S)
         if self.failure is not None:
             raise self.failure
-        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}")
+        http = self.http.address if self.http is not None else ""
+        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}", http)
 
     def close(self) -> None:
         """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
+        if self.http is not None:
+            self.http.close()
         self._relay.close()
         self.standing.close(Closed("it stops"))
         self._server.close()
@@ -206,6 +225,25 @@ class Master:
 
     def _tick(self) -> None:
         self.standing.tick()
+        is_ready = not self.unready()
+        if is_ready is not self._is_ready:
+            self._is_ready = is_ready
+            assert self._control is not None
+            self._control.ready(is_ready=is_ready)
+
+    def unready(self) -> list[str]:
+        """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
+        told, health = self.told(), self._catalog.health
+        reasons = ["this master is cut off from its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
+        reasons += [] if told.owner else ["nobody owns the catalog, as far as this master knows"]
+        return reasons + ([f"catalog: {health}"] if health != "ok" else [])
+
+    def _in_loop(self, function: Callable[[], T]) -> T:
+        """For other threads."""
+        return self.reactor.call(function, deadline_s=ALIVE_S)
+
+    def _told_http(self) -> str:
+        return reached_at(self.http.address, self._settings.advertise or socket.gethostname()) if self.http is not None else ""
 
     def _status(self) -> pb.StatusReply:
         owner, role = self._owner(), self.standing.role
@@ -219,6 +257,7 @@ class Master:
             role=role,
             owner=pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else None,
             records=self.standing.records(),
+            http=self._told_http(),
         )
         if role is not Role.FOLLOWING:
             self.standing.answering().show(reply)

@@ -59,7 +59,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., why_not_huge: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog")
+    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class RegisterRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SEEN_CATALOG_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: int
     version: str
@@ -82,7 +83,8 @@ class RegisterRequest(_message.Message):
     topology: bytes
     transfer: bytes
     seen_catalog: str
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ...) -> None: ...
+    http: str
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog")
@@ -151,7 +153,7 @@ class HeartbeatReply(_message.Message):
     def __init__(self, master_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain")
+    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +176,7 @@ class NodeStatus(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     name: str
     host_id: str
@@ -189,7 +192,8 @@ class NodeStatus(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     rates: _containers.RepeatedCompositeFieldContainer[PeerRate]
     drain: DrainStatus
-    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ...) -> None: ...
+    http: str
+    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., http: _Optional[str] = ...) -> None: ...
 
 class DrainStatus(_message.Message):
     __slots__ = ("to", "is_done", "left_blocks", "kept_blocks", "copying_blocks", "lacks_room")
@@ -212,7 +216,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records")
+    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +239,7 @@ class StatusReply(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
@@ -250,7 +255,8 @@ class StatusReply(_message.Message):
     role: str
     owner: CatalogOwner
     records: int
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ...) -> None: ...
+    http: str
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ...) -> None: ...
 
 class CatalogOwner(_message.Message):
     __slots__ = ("name", "address", "epoch")

@@ -18,11 +18,17 @@ from kvstore.kvcache.naming import Naming, make_naming
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
+from kvstore.router.app import RouterApp
 from kvstore.router.config import SECTION, RouterSettings, check_settings
-from kvstore.router.extra import need
+from kvstore.router.counters import Counters
+from kvstore.router.engines import Engines
+from kvstore.router.relay import Relay
+from kvstore.router.scheduling import AsyncScheduler
+from kvstore.router.serving import serve
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
 from kvstore.rpc.daemon import begin_logging, say
 from kvstore.rpc.server import allow_many_descriptors
+from kvstore.telemetry.http.listening import host_port, listening
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,7 +38,6 @@ def main(config: str | None, **flags: Any) -> None:
     """Run a router: it takes OpenAI-style requests, and sends each where the master's scheduler says."""
     begin_logging()
     try:
-        need("aiohttp", "router")
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
         check_settings(settings)
         tokenizer = load_tokenizer(settings.tokenizer)
@@ -51,14 +56,6 @@ def main(config: str | None, **flags: Any) -> None:
 
 
 async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -> None:
-    # Here, since aiohttp may be missing.
-    from kvstore.router.app import RouterApp
-    from kvstore.router.counters import Counters
-    from kvstore.router.engines import Engines
-    from kvstore.router.relay import Relay
-    from kvstore.router.scheduling import AsyncScheduler
-    from kvstore.router.serving import host_port, listening, serve
-
     of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=settings.schedule_timeout_s)
     listener = listening(settings.listen)
     facts = {"listen": host_port(listener), "pid": os.getpid()}

@@ -7,28 +7,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from kvstore.protocol.errors import ConfigError
-from kvstore.rpc.address import parse_address
-
-BACKLOG = 1024
-
-
-def listening(listen: str) -> socket.socket:
-    """A listening socket. The caller closes it. Raises ConfigError: nobody can listen there; InvalidArgument: no address."""
-    address = parse_address(listen)
-    if address.unix:
-        raise ConfigError(f"cannot listen on {listen}: HTTP is served on HOST:PORT only")
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
-
-
-def host_port(listener: socket.socket) -> str:
-    """Where it listens."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+from kvstore.telemetry.http.listening import BACKLOG
 
 
 def hang_up(request: web.Request) -> None:

@@ -51,7 +51,7 @@ def main(config: str | None, **flags: Any) -> None:
         sys.exit(2)
     places = node.start()
     stop_on_signals(node.reactor, node.end)
-    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "pid": os.getpid()}
+    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "http": places.http, "pid": os.getpid()}
     say("serving", facts)
     node.prefault()
     try:

@@ -37,7 +37,8 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`."""
+    """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`; `http` is "" for
+    none."""
 
     name: str
     version: str
@@ -45,6 +46,7 @@ class Identity:
     unix: str
     tcp: str
     instance: int
+    http: str = ""
 
 
 def new_instance() -> int:
@@ -218,6 +220,7 @@ class MasterLink:
                 host_id=identity.host_id,
                 unix=identity.unix,
                 tcp=identity.tcp,
+                http=identity.http,
                 seen_master_epoch=self._seen_epoch,
                 seen_catalog=self._seen_catalog,
                 tiers=tiers,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -53,10 +54,15 @@ from kvstore.store.service import NodeService
 from kvstore.store.shown.showing import Showing
 from kvstore.store.status import NodeStatus
 from kvstore.store.waiting import WaitingRoom
+from kvstore.telemetry.http.health import ALIVE_S, add_health
+from kvstore.telemetry.http.listening import reached_at
+from kvstore.telemetry.http.server import open_http
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.config import TransferSettings
+
+T = TypeVar("T")
 
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
@@ -80,6 +86,8 @@ class Places:
     name: str
     tcp: str
     unix: str
+    http: str
+    """Of health, metrics and diagnostics; "" for none."""
 
 
 def hang_up_on_looker(owner: object) -> None:
@@ -232,8 +240,13 @@ class Node:
         unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock", access)
         self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
         opened.callback(self._name.close)
-        reached_at = settings.advertise or tcp
-        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, reached_at, self._instance)
+        self.http = open_http(settings.http)
+        """Health and what is added before `start`; None where the settings want none."""
+        if self.http is not None:
+            opened.callback(self.http.close)
+        told = settings.advertise or tcp
+        http = reached_at(self.http.address, parse_address(told).host) if self.http is not None else ""
+        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http)
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""
@@ -312,7 +325,11 @@ class Node:
         if self._watch is not None:
             self._watch.start()
         self._link.start()
-        return Places(self._identity.name, self._identity.tcp, self._identity.unix)
+        if self.http is not None:
+            add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
+            self.http.start()
+        identity = self._identity
+        return Places(identity.name, identity.tcp, identity.unix, self.http.address if self.http is not None else "")
 
     def prefault(self) -> None:
         """Touch all of DRAM once, in a thread: see Prefaulter."""
@@ -325,6 +342,8 @@ class Node:
 
     def close(self) -> None:
         """Hang up, let copies under way end, close the tiers."""
+        if self.http is not None:
+            self.http.close()
         self._prefaulter.stop()
         if self._watch is not None:
             self._watch.close()
@@ -383,6 +402,15 @@ class Node:
     def _forget_peers(self) -> None:
         if self._engine is not None and self._engine.peers():
             self._mover.do_aside(self._engine.forget_idle)
+
+    def unready(self) -> list[str]:
+        """Why it does not serve clients and its master, a line a reason."""
+        reasons = [] if self._publisher.is_synced else ["no master knows this node's blocks: it is not registered, or not yet"]
+        return reasons + (["the node is to be stopped, and takes no new blocks"] if self._leaving.is_closed else [])
+
+    def _in_loop(self, function: Callable[[], T]) -> T:
+        """For other threads."""
+        return self.reactor.call(function, deadline_s=ALIVE_S)
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         return self._status.now()

@@ -28,6 +28,7 @@ class MasterTold:
     records: int = 0
     behind: int = 0
     catalog_health: str = ""
+    http: str = ""
     trouble: str = ""
 
 
@@ -59,4 +60,4 @@ def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> Maste
     except KVStoreError as error:
         return MasterTold(address, trouble=str(error))
     behind = max(0, owner.records - status.records) if status.role == "following" else 0
-    return MasterTold(address, status.role, status.name, status.records, behind, status.catalog_health)
+    return MasterTold(address, status.role, status.name, status.records, behind, status.catalog_health, status.http)

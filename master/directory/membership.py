@@ -52,6 +52,7 @@ class NodeInfo:
     host_id: str = ""
     unix: str = ""
     tcp: str = ""
+    http: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ def node_status(node: Member, blocks: int, drain: Progress | None, now_ns: int) 
         host_id=node.info.host_id,
         unix=node.info.unix,
         tcp=node.info.tcp,
+        http=node.info.http,
         version=node.info.version,
         state=node.state,
         registration_epoch=node.epoch,

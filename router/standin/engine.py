@@ -21,7 +21,7 @@ from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
-from kvstore.router.extra import need
+from kvstore.router.serving import serve
 from kvstore.router.standin.blocks import BlockStore, TiedClient
 from kvstore.router.standin.config import PREFILL, SECTION, StandinSettings
 from kvstore.router.standin.decode import DecodeEngine
@@ -29,6 +29,7 @@ from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, say
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.telemetry.http.listening import host_port, listening
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,7 +44,6 @@ def main(config: str | None, **flags: Any) -> None:
     """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
     begin_logging()
     try:
-        need("aiohttp", "router")
         asyncio.run(Standin(load_settings(StandinSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:
         click.echo(f"kvstore-standin: error: {error}", err=True)
@@ -62,8 +62,6 @@ class Standin:
 
     async def run(self) -> None:
         """Serve until a signal. Raises ConfigError: it cannot listen."""
-        from kvstore.router.serving import host_port, listening, serve
-
         settings = self._settings
         listener = listening(settings.listen)
         listen = host_port(listener)

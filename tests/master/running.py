@@ -38,6 +38,7 @@ class Places:
     listen: str
     unix: str
     control: str
+    http: str = ""
     pid: int = 0
     role: str = ""
     master: Master | None = None
@@ -87,7 +88,7 @@ def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
     thread = threading.Thread(target=master.reactor.run)
     thread.start()
     try:
-        yield Places(places.listen, places.unix, places.control, master=master)
+        yield Places(places.listen, places.unix, places.control, places.http, master=master)
     finally:
         master.reactor.stop()
         thread.join()

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from aetcd.rpc import rpc_pb2
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.daemon import main
@@ -18,10 +21,12 @@ from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
+from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
 from tests.refusals import refused_here
+from tests.telemetry.http.asking import ask as http_ask
 
 Start = Callable[..., tuple[MasterProcess, Places]]
 
@@ -76,6 +81,31 @@ def test_it_says_where_it_is_serves_and_ends_cleanly_on_a_signal(start: Start) -
         code, errors = master.end()
         assert (code, "Traceback" in errors) == (0, False)
         assert not Path(places.unix).exists()
+
+
+def test_its_http_port_says_whether_it_lives_and_serves(start: Start) -> None:
+    _master, places = start()
+    assert [http_ask(places.http, path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
+    with places.stub() as stub:
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).http == places.http
+    assert health(places) == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_one_that_lost_its_catalog_lives_and_does_not_serve(start: Start, etcd_server_factory: Callable[..., EtcdServer]) -> None:
+    etcd = etcd_server_factory()
+    _master, places = start("--catalog", f"etcd://{etcd.host_port}")
+    etcd.kill()
+    eventually(lambda: http_ask(places.http, "/readyz").status == 503, "a master that says that it lacks its catalog")
+    assert "catalog" in http_ask(places.http, "/readyz").text
+    eventually(lambda: health(places) == health_pb2.HealthCheckResponse.NOT_SERVING, "a master whose health says so too")
+    assert http_ask(places.http, "/healthz").text == "ok\n"
+
+
+def health(places: Places) -> int:
+    """Of the whole master, as gRPC's health service has it."""
+    with grpc.insecure_channel(places.control) as channel:
+        reply = HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        return int(reply.status)
 
 
 def test_garbage_on_either_port_costs_that_connection_and_nothing_else(start: Start) -> None:

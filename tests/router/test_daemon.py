@@ -3,16 +3,12 @@
 import http.client
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from kvstore.protocol.extras import install_line
 from kvstore.router import daemon
-from kvstore.router.standin import engine as standin
 from tests.client.processes import Process
 
 NO_MASTER = ("--master", "127.0.0.1:1")
@@ -50,17 +46,3 @@ def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[st
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert line.startswith(f"kvstore-router: error: {message}")
-
-
-@pytest.mark.parametrize(("program", "name"), [(daemon.main, "kvstore-router"), (standin.main, "kvstore-standin")])
-def test_without_aiohttp_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, program: object, name: str) -> None:
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    result = CliRunner().invoke(program, ["--model", "m"])  # type: ignore[arg-type]
-    assert result.exit_code == 2
-    assert result.stderr == f"{name}: error: aiohttp is not installed, and this needs it: {install_line('router')}\n"
-
-
-def test_importing_the_programs_needs_no_aiohttp() -> None:
-    """What else they import, the settings' document does too."""
-    code = "import sys; sys.modules['aiohttp'] = None; import kvstore.router.daemon, kvstore.router.standin.engine, kvstore.router.config"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -3,15 +3,14 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
 
-from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.router.serving import hang_up, host_port, listening, serve
+from kvstore.router.serving import hang_up, serve
+from kvstore.telemetry.http.listening import listening
 from tests.router.scripted import run
 
 
@@ -116,27 +115,3 @@ def test_hanging_up_ends_the_connection_without_an_answer() -> None:
             writer.close()
 
     run(test())
-
-
-def test_it_listens_where_it_says() -> None:
-    with listening("127.0.0.1:0") as listener:
-        host, _, port = host_port(listener).rpartition(":")
-        with socket.create_connection((host, int(port))):
-            pass
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
-def test_an_ipv6_address_is_in_brackets() -> None:
-    with listening("[::1]:0") as listener:
-        assert host_port(listener).startswith("[::1]:")
-
-
-def test_where_nobody_can_listen_is_one_clear_error() -> None:
-    with listening("127.0.0.1:0") as listener:
-        taken = host_port(listener)
-        with pytest.raises(ConfigError, match=f"cannot listen on {taken}: Address already in use"):
-            listening(taken)
-    with pytest.raises(ConfigError, match="cannot listen on unix:/x: HTTP is served on HOST:PORT only"):
-        listening("unix:/x")
-    with pytest.raises(InvalidArgument, match="'nowhere' is not an address"):
-        listening("nowhere")

@@ -22,8 +22,9 @@ from kvstore.transfer.testing.waiting import eventually
 from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
-from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
+from tests.store.daemons import Daemon, master_flags, node_flags, running, start, status, until_nodes_are
 from tests.store.served import Client
+from tests.telemetry.http.asking import ask as http_ask
 
 
 @pytest.fixture
@@ -55,6 +56,25 @@ def test_it_says_serving_then_ready_and_ends_cleanly(tmp_path: Path, master: Dae
         assert node.stop() == 0
         assert not unix.exists()
         assert "ERROR" not in node.log.read_text()
+
+
+def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
+    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
+        with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
+            node.line()
+            http = node.facts["http"]
+            assert [http_ask(http, path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
+            assert [known.http for known in status(master).nodes] == [http]
+            master.stop()
+            eventually(lambda: http_ask(http, "/readyz").status == 503, "a node that says that it has no master")
+            assert "not registered" in http_ask(http, "/readyz").text
+            assert http_ask(http, "/healthz").status == 200
+
+
+def test_without_an_http_port_it_serves_all_else(tmp_path: Path, master: Daemon) -> None:
+    with running("node", *node_flags(tmp_path, master.facts["listen"]), "--http", "", log=tmp_path / "node.log") as node:
+        assert (node.line()["event"], node.facts["http"]) == ("ready", "")
+        assert node.stop() == 0
 
 
 def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:

@@ -18,6 +18,7 @@ import kvstore.router
 import kvstore.rpc
 import kvstore.scheduler
 import kvstore.store
+import kvstore.telemetry
 import kvstore.tiers
 import kvstore.transfer
 from kvstore.client.sync import Client
@@ -35,6 +36,7 @@ PACKAGES = (
     kvstore.rpc,
     kvstore.scheduler,
     kvstore.store,
+    kvstore.telemetry,
     kvstore.tiers,
     kvstore.transfer,
 )

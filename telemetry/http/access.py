@@ -1,0 +1,57 @@
+"""Who may ask what on a daemon's HTTP port.
+
+A route says what it needs, an `Authorize` what a request has. Without credentials only this host is let in, and a browser's page only if
+the daemon itself served it: a page of elsewhere could send requests to the loopback in its reader's name.
+"""
+
+import enum
+import ipaddress
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+
+class Access(enum.IntEnum):
+    """Each includes those before it."""
+
+    NONE = 0
+    """Health: whether the daemon lives and serves."""
+    READ = 1
+    """Metrics, and what `kvstore status` shows."""
+    ADMIN = 2
+    """Whatever changes something, and stacks and profiles, which show code and names."""
+
+
+Authorize = Callable[[web.Request], Access]
+"""What a request may. Called in the HTTP server's thread; it may neither block nor raise."""
+
+OWN_NAMES: Final = ("localhost",)
+
+
+def this_host_only(request: web.Request) -> Access:
+    """ADMIN for a request from the loopback, NONE for all others."""
+    return Access.ADMIN if _is_loopback(request.remote or "") else Access.NONE
+
+
+def is_foreign(request: web.Request) -> bool:
+    """Whether a browser sends it for a page that this server has not served: by the Origin of the page, or, where its site's name was made
+    to mean this host, by a Host that is a name of elsewhere."""
+    host = urlsplit(f"//{request.host}").hostname or ""
+    if this_host_only(request) and not (_is_address(host) or host in OWN_NAMES):
+        return True
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.host
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
