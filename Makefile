@@ -58,6 +58,15 @@ test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine 
 	$(BIN)/python -m tests.engines.live.environments pins
 	$(PYTEST) tests/engines/live/test_pins.py -k '[pins]'
 
+.PHONY: mutants
+mutants: $(BIN)/.dev etcd namespaces typing  ## seeded bugs, each put into a copy of the tree: which test catches it
+	$(BIN)/python -m tests.mutants
+
+.PHONY: fuzz
+fuzz: $(BIN)/.dev typing  ## coverage-guided fuzzing of what is read from peers, disks and files; 20 s for each of 13 kinds
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install -q "atheris>=3"
+	$(BIN)/python -m tests.fuzz
+
 .PHONY: lint
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -310,6 +310,18 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
     assert node.synced == 2
 
 
+def test_what_a_lost_link_answers_late_is_no_refusal_by_the_new_one(node: Node) -> None:
+    old = node.synced_link()
+    node.commit("a")
+    node.publisher.flush()
+    [late] = old.answers
+    new = node.link_up()
+    late(Unavailable("the connection broke"))
+    assert node.refusals == []
+    new.answer_all()
+    assert node.publisher.is_synced
+
+
 def test_a_new_link_takes_the_place_of_one_that_is_still_up(node: Node) -> None:
     old = node.synced_link()
     node.commit("a")

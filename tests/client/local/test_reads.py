@@ -230,6 +230,36 @@ def test_a_removed_block_is_gone_for_every_client(client: Client, running: Clust
         assert other.get(keys[0]) == b"another"
 
 
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("call", ["get", "get_into", "get_batch", "get_batch_into"])
+def test_what_left_while_it_was_copied_is_not_returned(
+    client: Client, running: Cluster, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [key], [value] = stored(client, [3 << 20])
+    buffer, copier = bytearray(len(value)), client._operations.near._copier
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get(key),
+        "get_into": lambda: client.get_into(key, buffer),
+        "get_batch": lambda: client.get_batch([key])[0],
+        "get_batch_into": lambda: client.get_batch_into([key], [buffer])[0],
+    }
+    assert calls[call]() in (value, len(value))
+
+    with Client(running.address) as other:
+
+        def and_it_leaves(copy: Callable[[Any], None]) -> Callable[[Any], None]:
+            def do(pairs: Any) -> None:
+                copy(pairs)
+                other.remove([key])
+                other.put(os.urandom(16), os.urandom(len(value)))
+
+            return do
+
+        monkeypatch.setattr(copier, "copy", and_it_leaves(copier.copy))
+        monkeypatch.setattr(copier, "scatter", and_it_leaves(copier.scatter))
+        assert calls[call]() is None
+
+
 def test_what_is_being_looked_at_is_not_removed_but_by_force(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100_000])
     client.flush()  # else the other client's remove may come before the master knows the block

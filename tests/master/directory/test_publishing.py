@@ -70,6 +70,17 @@ def test_what_is_gone_is_gone_before_the_catalog_knows() -> None:
     assert not blocks(master)
 
 
+def test_what_is_gone_in_an_old_generation_leaves_a_newer_one_of_the_same_node() -> None:
+    # A node gives back what it was granted after its put was over; by then it may have put the key anew.
+    master = Master()
+    node = master.register("a")
+    master.publish(node, Event(b"k", 5))
+    durable(master, plan(master, node.epoch, gone(b"k", 4)))
+    assert master.exists(b"k") == [1]
+    durable(master, plan(master, node.epoch, gone(b"k", 5)))
+    assert master.exists(b"k") == [0]
+
+
 def test_gone_while_the_commit_waits_is_never_seen() -> None:
     master = Master()
     node = master.register("a")

@@ -1,6 +1,5 @@
 """Promises of etcd.py on a real etcd: the conformance suite, fencing, and what outages and late transactions may not do."""
 
-import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -107,11 +106,11 @@ def test_what_waits_while_etcd_is_killed_is_told_in_order_when_it_is_back_and_no
 
 
 def test_a_transaction_that_lands_after_its_retry_changes_nothing(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
-    release, landed = threading.Event(), threading.Event()
+    is_elected, release, landed = threading.Event(), threading.Event(), threading.Event()
     thread_of_held: list[int] = []
 
-    def hold_the_second_transaction(method: str) -> None:
-        if method == "Txn" and next(transactions) == 2:
+    def hold_the_first_transaction(method: str) -> None:
+        if method == "Txn" and is_elected.is_set() and not thread_of_held:
             thread_of_held.append(threading.get_ident())
             release.wait(20)
 
@@ -119,18 +118,19 @@ def test_a_transaction_that_lands_after_its_retry_changes_nothing(make: MakeEtcd
         if release.is_set() and threading.get_ident() in thread_of_held:
             landed.set()
 
-    transactions = itertools.count()
     with FaultyEtcd(etcd) as faulty:
-        faulty.on_call, faulty.on_answer = hold_the_second_transaction, notice_the_held_one
+        faulty.on_call, faulty.on_answer = hold_the_first_transaction, notice_the_held_one
         catalog = make(faulty.host_port, request_timeout_s=0.5)
         elected(catalog)
+        assert commit(catalog, Op(b"c", b"there")) is None
+        is_elected.set()
         assert commit(catalog, Op(b"a", b"held")) is None
         assert len(thread_of_held) == 1
         assert commit(catalog, Op(b"a", None)) is None
         release.set()
         assert landed.wait(20)
         catalog.close()
-    assert elected(make(etcd.host_port)).records == {}
+    assert elected(make(etcd.host_port)).records == {b"c": b"there"}
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED])

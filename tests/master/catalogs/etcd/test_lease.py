@@ -104,6 +104,25 @@ def test_what_is_not_answered_is_lost_here_before_etcd_ends_it(etcd: EtcdServer,
     assert len(lost) == 1
 
 
+def test_its_time_runs_from_when_a_renewal_was_sent_not_from_its_answer(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+    clock = Clock()
+    renewals: list[str] = []
+
+    def answer_the_first_one_slowly(method: str) -> grpc.StatusCode | None:
+        if method != "LeaseKeepAlive":
+            return None
+        renewals.append(method)
+        clock.jumped_s += 2.5 if len(renewals) == 1 else 0.0
+        return None if len(renewals) == 1 else grpc.StatusCode.UNAVAILABLE
+
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_call = answer_the_first_one_slowly
+        lease = make(faulty.host_port, 3.0, clock)
+        eventually(lambda: len(renewals) > 1 or bool(lost), "that the first answer was heard")
+        clock.jumped_s += 1.0
+        assert not lease.is_valid, "its three seconds are over by 2.5 and 1"
+
+
 def test_one_renewal_that_fails_is_tried_again(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     outcomes: list[grpc.StatusCode | None] = [grpc.StatusCode.UNAVAILABLE, None, None, None]
 

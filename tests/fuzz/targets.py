@@ -1,0 +1,170 @@
+"""What is fuzzed: functions of bytes that return, or fail by a typed error inside. What else they raise is a finding.
+
+Where a checksum guards the bytes the target makes the right one, or no input would ever come behind it.
+"""
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from kvstore.engines.sidecar.events import read_batch
+from kvstore.handover import description as handover
+from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES as HEADER_VALUE_BYTES
+from kvstore.kvcache.codecs.tensor_value import MAGIC, TensorHeader
+from kvstore.kvcache.traces.event_file import HEADER, read_events
+from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.mooncake import parse_request
+from kvstore.master.catalogs import block_records
+from kvstore.master.catalogs.segments import form
+from kvstore.master.directory import records
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.frames import HEADER_BYTES, unpack_header
+from kvstore.protocol.messages import MESSAGES
+from kvstore.store.blocks.block import from_recovered
+from kvstore.tiers.tier import Recovered, Slot
+from kvstore.tiers.value_codec import decode_into
+from kvstore.transfer.description import unpack_engine, unpack_region
+from kvstore.transfer.topology.json_form import as_json, dump_topology, parse_topology
+
+Target = Callable[[bytes], None]
+
+_KINDS: Final = sorted(MESSAGES)
+_DIGESTED_BYTES: Final = HEADER_VALUE_BYTES - 8
+_SCRATCH: Final = Path(tempfile.gettempdir()) / f"kvstore-fuzz-{os.getpid()}"
+
+
+def header(data: bytes) -> None:
+    """A frame's header, of which a session has always read all."""
+    unpack_header(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
+
+
+def message(data: bytes) -> None:
+    """The body of a message of the kind, and the version, that the first two bytes choose: what is read is written and read again alike."""
+    kind = MESSAGES[_KINDS[data[0] % len(_KINDS)]] if data else MESSAGES[_KINDS[0]]
+    version = kind.SINCE - data[1] % 2 if data[1:] else kind.SINCE
+    body = data[2:]
+    with suppress(KVStoreError):
+        kind.unpack_of(version, body)
+    found = kind.unpack(body)
+    packed = found.pack()
+    if kind.unpack(packed).pack() != packed:
+        raise AssertionError(f"{kind.__name__} is written otherwise once it was read")
+
+
+def segment(data: bytes) -> None:
+    """A segment of the catalog behind its checksum. What can be read can be merged."""
+    found = form.decode(xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data, b"s/1")
+    blocks: form.Blocks = {}
+    form.replay(blocks, found.changes)
+    again: form.Blocks = {}
+    form.replay(again, form.decode(form.encode(blocks), b"s/1").changes)
+    if {tenant: rows for tenant, rows in blocks.items() if rows} != again:
+        raise AssertionError("a segment is not what it was once it is written anew")
+
+
+def record(data: bytes) -> None:
+    """A small record of the catalog: the length of its key, the key, and its value."""
+    key, value = _split(data)
+    with suppress(KVStoreError):
+        block_records.as_changes(b"r/" + key, value)
+    records.decode(key, value)
+
+
+def tag(data: bytes) -> None:
+    """What NVMe keeps of a block."""
+    block = from_recovered(Recovered(Slot(1, 1, 4096), 7, data))
+    if from_recovered(Recovered(Slot(1, 1, block.size_bytes), 7, block.tag())).key != block.key:
+        raise AssertionError("a block has another key once it was restarted")
+
+
+def engine(data: bytes) -> None:
+    """What a transfer engine says of itself."""
+    unpack_engine(data)
+
+
+def region(data: bytes) -> None:
+    """Where a peer's memory can be reached."""
+    unpack_region(data)
+
+
+def topology(data: bytes) -> None:
+    """What a node says of its host, or an operator in a file. What is read is written and read again alike."""
+    found = parse_topology(data)
+    if as_json(parse_topology(dump_topology(found))) != as_json(found):
+        raise AssertionError("a topology is another one once it was written")
+
+
+def rank(data: bytes) -> None:
+    """What a rank of a hand-over says of itself."""
+    handover.unpack(data)
+
+
+def trace(data: bytes) -> None:
+    """A line of a trace."""
+    parse_request(data)
+
+
+def recording(data: bytes) -> None:
+    """The lines of a recording of a store's events, read as such and as the prompts that they make."""
+    _SCRATCH.write_bytes(json.dumps(HEADER).encode() + b"\n" + data)
+    try:
+        for _event in read_events(_SCRATCH):
+            pass
+        for _prompt in read_prompts(_SCRATCH):
+            pass
+    finally:
+        _SCRATCH.unlink()
+
+
+def value_header(data: bytes) -> None:
+    """The header of a tensor value behind its digest, and the value itself."""
+    head = (MAGIC + data).ljust(HEADER_VALUE_BYTES, b"\0")[:_DIGESTED_BYTES]
+    whole = head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + data[_DIGESTED_BYTES - len(MAGIC) :]
+    found = TensorHeader.unpack(whole)
+    if found is not None and TensorHeader.unpack(found.pack()) != found:
+        raise AssertionError("a header is another one once it was written")
+    decode_into(whole, memoryview(bytearray(4096)))
+
+
+def kv_events(data: bytes) -> None:
+    """What an engine publishes of its own memory."""
+    read_batch(data)
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    stream = io.BytesIO(data)
+    length = stream.read(1)
+    return stream.read(length[0] if length else 0), stream.read()
+
+
+TARGETS: Final[dict[str, Target]] = {
+    function.__name__: function
+    for function in (
+        header,
+        message,
+        segment,
+        record,
+        tag,
+        engine,
+        region,
+        topology,
+        rank,
+        trace,
+        recording,
+        value_header,
+        kv_events,
+    )
+}
+
+
+def check(target: Target, data: bytes) -> None:
+    """Raises what is a finding; a typed error is none."""
+    with suppress(KVStoreError):
+        target(data)
