@@ -16,7 +16,10 @@ class ClientSettings:
 
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
     tenant: str = setting("", "The tenant whose blocks are seen.")
-    token: str = setting("", "The tenant's token.")
+    token: str = setting("", "The tenant's token, or an operator's.")
+    instance_token: str = setting(
+        "", "Token of the section [instances], by which an engine reports to the scheduler; default: the tenant's token."
+    )
     deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
     ack: str = setting(
         "node",

@@ -25,6 +25,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Masters, await_owner
 from kvstore.rpc.vanishing import grpc_options
+from kvstore.security.grpc_metadata import as_metadata
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "UNAVAILABLE": Unavailable,
@@ -52,6 +53,7 @@ class Control:
         """Of the master whose control plane is at `address`. Connects at the first call."""
         self._settings = settings
         self._channel = grpc.insecure_channel(address, options=grpc_options(settings.peer_timeout_s))
+        self._metadata = as_metadata(settings.tenant, settings.token)
         self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -62,7 +64,7 @@ class Control:
     def status(self) -> pb.StatusReply:
         """The whole cluster, as the nodes' last heartbeats have it."""
         try:
-            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s)
+            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply
@@ -70,7 +72,7 @@ class Control:
     def topologies(self, node: str = "") -> list[pb.NodeTopology]:
         """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
         try:
-            return list(self._stub.Topologies(pb.TopologiesRequest(node=node), timeout=self._settings.deadline_s))
+            return list(self._stub.Topologies(pb.TopologiesRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -78,7 +80,7 @@ class Control:
         """Have a dead node known no more; durable on return. Raises InvalidArgument (no such node, or it is alive), Unavailable (the
         catalog takes no writes now: it is forgotten once it does)."""
         try:
-            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s)
+            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -87,7 +89,7 @@ class Control:
         "nvme"; or have it take blocks again. Durable on return; how far it is says its status. Raises InvalidArgument (no such node or
         place), Unavailable (the catalog takes no writes now: it is so, but does not outlive the master yet)."""
         try:
-            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s)
+            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -98,7 +100,7 @@ class Control:
             tenant=settings.tenant, token=settings.token, namespace=namespace or "", any_namespace=namespace is None, limit=limit
         )
         try:
-            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s):
+            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata):
                 yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
         except grpc.RpcError as error:
             raise translated(error) from None
@@ -109,7 +111,7 @@ class Control:
         settings = self._settings
         request = pb.ContentsRequest(tenant=tenant or settings.tenant, token=settings.token, namespace=namespace, max_segments=max_segments)
         try:
-            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s)
+            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply

@@ -1,11 +1,7 @@
-"""The settings of kvstore-master, and the file of tenants' tokens."""
+"""The settings of kvstore-master."""
 
-import hashlib
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -52,7 +48,16 @@ class MasterSettings:
     etcd_quota_warning_share: float = setting(
         0.8, "Share of that quota from which on the catalog's health tells of etcd's size.", minimum=0.01, maximum=1
     )
-    tokens: str = setting("", 'TOML file with [tenants] NAME = "TOKEN"; without it every tenant is let in.')
+    tokens: str = setting(
+        "",
+        "TOML file with the tokens of tenants, nodes, instances and operators (docs/security.md); without it everybody is let in. It is "
+        "read again at SIGHUP and when it has changed.",
+    )
+    tokens_check_interval_s: float = setting(
+        2.0,
+        "How often it is looked at whether the tokens file has changed, and whether a token by which somebody is connected has ended.",
+        minimum=0.05,
+    )
     reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
     max_reservations: int = setting(
         1 << 20,
@@ -138,18 +143,3 @@ class MasterSettings:
     )
     scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
     scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
-
-
-def read_tokens(path: str) -> dict[str, bytes]:
-    """Tenant to SHA-256 of its token; empty for no file. Raises ConfigError: unreadable, not TOML, or not of that form."""
-    if not path:
-        return {}
-    try:
-        table = tomllib.loads(Path(path).read_text()).get("tenants")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the tokens file {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the tokens file {path} is not TOML: {error}") from None
-    if not isinstance(table, dict) or not table or not all(isinstance(token, str) and token for token in table.values()):
-        raise ConfigError(f'the tokens file {path} needs a section [tenants] with lines NAME = "TOKEN"')
-    return {tenant: hashlib.sha256(token.encode()).digest() for tenant, token in table.items()}

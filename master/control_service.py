@@ -10,14 +10,16 @@ from typing import Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from kvstore.master.callers import Callers
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.master.roles.standing import Standing
+from kvstore.master.seen_status import as_seen_by
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,
@@ -25,12 +27,21 @@ from kvstore.protocol.control_pb2_grpc import (
     add_ControlServicer_to_server,
     add_SchedulerServicer_to_server,
 )
-from kvstore.protocol.errors import CatalogUnavailable, ConfigError, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.identity import Identity
+from kvstore.security.rules import RPCS, check_complete
 
 T = TypeVar("T")
 
-OURS: Final = tuple(pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Control", "Scheduler"))
+OURS: Final = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+METHODS: Final = tuple(
+    f"/{service.full_name}/{method.name}"
+    for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+)
+"""All that is served, by gRPC's names."""
 LIST_ROWS: Final = 4096
 """Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
 
@@ -45,25 +56,33 @@ class ControlService(ControlServicer):
         standing: Standing,
         *,
         status: Callable[[], pb.StatusReply],
-        check_token: Callable[[str, str], None],
+        callers: Callers,
         timeout_s: float,
     ) -> None:
         self._reactor = reactor
         self._standing = standing
         self._status = status
-        self._check_token = check_token
+        self._callers = callers
         self._timeout_s = timeout_s
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp, request.http)
         description = Description(request.topology, request.transfer)
         seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
-        return self._in_loop(context, lambda: self._standing.leading().register(info, request.tiers, seen, description))
+
+        def register() -> pb.RegisterReply:
+            _check_name(self._callers.identify(context, request), request.name)
+            return self._standing.leading().register(info, request.tiers, seen, description)
+
+        return self._in_loop(context, register)
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         def beat() -> pb.HeartbeatReply:
             leading = self._standing.leading()
             directory = leading.directory
+            _check_name(
+                self._callers.identify(context, request), directory.members.check(request.node_id, request.registration_epoch).info.name
+            )
             directory.heartbeat(
                 request.node_id, request.registration_epoch, list(request.tiers), dict(request.counters), self._reactor.now_ns()
             )
@@ -77,7 +96,7 @@ class ControlService(ControlServicer):
         return self._in_loop(context, beat)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
-        return self._in_loop(context, self._status)
+        return self._in_loop(context, lambda: as_seen_by(self._callers.identify(context, request), self._status()))
 
     def Topologies(self, request: pb.TopologiesRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeTopology]:  # noqa: N802
         def found() -> list[pb.NodeTopology]:
@@ -107,7 +126,7 @@ class ControlService(ControlServicer):
         """A slice of the directory at a time: the loop serves others in between."""
 
         def begin() -> tuple[Leading, Iterator[list[tuple[bytes, int, str]]]]:
-            self._check_token(request.tenant, request.token)
+            self._check_tenant(context, request)
             leading = self._standing.answering()
             return leading, leading.directory.queries.list_keys(
                 request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
@@ -134,8 +153,14 @@ class ControlService(ControlServicer):
 
     def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
         """A slice of the directory at a time, too."""
-        self._in_loop(context, lambda: self._check_token(request.tenant, request.token))
+        self._in_loop(context, lambda: self._check_tenant(context, request))
         return contents(lambda function: self._in_loop(context, function), self._standing.answering, request.tenant, request)
+
+    def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> None:
+        """Raises Denied for whoever is neither this tenant nor an operator."""
+        identity = self._callers.identify(context, request)
+        if not (identity.operates or identity.is_tenant(request.tenant)):
+            raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
 
     def _wait(self, context: grpc.ServicerContext, durable: "Future[None]", otherwise: str) -> None:
         """Until it is durable. Ends the call with its error, or with `otherwise` when that takes too long."""
@@ -150,13 +175,25 @@ class ControlService(ControlServicer):
         return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)
 
 
+def _check_name(identity: Identity, name: str) -> None:
+    """Raises Denied unless this node may speak as the one of this name."""
+    if not identity.goes_by(name):
+        raise Denied(f"{identity} may not speak as node {name!r}: its token is of that name only")
+
+
 class ControlServer:
     """The gRPC server around it and around the scheduler. Owns its threads and its port."""
 
-    def __init__(self, service: ControlService, scheduler: SchedulerServicer, host: str, port: int, *, threads: int) -> None:
-        """Raises ConfigError when the port cannot be had."""
-        # Two masters of one port would each get half of the calls: a port in use is an error.
-        self._server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="control"), options=[("grpc.so_reuseport", 0)])
+    def __init__(
+        self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, host: str, port: int, *, threads: int
+    ) -> None:
+        """Raises ConfigError when the port cannot be had, InvalidArgument for a method without a rule."""
+        check_complete(RPCS, METHODS)
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="control"),
+            interceptors=[callers],
+            options=[("grpc.so_reuseport", 0)],  # two masters of one port would each get half of the calls: a port in use is an error
+        )
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
         self._health = health.HealthServicer()

@@ -20,7 +20,7 @@ from kvstore.master.master import Master
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
 from kvstore.rpc.server import allow_many_descriptors
 
 
@@ -42,6 +42,7 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
     stop_on_signals(master.reactor)
+    on_hangup(lambda: master.reactor.call_soon(master.reread_credentials))
     say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told().role})
     master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
     try:

@@ -4,7 +4,7 @@ It owns all of them and the order in which they start and stop. Any number of ma
 follow, and take over. It does not read settings files or print: daemon.py does.
 """
 
-import functools
+import logging
 import resource
 import socket
 import time
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Owner
-from kvstore.master.config import MasterSettings, read_tokens
+from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
+from kvstore.master.frames.clients import ClientPeer
+from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
 from kvstore.master.roles.leading import Leading
@@ -27,12 +30,12 @@ from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
-from kvstore.protocol.tokens import check_token
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.security.guard import Guard
 from kvstore.telemetry.http.health import ALIVE_S, add_health
 from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.server import HttpServer, open_http
@@ -42,6 +45,7 @@ T = TypeVar("T")
 TICK_S: Final = 0.1
 STOP_GRACE_S: Final = 0.5
 WILDCARDS: Final = ("0.0.0.0", "::", "")
+log = logging.getLogger("kvstore.master")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,12 @@ class Told:
 class Master:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
-    def __init__(self, settings: MasterSettings) -> None:
+    def __init__(self, settings: MasterSettings, *, wall_s: Callable[[], float] = time.time) -> None:
         """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
         self.on_role: Callable[[Told], None] = lambda _told: None
         """Called at each change of the role, or of the owner that is followed."""
-        self._token_digests = read_tokens(settings.tokens)
-        self._check_token = functools.partial(check_token, self._token_digests)
+        self._guard = Guard(settings.tokens, wall_s=wall_s)
         make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
@@ -138,11 +141,12 @@ class Master:
         """Serve, and follow the catalog; returns once it is known who owns it. Raises ConfigError (the control plane's address cannot be
         had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
+        callers = Callers(self._guard)
         service = ControlService(
             self.reactor,
             self.standing,
             status=self._status,
-            check_token=self._check_token,
+            callers=callers,
             timeout_s=settings.control_timeout_s,
         )
         control = parse_address(settings.control) if settings.control else None
@@ -151,20 +155,21 @@ class Master:
         scheduler = SchedulerService(
             self.reactor,
             lambda: self.standing.answering().scheduling,
-            check_token=self._check_token,
+            callers=callers,
             report_interval_s=settings.report_interval_s,
             timeout_s=settings.control_timeout_s,
         )
-        self._control = ControlServer(service, scheduler, control_host, control_port, threads=settings.control_threads)
+        self._control = ControlServer(service, scheduler, callers, control_host, control_port, threads=settings.control_threads)
         told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
         self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
-        self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, check_token=self._check_token)
+        self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, self._guard)
         self._server.handler = self._standby
         self._control.start()
         if self.http is not None:
             add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
+        self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
         self._catalog.follow(self._me, self._relay)
         while self.failure is None and not self.told().owner:
             self.reactor.run_once(TICK_S)
@@ -205,7 +210,7 @@ class Master:
             followed=followed,
             wall_ns=time.time_ns(),
             reachable=self._reachable,
-            token_digests=self._token_digests,
+            guard=self._guard,
         )
 
     def _changed(self) -> None:
@@ -244,6 +249,27 @@ class Master:
 
     def _told_http(self) -> str:
         return reached_at(self.http.address, self._settings.advertise or socket.gethostname()) if self.http is not None else ""
+
+    def reread_credentials(self) -> None:
+        """Of the tokens file, whatever became of it: sessions of who is known no more end. A bad file changes nothing, but for the log."""
+        self._guard.reread_loudly()
+        self._look_at_sessions()
+
+    def _look_at_credentials(self) -> None:
+        if self._guard.has_changed():
+            self.reread_credentials()
+        else:
+            self._look_at_sessions()
+
+    def _look_at_sessions(self) -> None:
+        """End those whose token is gone, or has come to its end."""
+        if self._guard.lets_everybody_in:
+            return
+        for session in list(self._server.sessions):
+            peer = session.context
+            if isinstance(peer, ClientPeer | NodePeer) and not self._guard.holds(peer.identity):
+                log.info("%s is hung up on: its token is valid no more", peer.identity)
+                session.close("its token is valid no more")
 
     def _status(self) -> pb.StatusReply:
         owner, role = self._owner(), self.standing.role

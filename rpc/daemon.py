@@ -39,6 +39,11 @@ def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = No
         signal.signal(number, on_signal)
 
 
+def on_hangup(act: Callable[[], None] | None) -> None:
+    """Have SIGHUP, which would end the process, call `act` instead; None: nothing. For the main thread; a loop's `call_soon` will do."""
+    signal.signal(signal.SIGHUP, (lambda *_: act()) if act is not None else signal.SIG_IGN)
+
+
 def say(event: str, facts: dict[str, Any]) -> None:
     """One JSON line on standard output for the starter; one that no longer listens is no reason to stop."""
     try:

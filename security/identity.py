@@ -48,6 +48,15 @@ class Identity:
         """May this node or instance say that it is the one of this name?"""
         return self.kind is Kind.EVERYBODY or self.name in ("", name)
 
+    def is_tenant(self, name: str) -> bool:
+        """May this one act as the tenant of this name?"""
+        return self.kind is Kind.EVERYBODY or (self.kind is Kind.TENANT and self.name == name)
+
+    @property
+    def operates(self) -> bool:
+        """May this one see, and change, what belongs to no tenant?"""
+        return self.role is Role.ADMIN
+
     def __str__(self) -> str:
         """As messages tell of it: `tenant 'red' with role read`, `node 'n1'`, `a stranger`."""
         if self.kind is Kind.TENANT:

@@ -53,7 +53,7 @@ WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kin
 FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
 LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
 OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
-JOINS: Final = Rule("a node's join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
+JOINS: Final = Rule("a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
 REPORTS: Final = Rule(
     "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
 )

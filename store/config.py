@@ -1,6 +1,7 @@
 """The settings of kvstore-node, and the two that need parsing: `nvme` and `hbm`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
@@ -22,6 +23,12 @@ class NodeSettings:
         "that is 0, an id kept in the folder of the NVMe tier, else in run_dir.",
     )
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    join_token: str = setting(
+        "",
+        "Token by which the node joins, of the section [nodes] of the masters' tokens file (docs/security.md). A flag is seen by whoever "
+        "lists processes: rather give it by join_token_file, or by its variable.",
+    )
+    join_token_file: str = setting("", "File whose text is that token, read each time that the node looks for a master.")
     listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
@@ -139,6 +146,18 @@ MIN_TABLE_BYTES = 64 << 20
 
 def max_table_bytes(settings: NodeSettings) -> int:
     return max(MIN_TABLE_BYTES, int(settings.dram * settings.table_share))
+
+
+def join_token(settings: NodeSettings) -> str:
+    """As it is now. Raises ConfigError: both settings name one, or the file cannot be read."""
+    if not settings.join_token_file:
+        return settings.join_token
+    if settings.join_token:
+        raise ConfigError("join_token and join_token_file are both given: leave out one")
+    try:
+        return Path(settings.join_token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read join_token_file {settings.join_token_file}: {error}") from None
 
 
 def split_place(text: str, name: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import click
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
 from kvstore.rpc.server import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
@@ -51,6 +51,7 @@ def main(config: str | None, **flags: Any) -> None:
         sys.exit(2)
     places = node.start()
     stop_on_signals(node.reactor, node.end)
+    on_hangup(None)
     facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "http": places.http, "pid": os.getpid()}
     say("serving", facts)
     node.prefault()

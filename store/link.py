@@ -25,6 +25,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner, looks
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.vanishing import grpc_options
+from kvstore.security.grpc_metadata import as_metadata
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""
@@ -65,17 +66,21 @@ class MasterLink:
         tier_status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
         rates: Callable[[], list[pb.PeerRate]],
         on_link: Callable[[socket.socket, pb.RegisterReply], None],
+        join_token: Callable[[], str],
         timeout_s: float,
         patience_s: float,
         peer_timeout_s: float,
         pause_s: float,
         max_pause_s: float,
     ) -> None:
-        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. For the times see the
-        settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
+        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. `join_token` is asked in
+        the link's thread each time that the token is shown, and may raise ConfigError. For the times see the settings:
+        `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
         self._masters = Masters(masters)
-        self._hello = Hello(ROLE_NODE, name=identity.name)
+        self._join_token = join_token
+        self._metadata: tuple[tuple[str, bytes], ...] = ()
+        """Of calls under the present registration."""
         self._identity = identity
         self._tier_status = tier_status
         self._rates = rates
@@ -160,8 +165,7 @@ class MasterLink:
                 reply = self._register(stub)
                 self._lost.clear()
                 self._registration_epoch = reply.registration_epoch
-                hello = Hello(ROLE_NODE, name=self._identity.name, epoch=reply.registration_epoch)
-                channel.call(hello, Welcome, Deadline(self._timeout_s))
+                channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
                 self._doubtful, self._tries = None, 0
                 log.info("registered with the master of epoch %d as node %d", reply.master_epoch, reply.node_id)
@@ -172,6 +176,10 @@ class MasterLink:
         finally:
             if channel.is_open:
                 channel.close()
+
+    def _hello(self, epoch: int = 0) -> Hello:
+        """Of this node, under registration `epoch`; 0: it has none yet."""
+        return Hello(ROLE_NODE, token=self._join_token(), name=self._identity.name, epoch=epoch)
 
     def _find_owner(self) -> Channel:
         """An introduced connection to the master that owns the catalog."""
@@ -186,7 +194,7 @@ class MasterLink:
         masters = self._masters
         attempt_s = min(self._timeout_s, self._patience_s * (1 + self._tries)) if masters.are_several else self._timeout_s
         deadline = Deadline(attempt_s * (len(masters.in_order()) + MAX_NAMED))
-        return find_owner(masters, self._hello, deadline, attempt_s=attempt_s, besides=besides)
+        return find_owner(masters, self._hello(), deadline, attempt_s=attempt_s, besides=besides)
 
     def _nearest(self, channel: Channel) -> tuple[Channel, str]:
         """The connection to the owner, through its Unix socket where that is to be had, and the address of its control plane: as told over
@@ -200,7 +208,7 @@ class MasterLink:
         if not is_here(there.unix, there.host_id):
             return channel
         try:
-            local = Channel.open(Address(unix=there.unix), self._hello, Deadline(self._timeout_s))
+            local = Channel.open(Address(unix=there.unix), self._hello(), Deadline(self._timeout_s))
         except KVStoreError:  # gone since: TCP does as well
             return channel
         if (local.welcome.server, local.welcome.host_id, local.welcome.epoch) != (there.server, there.host_id, there.epoch):
@@ -212,6 +220,7 @@ class MasterLink:
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
         identity, described = self._identity, self._description
+        self._metadata = as_metadata("", self._join_token())
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(
                 name=identity.name,
@@ -228,6 +237,7 @@ class MasterLink:
                 transfer=described["transfer"],
             ),
             timeout=self._timeout_s,
+            metadata=self._metadata,
         )
         self._told = described
         self._follow(reply.catalog, reply.master_epoch)
@@ -265,7 +275,7 @@ class MasterLink:
                 rates=rates,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
-            call = stub.Heartbeat.future(request, timeout=self._timeout_s)
+            call = stub.Heartbeat.future(request, timeout=self._timeout_s, metadata=self._metadata)
             try:
                 owner = self._unless_answered(call)
             except grpc.RpcError as error:

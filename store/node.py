@@ -26,7 +26,7 @@ from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.config import NodeSettings, max_table_bytes
+from kvstore.store.config import NodeSettings, join_token, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
 from kvstore.store.leaving import Leaving
@@ -115,6 +115,7 @@ class Node:
         check(settings)
         self._settings = settings
         self._transfer = transfer or TransferSettings()
+        join_token(settings)  # refused now if not when it looks for a master
         masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._instance = new_instance()
         self._codec = make_codec(settings.nvme_codec)
@@ -306,6 +307,7 @@ class Node:
             tier_status=self.status,
             rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
             on_link=self._master.begin,
+            join_token=lambda: join_token(settings),
             timeout_s=settings.control_timeout_s,
             patience_s=settings.owner_patience_s,
             peer_timeout_s=settings.peer_timeout_s,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab")
 PARTS = {
     "rpc": "busy_poll deadline exchange incoming owners",
-    "security": "credentials guard identity rules",
+    "security": "credentials grpc_metadata guard identity rules",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans batches",

@@ -26,6 +26,7 @@ from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
+from kvstore.security.grpc_metadata import as_metadata
 
 NO_SLO: Final = Slo()
 _HUNG_UP: Final = "the master, or another thread, has ended the connection"
@@ -226,7 +227,7 @@ class SchedulerClient:
         while True:
             link = self._linked(deadline)
             try:
-                return self._ask(getattr(link.stub, method), request, deadline)
+                return self._ask(getattr(link.stub, method), request, deadline, self._shown(method))
             except Unavailable:
                 pause_s = 0.0 if is_first else next(waits)
                 if not is_first and (not self._masters.are_several or deadline.up_to_s(pause_s) < pause_s):
@@ -235,12 +236,19 @@ class SchedulerClient:
             time.sleep(pause_s)
             is_first = False
 
-    def _ask(self, method: Any, request: Any, deadline: Deadline) -> Any:
+    def _shown(self, method: str) -> tuple[tuple[str, bytes], ...]:
+        """The credential that goes with a call: an engine's own where it speaks of itself."""
+        settings = self.settings
+        if method in ("Report", "Leave") and settings.instance_token:
+            return as_metadata("", settings.instance_token)
+        return as_metadata(settings.tenant, settings.token)
+
+    def _ask(self, method: Any, request: Any, deadline: Deadline, shown: tuple[tuple[str, bytes], ...]) -> Any:
         """One question to one master. Raises Unavailable, too, when it has not answered and another one owns the catalog."""
         try:
             if not self._masters.are_several:
-                return method(request, timeout=deadline.left_s())
-            call = method.future(request, timeout=deadline.left_s())
+                return method(request, timeout=deadline.left_s(), metadata=shown)
+            call = method.future(request, timeout=deadline.left_s(), metadata=shown)
             try:
                 for wait_s in looks(self.settings.owner_patience_s):
                     with contextlib.suppress(grpc.FutureTimeoutError):

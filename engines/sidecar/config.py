@@ -22,6 +22,9 @@ class SidecarSettings:
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
     tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")
     token: str = setting("", "The tenant's token.")
+    instance_token: str = setting(
+        "", "Token of the section [instances], by which the engine reports to the scheduler; default: the tenant's."
+    )
     name: str = setting("", "Name of the instance, unlike all others'; default: the engine's address.")
     role: str = setting("both", "What the engine does for a request: prefill, decode, or both.", choices=ROLES)
     node: str = setting("", "Name of the storage node that its blocks are put to; default: it has none but its own.")

@@ -46,7 +46,13 @@ def _run(settings: SidecarSettings) -> None:
     from kvstore.engines.sidecar.subscriber import Subscriber
     from kvstore.engines.sidecar.telling import Telling
 
-    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=settings.deadline_s)
+    of_master = ClientSettings(
+        master=settings.master,
+        tenant=settings.tenant,
+        token=settings.token,
+        instance_token=settings.instance_token,
+        deadline_s=settings.deadline_s,
+    )
     with ExitStack() as open_parts:
         client = open_parts.enter_context(SchedulerClient(of_master))
         blocks = subscriber = None

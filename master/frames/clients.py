@@ -33,6 +33,7 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
+from kvstore.security.identity import Identity
 
 SLICE_ROWS: Final = 4096
 """Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
@@ -45,6 +46,9 @@ class ClientPeer:
     """The context of a client's session."""
 
     tenant: str
+    identity: Identity
+    allowed: frozenset[int]
+    """Frame types that it may say."""
     reserved: tuple[Sequence[bytes], Sequence[int]] = ((), ())
     """Keys and generations of the last Reserve: whoever hangs up may not have seen its answer."""
 

@@ -17,6 +17,8 @@ from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.session import Session
+from kvstore.security.identity import Identity
+from kvstore.security.rules import MASTER_FRAMES, allowed
 
 log = logging.getLogger("kvstore.master")
 
@@ -27,6 +29,9 @@ class NodePeer:
 
     node_id: int
     epoch: int
+    identity: Identity
+    allowed: frozenset[int]
+    """Frame types that it may say."""
 
 
 class NodeFrames:
@@ -38,14 +43,14 @@ class NodeFrames:
         self._links = links
         self._counters = counters
 
-    def meet(self, session: Session, message: Hello) -> int:
-        """A node under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
+    def meet(self, session: Session, message: Hello, identity: Identity) -> int:
+        """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
         if not message.epoch:
             return 0
         node = self._directory.members.named(message.name)
         if node is None or node.epoch != message.epoch or not node.is_live:
             raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
-        session.context = NodePeer(node.node_id, node.epoch)
+        session.context = NodePeer(node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
         self._links.enter(node.node_id, session)
         return node.node_id
 

@@ -1,8 +1,8 @@
 """The master's frames: who says them, and which part takes them (clients.py, nodes.py). The loop is the only caller."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
@@ -11,7 +11,7 @@ from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.protocol.catalog_messages import Claim, Copied, Publish
-from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -28,8 +28,12 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
-from kvstore.protocol.tokens import check_token
 from kvstore.rpc.session import Session
+from kvstore.security.guard import Guard
+from kvstore.security.identity import STRANGER
+from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal
+
+STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,13 @@ class FramesService:
         *,
         reachable: Reachable,
         master_epoch: int,
-        token_digests: Mapping[str, bytes],
+        guard: Guard,
         command_timeout_s: float,
     ) -> None:
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
-        self._token_digests = token_digests
+        self._guard = guard
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
         )
@@ -89,12 +93,16 @@ class FramesService:
             Claim.TYPE: self.nodes.claim,
             Copied.TYPE: self.nodes.copied,
         }
+        check_complete(MASTER_FRAMES, self._handlers)
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         handler = self._handlers.get(header.type)
         if handler is None:
             raise ProtocolError(f"a master takes no message of type {header.type}")
         self.counters["requests"] += 1
+        peer = session.context
+        if header.type not in (STRANGERS_SAY if peer is None else peer.allowed):
+            raise _refused(header.type, peer)
         handler(session, header, MESSAGES[header.type].unpack(body))
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
@@ -119,11 +127,11 @@ class FramesService:
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if message.role == ROLE_NODE:
-            node_id = self.nodes.meet(session, message)
+            node_id = self.nodes.meet(session, message, self._guard.identify_node(message.name, message.token))
         elif message.role == ROLE_CLIENT:
             node_id = 0
-            self.check_token(message.tenant, message.token)
-            session.context = ClientPeer(message.tenant)
+            identity = self._guard.identify(message.tenant, message.token)
+            session.context = ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
         else:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable
@@ -131,6 +139,7 @@ class FramesService:
             header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session))
         )
 
-    def check_token(self, tenant: str, token: str) -> None:
-        """Raises Unauthorized, with one text for an unknown tenant and a wrong token."""
-        check_token(self._token_digests, tenant, token)
+
+def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:
+    rule, name = MASTER_FRAMES[kind], MESSAGES[kind].__name__
+    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {name} needs {rule.text}")

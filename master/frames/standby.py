@@ -10,6 +10,7 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.session import Session
+from kvstore.security.guard import Guard
 
 NOBODY: Final = "no master owns the catalog now"
 
@@ -22,10 +23,10 @@ def refusal(owner: Owner | None) -> Unavailable:
 class StandbyFrames:
     """The handler of a server whose master stands by. `owner` tells who owns the catalog, None for nobody."""
 
-    def __init__(self, owner: Callable[[], Owner | None], reachable: Reachable, *, check_token: Callable[[str, str], None]) -> None:
+    def __init__(self, owner: Callable[[], Owner | None], reachable: Reachable, guard: Guard) -> None:
         self._owner = owner
         self._reachable = reachable
-        self._check_token = check_token
+        self._guard = guard
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         message = MESSAGES.get(header.type)
@@ -33,8 +34,10 @@ class StandbyFrames:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
         hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
-            self._check_token(hello.tenant, hello.token)
-        elif hello.role != ROLE_NODE:
+            self._guard.identify(hello.tenant, hello.token)
+        elif hello.role == ROLE_NODE:
+            self._guard.identify_node(hello.name, hello.token)
+        else:
             raise InvalidArgument(f"there is no role {hello.role}")
         owner = self._owner()
         if owner is None or session.peer_version < Welcome.SINCE:  # who knows no owners asks the next master that it was given

@@ -5,7 +5,7 @@ It is made when the master is elected and ended when it is deposed; nothing of i
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from kvstore.master.scheduling.by_settings import make_estimators, make_scheduli
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.guard import Guard
 
 log = logging.getLogger("kvstore.master")
 
@@ -47,14 +48,14 @@ class Leading:
         followed: Followed,
         wall_ns: int,
         reachable: Reachable,
-        token_digests: Mapping[str, bytes],
+        guard: Guard,
     ) -> None:
         """The owner of epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
         self.epoch = epoch
         self._reactor = reactor
         self._catalog = catalog
         self._settings = settings
-        self._token_digests = token_digests
+        self._guard = guard
         self._durable: set[Future[None]] = set()
         """Calls that wait for what they wrote."""
         timing = Timing(
@@ -81,7 +82,7 @@ class Leading:
             self._committer,
             reachable=reachable,
             master_epoch=epoch,
-            token_digests=token_digests,
+            guard=guard,
             command_timeout_s=settings.command_timeout_s,
         )
         estimators = make_estimators(settings)
@@ -131,7 +132,7 @@ class Leading:
             master_epoch=self.epoch,
             catalog=self._catalog.identity,
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
-            tenant_token_sha256=dict(self._token_digests),
+            tenant_token_sha256=self._guard.credentials.tenant_digests(),
         )
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:

@@ -9,13 +9,15 @@ from typing import Final, TypeVar
 
 import grpc
 
+from kvstore.master.callers import Callers
 from kvstore.master.grpc_calls import abort, in_loop
 from kvstore.master.scheduling.scheduling import Prompt, Scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import Denied, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.scheduler.request import Slo
+from kvstore.security.identity import Kind
 
 T = TypeVar("T")
 
@@ -32,18 +34,19 @@ class SchedulerService(SchedulerServicer):
         reactor: Reactor,
         scheduling: Callable[[], Scheduling],
         *,
-        check_token: Callable[[str, str], None],
+        callers: Callers,
         report_interval_s: float,
         timeout_s: float,
     ) -> None:
         self._reactor = reactor
         self._scheduling = scheduling
-        self._check_token = check_token
+        self._callers = callers
         self._report_interval_s = report_interval_s
         self._timeout_s = timeout_s
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         def report() -> int:
+            self._check_name(context, request)
             scheduling = self._scheduling()
             is_new = scheduling.instances.get(request.name) is None
             scheduling.report(request, self._reactor.now_ns())
@@ -55,12 +58,18 @@ class SchedulerService(SchedulerServicer):
         return pb.ReportReply(report_interval_s=self._report_interval_s, engine_cache_version=version)
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
-        self._in_loop(context, lambda: self._scheduling().leave(request.name))
+        def leave() -> None:
+            self._check_name(context, request)
+            self._scheduling().leave(request.name)
+
+        self._in_loop(context, leave)
         return pb.LeaveReply()
 
     def Schedule(self, request: pb.ScheduleRequest, context: grpc.ServicerContext) -> pb.ScheduleReply:  # noqa: N802
         try:
-            self._check_token(request.tenant, request.token)
+            identity = self._callers.identify(context, request)
+            if not identity.is_tenant(request.tenant):
+                raise Denied(f"{identity} may not have requests of tenant {request.tenant!r} scheduled")
             prompt = _prompt(request)
         except KVStoreError as error:
             abort(context, error)
@@ -68,6 +77,12 @@ class SchedulerService(SchedulerServicer):
 
     def Instances(self, request: pb.InstancesRequest, context: grpc.ServicerContext) -> pb.InstancesReply:  # noqa: N802
         return self._in_loop(context, lambda: self._scheduling().show(self._reactor.now_ns()))
+
+    def _check_name(self, context: grpc.ServicerContext, request: "pb.ReportRequest | pb.LeaveRequest") -> None:
+        """Raises Denied unless this engine may speak as the instance of this name."""
+        identity = self._callers.identify(context, request)
+        if identity.kind is Kind.INSTANCE and not identity.goes_by(request.name):
+            raise Denied(f"{identity} may not speak as instance {request.name!r}: its token is of that name only")
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
         return in_loop(self._reactor, context, function, timeout_s=self._timeout_s)

@@ -20,6 +20,9 @@ class StandinSettings:
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
     tenant: str = setting("", "The tenant whose blocks these are.")
     token: str = setting("", "The tenant's token.")
+    instance_token: str = setting(
+        "", "Token of the section [instances], by which the engine reports to the scheduler; default: the tenant's."
+    )
     node: str = setting("", "Name of the storage node that blocks are put to. A prefill engine without one never has a prefix.")
     name: str = setting("", "Name of the instance; default: the role and the address listened on.")
     model: str = setting("llama3-8b", "Model whose times are kept, and of the blocks' namespace.")

@@ -73,7 +73,13 @@ class Standin:
             node=settings.node,
             capacity_tokens=self._capacity_tokens,
         )
-        of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=SCHEDULER_DEADLINE_S)
+        of_master = ClientSettings(
+            master=settings.master,
+            tenant=settings.tenant,
+            token=settings.token,
+            instance_token=settings.instance_token,
+            deadline_s=SCHEDULER_DEADLINE_S,
+        )
         facts = {"listen": listen, "name": name, "pid": os.getpid()}
         async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token) as client:
             blocks = BlockStore(client, self._namespace, settings.block_bytes)

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +26,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok,
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.grpc_metadata import as_metadata
 from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)
@@ -81,9 +83,10 @@ def ask(channel: Channel, message: Message, answer: type[M], timeout_s: float = 
 
 @contextlib.contextmanager
 def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
-    """A master of this process, stopped and closed at the end."""
+    """A master of this process, stopped and closed at the end. `wall_s`, no setting, is the clock by which tokens end."""
+    wall_s: Callable[[], float] = settings.pop("wall_s", time.time)
     defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "run_dir": str(folder), "slow_start_s": 0.0}
-    master = Master(MasterSettings(**(defaults | settings)))
+    master = Master(MasterSettings(**(defaults | settings)), wall_s=wall_s)
     places = master.start()
     thread = threading.Thread(target=master.reactor.run)
     thread.start()
@@ -154,15 +157,24 @@ def refusal(*flags: str) -> tuple[int, str]:
 class NodeSide:
     """A node as a master sees it: registers, says Hello, publishes, and answers commands when told to."""
 
-    def __init__(self, places: Places, name: str = "one", instance: int = 1, dram_bytes: int = 1 << 30, transfer: bytes = b"") -> None:
+    def __init__(
+        self,
+        places: Places,
+        name: str = "one",
+        instance: int = 1,
+        dram_bytes: int = 1 << 30,
+        transfer: bytes = b"",
+        *,
+        token: str = "",
+    ) -> None:
         with places.stub() as stub:
             tier = pb.TierStatus(name="dram", capacity_bytes=dram_bytes, health="ok")
             request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
             request.transfer = transfer
-            self.registration = stub.Register(request, timeout=TIMEOUT_S)
+            self.registration = stub.Register(request, timeout=TIMEOUT_S, metadata=as_metadata("", token))
         address = parse_address(places.listen)
         self.sock = socket.create_connection((address.host, address.port), TIMEOUT_S)
-        self.hello = Hello(ROLE_NODE, name=name, epoch=self.registration.registration_epoch)
+        self.hello = Hello(ROLE_NODE, token=token, name=name, epoch=self.registration.registration_epoch)
         self.ask(self.hello)
 
     def ask(self, message: Message) -> tuple[Header, bytes]:

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.master.control_service import LIST_ROWS
 from kvstore.protocol import control_pb2 as pb
+from tests.credentials import tokens_file
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
@@ -130,9 +131,7 @@ def test_a_listing_of_the_longest_keys_and_namespaces_fits_grpcs_messages(places
 
 
 def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text('[tenants]\nred = "secret"\n')
-    with master_in_thread(tmp_path / "run", tokens=str(file)) as places:
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         assert listed(places, token="secret", any_namespace=True) == []
         with pytest.raises(grpc.RpcError) as refused:
             listed(places, token="wrong")

@@ -18,6 +18,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Flags, Hel
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
+from tests.credentials import tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
@@ -176,9 +177,7 @@ def test_an_owner_that_is_cut_off_answers_questions_until_a_node_leaves_it(
 
 
 def test_a_follower_knows_tenants_by_their_tokens(tmp_path: Path, etcd_url: str) -> None:
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text('[tenants]\nred = "secret"\n')
-    settings = {"catalog": f"{etcd_url}/tokens", "tokens": str(tokens), "lease_ttl_s": LEASE_TTL_S}
+    settings = {"catalog": f"{etcd_url}/tokens", "tokens": tokens_file(tmp_path), "lease_ttl_s": LEASE_TTL_S}
     with master_in_thread(tmp_path / "a", **settings) as owner, master_in_thread(tmp_path / "b", **settings) as follower:
         with pytest.raises(Unauthorized):
             follower.client(token="guess")

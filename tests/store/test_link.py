@@ -343,6 +343,7 @@ def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
         tier_status=lambda: ([], {}),
         rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
         on_link=lambda sock, reply: linked.put((sock, reply)),
+        join_token=lambda: "",
         timeout_s=10.0,
         patience_s=0.05,
         peer_timeout_s=30.0,

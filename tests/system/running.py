@@ -23,6 +23,7 @@ from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child, launched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
+from tests.credentials import JOIN
 from tests.forked import MODULES, Forked
 from tests.ports import free_ports
 
@@ -62,7 +63,7 @@ class System:
         self.node_module = "kvstore.store.daemon"
         """What is run as a node; a test of broken devices takes a node that has one."""
         self.settings = ClientSettings(master=self.address, deadline_s=30.0)
-        """Of questions to the control plane; a test with tokens gives it a tenant's."""
+        """Of questions to the control plane; a test with tokens gives it an operator's."""
 
     def __enter__(self) -> "System":
         return self
@@ -109,6 +110,7 @@ class System:
             name,
             self.node_module,
             *("--master", self.address, "--listen", f"127.0.0.1:{self._node_ports[name]}", "--name", name),
+            *("--join-token", JOIN),
             *("--run-dir", str(self.folder / name), "--reconnect-interval-s", "0.02", "--reconnect-max-interval-s", "0.1"),
             *self._node_flags[name],
         )

@@ -12,6 +12,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from tests.credentials import OPERATOR, tokens_file
 from tests.master.running import Places, master_in_thread
 from tests.store.served import Client as Reader
 from tests.system.history import value_of
@@ -29,7 +30,7 @@ class Cluster(System):
         self.places = places
         self.token = token
         super().__init__(folder)
-        self.settings = ClientSettings(master=self.address, tenant=TENANT, token=token, deadline_s=5.0)
+        self.settings = ClientSettings(master=self.address, token=OPERATOR if token else "", deadline_s=5.0)
 
     def __enter__(self) -> Self:
         return self
@@ -137,9 +138,9 @@ def test_a_source_that_dies_while_it_is_copied_leaves_right_bytes_or_nothing(clu
 
 
 def test_with_tokens_nodes_copy_from_one_another_though_none_knows_a_token(tmp_path: Path) -> None:
-    (tmp_path / "tokens.toml").write_text('[tenants]\nred = "secret"\nblue = "other"\n')
+    tokens = tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     with (
-        master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, tokens=str(tmp_path / "tokens.toml")) as places,
+        master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, tokens=tokens) as places,
         Cluster(tmp_path, places, "secret") as cluster,
         cluster.fill() as client,
     ):

@@ -31,6 +31,7 @@ from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
+from tests.credentials import OPERATOR, tokens_file
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
@@ -294,12 +295,11 @@ TOKENS = {"red": "red's secret", "blue": "blue's secret"}
 
 
 def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text("[tenants]\n" + "".join(f'{tenant} = "{token}"\n' for tenant, token in TOKENS.items()))
+    tokens = tokens_file(tmp_path, TOKENS)
     secret, deadline = value_of(b"k", 0, MIB), Deadline(DEADLINE_S)
     with System(tmp_path) as system:
-        system.settings = dataclasses.replace(system.settings, tenant="red", token=TOKENS["red"])
-        system.start_master(0, "--tokens", str(tokens))
+        system.settings = dataclasses.replace(system.settings, token=OPERATOR)
+        system.start_master(0, "--tokens", tokens)
         system.start_node("n0", "--dram", "16MiB")
         described = engine_of(system, "red", TOKENS["red"])
         with (

@@ -15,6 +15,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from tests.credentials import OPERATOR, tokens_file
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System
 
@@ -31,11 +32,10 @@ def values(tenant: str) -> list[bytes]:
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Red has put its blocks."""
     folder = tmp_path_factory.mktemp("tenants")
-    tokens = folder / "tokens.toml"
-    tokens.write_text("[tenants]\n" + "".join(f'{tenant} = "{token}"\n' for tenant, token in TOKENS.items()))
+    tokens = tokens_file(folder, TOKENS)
     with System(folder) as started:
-        started.settings = dataclasses.replace(started.settings, tenant="red", token=TOKENS["red"])
-        started.start_master(0, "--tokens", str(tokens))
+        started.settings = dataclasses.replace(started.settings, tenant="red", token=OPERATOR)
+        started.start_master(0, "--tokens", tokens)
         started.start_node("n0", "--dram", "16MiB")
         with as_tenant(started, "red") as red:
             assert red.put_batch(KEYS, values("red"), namespace="secret") == [True, True]

@@ -25,6 +25,7 @@ from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
+from tests.credentials import ENGINE, tokens_file
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 from tests.rpc.stub_masters import stub_masters
@@ -160,10 +161,8 @@ def test_leaving_is_at_once(client: SchedulerClient) -> None:
 
 
 def test_what_the_master_refuses_is_a_typed_error(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text('[tenants]\nred = "secret"\n')
-    with master_in_thread(tmp_path / "run", tokens=str(file), max_instances=1) as places:
-        settings = ClientSettings(master=places.listen, tenant="red", token="secret")
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path), max_instances=1) as places:
+        settings = ClientSettings(master=places.listen, tenant="red", token="secret", instance_token=ENGINE)
         with SchedulerClient(settings) as client:
             client.report(PREFILL)
             with pytest.raises(Full):

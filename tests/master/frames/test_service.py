@@ -35,6 +35,7 @@ from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
+from tests.credentials import JOIN, tokens_file
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 from tests.rpc.wires import frame
@@ -423,14 +424,12 @@ def test_a_registered_node_without_a_connection_keeps_its_blocks(places: Places,
 
 
 def test_only_the_right_token_opens_and_the_refusal_does_not_tell_who_exists(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text('[tenants]\nred = "secret"\n')
-    with master_in_thread(tmp_path / "run", tokens=str(file)) as places:
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         places.client("red", "secret").close()
         for tenant, token in (("red", "wrong"), ("blue", "secret")):
             with pytest.raises(Unauthorized, match="or wrong token"):
                 places.client(tenant, token)
-        side = NodeSide(places)
+        side = NodeSide(places, token=JOIN)
         assert list(side.registration.tenant_token_sha256) == ["red"]
         side.close()
 

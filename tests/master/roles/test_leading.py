@@ -11,13 +11,14 @@ from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.guard import Guard
 from tests.master.roles.held import Held
 
 
 def leading(reactor: Reactor, catalog: MemoryCatalog) -> Leading:
     reachable = Reachable("", "", "", "", 0)
     settings, followed = MasterSettings(), Followed()
-    return Leading(reactor, catalog, settings, epoch=5, followed=followed, wall_ns=10, reachable=reachable, token_digests={})
+    return Leading(reactor, catalog, settings, epoch=5, followed=followed, wall_ns=10, reachable=reachable, guard=Guard(""))
 
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:

@@ -15,6 +15,7 @@ from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.guard import Guard
 from tests.master.catalogs.conformance import elected
 from tests.master.roles.held import Held
 
@@ -49,7 +50,7 @@ class Stage:
             followed=followed,
             wall_ns=1000,
             reachable=Reachable("", "", "", "", 0),
-            token_digests={},
+            guard=Guard(""),
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Copy
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
+from tests.credentials import tokens_file
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 from tests.master.scheduling.reports import decode, prefill
@@ -130,9 +131,7 @@ def test_errors_become_the_status_of_their_branch(tmp_path: Path) -> None:
 
 
 def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text('[tenants]\nred = "secret"\n')
-    with master_in_thread(tmp_path / "run", tokens=str(file)) as places, asked(places) as service:
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places, asked(places) as service:
         assert service.schedule(token="secret").rejected == "no_instance"
         for wrong in ({"token": "guess"}, {"tenant": "blue", "token": "secret"}):
             with pytest.raises(grpc.RpcError) as refused:

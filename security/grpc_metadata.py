@@ -1,0 +1,29 @@
+"""How a credential goes with a gRPC call: two entries of its metadata, in UTF-8.
+
+Metadata and not fields of each request, so that one look tells of every call, of those to come too, whose it is.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+TENANT: Final = "kvstore-tenant-bin"
+TOKEN: Final = "kvstore-token-bin"
+"""gRPC takes any bytes under a name that ends so."""
+
+
+def as_metadata(tenant: str, token: str) -> tuple[tuple[str, bytes], ...]:
+    """For the `metadata` of a call; nothing for who has nothing to show."""
+    if not (tenant or token):
+        return ()
+    return (TENANT, tenant.encode(errors="surrogatepass")), (TOKEN, token.encode(errors="surrogatepass"))
+
+
+def from_metadata(metadata: Iterable[Any]) -> tuple[str, str] | None:
+    """(tenant, token) of a call's metadata; None where it shows none, or none that can be read."""
+    shown = {key: value for key, value in metadata if key in (TENANT, TOKEN) and isinstance(value, bytes)}
+    if TOKEN not in shown:
+        return None
+    try:
+        return shown.get(TENANT, b"").decode(errors="surrogatepass"), shown[TOKEN].decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return None

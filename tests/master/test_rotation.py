@@ -1,0 +1,117 @@
+"""Promises of a master whose tokens file changes while it runs: no restart, and no session of who is known no more."""
+
+import os
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError, Unauthorized
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.channel import Channel
+from kvstore.security.grpc_metadata import as_metadata
+from kvstore.transfer.testing.waiting import eventually
+from tests.credentials import JOIN, tokens_file
+from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, master_in_thread
+
+OFTEN_S = 0.05
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path), tokens_check_interval_s=OFTEN_S, node_ttl_s=60.0) as found:
+        yield found
+
+
+def opens(places: Places, token: str, tenant: str = "red") -> bool:
+    try:
+        places.client(tenant, token).close()
+    except Unauthorized:
+        return False
+    return True
+
+
+def is_open(client: Channel) -> bool:
+    try:
+        return ask(client, Exists([b"k"]), Flags).flags == b"\0"
+    except KVStoreError:
+        return False
+
+
+def test_a_token_that_is_gone_from_the_file_ends_its_sessions_and_no_others(tmp_path: Path, places: Places) -> None:
+    tokens_file(tmp_path, {"red": "secret", "blue": "other"})
+    eventually(lambda: opens(places, "other", "blue"), "the new tenant is let in")
+    red, blue = places.client("red", "secret"), places.client("blue", "other")
+    tokens_file(tmp_path, {"red": "changed", "blue": "other"})
+    eventually(lambda: not is_open(red), "the session with the former token has ended")
+    assert is_open(blue)
+    assert not opens(places, "secret")
+    assert opens(places, "changed")
+    red.close()
+    blue.close()
+
+
+def test_a_token_ends_its_sessions_at_its_time(tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path, more='[[tenants.late]]\ntoken = "short"\nexpires = 2100-01-01\n')
+    now_s = [0.0]
+    with master_in_thread(tmp_path / "run", tokens=tokens, tokens_check_interval_s=OFTEN_S, wall_s=lambda: now_s[0]) as places:
+        late, red = places.client("late", "short"), places.client("red", "secret")
+        assert is_open(late)
+        now_s[0] = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
+        eventually(lambda: not is_open(late), "its time is over")
+        assert is_open(red)
+        assert not opens(places, "short", "late")
+        late.close()
+        red.close()
+
+
+def test_a_node_whose_join_token_is_gone_is_hung_up_on_and_does_not_come_back(tmp_path: Path, places: Places) -> None:
+    node = NodeSide(places, token=JOIN)
+    Path(tokens_file(tmp_path)).write_text((tmp_path / "tokens.toml").read_text().replace(JOIN, "another"))
+    node.sock.settimeout(TIMEOUT_S)
+    assert node.sock.recv(1) == b"", "the master hangs up"
+    with pytest.raises(grpc.RpcError) as refused:
+        NodeSide(places, token=JOIN)
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    node.close()
+    NodeSide(places, token="another").close()
+
+
+def test_a_bad_file_changes_nothing(tmp_path: Path, places: Places, caplog: pytest.LogCaptureFixture) -> None:
+    red = places.client("red", "secret")
+    (tmp_path / "tokens.toml").write_text("[tenants")
+    eventually(lambda: "the credentials stay as they were" in caplog.text, "the log says so")
+    assert is_open(red)
+    assert opens(places, "secret")
+    red.close()
+
+
+def test_sighup_has_the_file_read_at_once_and_kills_nobody(tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path)
+    master = MasterProcess(tmp_path / "run", ("--tokens", tokens, "--tokens-check-interval-s", "3600"))
+    places = master.start()
+    try:
+        red = places.client("red", "secret")
+        tokens_file(tmp_path, {"red": "changed"})
+        os.kill(places.pid, signal.SIGHUP)
+        eventually(lambda: not is_open(red), "the session has ended")
+        assert opens(places, "changed")
+        red.close()
+    finally:
+        assert master.stop() == 0
+
+
+def test_a_thousand_wrong_tokens_keep_nobody_out(places: Places) -> None:
+    with places.stub() as stub:
+        for number in range(1000):
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", str(number)))
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")).role == "owner"
+    assert not opens(places, "0")
+    assert opens(places, "secret")

@@ -1,0 +1,24 @@
+"""Promises of grpc_metadata.py."""
+
+import pytest
+
+from kvstore.security.grpc_metadata import TENANT, TOKEN, as_metadata, from_metadata
+
+
+@pytest.mark.parametrize(("tenant", "token"), [("red", "secret"), ("", "join"), ("röd \x00", "\udcff"), ("red", "")])
+def test_any_tenant_and_token_go_with_a_call_and_come_back(tenant: str, token: str) -> None:
+    assert from_metadata([("user-agent", "grpc"), *as_metadata(tenant, token)]) == (tenant, token)
+
+
+def test_who_has_nothing_shows_nothing() -> None:
+    assert as_metadata("", "") == ()
+    assert from_metadata([("user-agent", "grpc")]) is None
+
+
+@pytest.mark.parametrize("metadata", [[(TOKEN, b"\xff")], [(TENANT, b"red")], [(TOKEN, "text")]], ids=["not UTF-8", "no token", "no bytes"])
+def test_what_is_no_credential_is_none(metadata: list[tuple[str, str | bytes]]) -> None:
+    assert from_metadata(metadata) is None
+
+
+def test_a_token_alone_is_of_no_tenant() -> None:
+    assert from_metadata([(TOKEN, b"join")]) == ("", "join")
