@@ -16,7 +16,8 @@
     │   ├── StaleHandle        a slot handle, hint or put id whose slot has been reused
     │   └── LeaseExpired       the lease ran out while its bytes were in use
     ├── Denied         you may not: wrong tenant or token
-    │   └── Unauthorized
+    │   ├── Unauthorized
+    │   └── Untrusted          TLS: one side does not accept the other's certificate, or does not speak TLS (also an OSError)
     ├── Broken         this part of the system is out of order: an operator must act
     │   └── TierFailed         a tier's device fails (ENOSPC, EIO, a damaged file)
     └── Misuse         the caller must change something
@@ -134,6 +135,12 @@ class Unauthorized(Denied):
     """The tenant is unknown or its token is wrong."""
 
     code = 401
+
+
+class Untrusted(Denied, OSError):
+    """TLS came to nothing: one side does not accept the other's certificate, or one of them does not speak it. The text says what to do."""
+
+    code = 402
 
 
 class Broken(KVStoreError):

@@ -1,0 +1,155 @@
+"""An authority of one's own and certificates that it signs, to try TLS with: `kvstore certs`, and tests.
+
+In production let an existing one (cert-manager, Vault, step-ca) sign: what kvstore needs of a certificate stands in docs/security.md.
+"""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.security.tls.roles import ANY, MASTER, Role
+
+CA_CERT: Final = "ca.pem"
+CA_KEY: Final = "ca.key"
+EARLIER: Final = datetime.timedelta(minutes=5)
+"""By so much certificates are valid before they are made: clocks of hosts differ."""
+DEFAULT_DAYS: Final = 90
+CA_DAYS: Final = 3650
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From when to when, both in UTC."""
+
+    begin: datetime.datetime
+    end: datetime.datetime
+
+    @classmethod
+    def from_now(cls, days: float) -> "Validity":
+        now = datetime.datetime.now(datetime.UTC)
+        return cls(now - EARLIER, now + datetime.timedelta(days=days))
+
+
+def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
+    """Make `folder` (if it is not there), ca.pem and ca.key in it. Raises ConfigError: one of them is there already, or cannot be written."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kvstore authority")])
+    valid = Validity.from_now(days)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    made = (
+        _builder(name, name, key, valid)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder}: {error.strerror}") from None
+    _write_pair(folder / CA_CERT, made, folder / CA_KEY, key)
+
+
+def issue(
+    folder: Path, file: str, roles: Sequence[Role], hosts: Sequence[str] = (), *, valid: Validity | None = None
+) -> tuple[Path, Path]:
+    """Make FILE.pem and FILE.key in `folder`, signed by its authority: for `roles`, reached by `hosts` (names and addresses; with none it
+    can only connect). Returns both paths. Raises ConfigError: no authority there, or one of them is there already; InvalidArgument: a host
+    or role that no certificate can name."""
+    authority, authority_key = _authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, file[:64])])
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if hosts or any(role.kind == MASTER for role in roles):
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    names = [*(x509.UniformResourceIdentifier(_uri(role)) for role in roles), *map(_host, hosts)]
+    made = (
+        _builder(authority.subject, name, key, valid or Validity.from_now(DEFAULT_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    cert, private = folder / f"{file}.pem", folder / f"{file}.key"
+    _write_pair(cert, made, private, key)
+    return cert, private
+
+
+def _builder(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: Validity) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(valid.begin)
+        .not_valid_after(valid.end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        made = x509.load_pem_x509_certificate((folder / CA_CERT).read_bytes())
+        key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder} has no authority that can be used ({error}): make one with `kvstore certs init {folder}`") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{folder / CA_KEY} is not a key that `kvstore certs init` makes")
+    return made, key
+
+
+def _uri(role: Role) -> str:
+    uri = role.uri()
+    if (role.name == ANY) != uri.endswith("/" + ANY) or len(uri) > 1024:
+        raise InvalidArgument(f"{role.name!r} cannot be the name of a role")
+    return uri
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise InvalidArgument(f"{host!r} is neither a host name in ASCII nor an address") from None
+
+
+def _write_pair(cert: Path, made: x509.Certificate, private: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Both or neither; the key is its owner's alone."""
+    for path in (cert, private):
+        if path.exists():
+            raise ConfigError(f"{path} is there already: remove it first, or choose another name")
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        _write_new(private, secret, 0o600)
+        _write_new(cert, made.public_bytes(serialization.Encoding.PEM), 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)

@@ -1,0 +1,227 @@
+"""A program's certificate and the authorities that it trusts, read again when their files change; connections made TLS with them.
+
+There is no thread: the files are looked at when a connection is made, and `tls_reload_interval_s` has passed or `reload` was called. What
+cannot be used is logged, and the former goes on. Connections that are open keep what they began with.
+"""
+
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
+from kvstore.security.tls.roles import CLIENT, MASTER, NODE, CertifiedPeer, check_has
+from kvstore.security.tls.tls_socket import TlsSocket
+
+SERVERS: Final = (MASTER, NODE)
+ANY_KIND: Final = (MASTER, NODE, CLIENT)
+log = logging.getLogger("kvstore.security")
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """What the files hold; b"" of one that is not set."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Current:
+    pems: Pems
+    client: ssl.SSLContext | None
+    unnamed: ssl.SSLContext | None
+    server: ssl.SSLContext | None
+
+
+class Certificates:
+    """See the module. Thread-safe."""
+
+    def __init__(self, settings: TlsSettings, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """Raises ConfigError: a file cannot be read or used, or one is missing that goes with another."""
+        if bool(settings.tls_cert) != bool(settings.tls_key):
+            raise ConfigError("tls_cert and tls_key go together: set both, or neither")
+        self._settings = settings
+        self._requires = isinstance(settings, ServerTlsSettings) and settings.tls_require_client_cert
+        if self._requires and settings.tls_cert and not settings.tls_ca:
+            raise ConfigError(
+                "tls_require_client_cert needs tls_ca, the authorities of those who connect; or say tls_require_client_cert=false"
+            )
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._seen = self._signature()
+        self._current = self._read()
+        self._look_ns = clock_ns() + int(settings.tls_reload_interval_s * 1e9)
+
+    @classmethod
+    def of(cls, settings: TlsSettings) -> "Certificates | None":
+        """None where the settings name no TLS. Raises ConfigError."""
+        return cls(settings) if settings.tls_ca or settings.tls_cert or settings.tls_key else None
+
+    @property
+    def connects(self) -> bool:
+        """Connections that this program makes are TLS."""
+        return bool(self._settings.tls_ca)
+
+    @property
+    def serves(self) -> bool:
+        """Connections to this program are."""
+        return bool(self._settings.tls_cert)
+
+    @property
+    def requires_client_cert(self) -> bool:
+        return self._requires
+
+    def reload(self) -> None:
+        """Look at the files with the next connection. Safe within a signal handler."""
+        self._look_ns = 0
+
+    def pems(self) -> Pems:
+        """What is in use now, for a library that has contexts of its own."""
+        return self._now().pems
+
+    # --- connections ---
+
+    def connect(self, sock: socket.socket, host: str, timeout_s: float) -> TlsSocket:
+        """The connected `sock`, after a handshake with the server that is meant: its certificate names `host`, and is a master's or a
+        node's. Waits; for a program that `connects`. Raises Untrusted, TimeoutError, OSError; the socket is closed then."""
+        made = self.begin_to(sock, host, SERVERS)
+        try:
+            made.shake_hands(timeout_s)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def begin_to(self, sock: socket.socket, host: str, kinds: tuple[str, ...]) -> TlsSocket:
+        """`sock`, which is or will be connected to `host`, with the handshake still to come. `kinds`: roles, one of which its certificate
+        must have. Raises OSError; the socket is closed then."""
+        context = self._now().client
+        assert context is not None, "this program connects without TLS"
+
+        def check(peer: CertifiedPeer | None) -> None:
+            assert peer is not None, "a context for clients lets in no server without a certificate"
+            check_has(peer, kinds, host)
+
+        return TlsSocket.begin(sock, context, is_server=False, host=host, peer=host, check=check)
+
+    def begin_to_role(self, sock: socket.socket, peer: str, check: Callable[[CertifiedPeer | None], None]) -> TlsSocket:
+        """As `begin_to`, to a server that is known by its role and not by a name of its host: `check` raises Untrusted unless it is the
+        one meant."""
+        context = self._now().unnamed
+        assert context is not None, "this program connects without TLS"
+        return TlsSocket.begin(sock, context, is_server=False, host="", peer=peer, check=check)
+
+    def begin_from(self, sock: socket.socket) -> TlsSocket:
+        """An accepted connection, with the handshake still to come; for a program that `serves`. A certificate that its peer shows has a
+        role. Raises OSError: the peer has gone already; the socket is closed then."""
+        context = self._now().server
+        assert context is not None, "this program serves without TLS"
+        peer = _name(sock)
+
+        def check(certified: CertifiedPeer | None) -> None:
+            if certified is not None:
+                check_has(certified, ANY_KIND, peer)
+
+        return TlsSocket.begin(sock, context, is_server=True, host="", peer=peer, check=check)
+
+    # --- the files ---
+
+    def _now(self) -> _Current:
+        now_ns = self._clock_ns()
+        if now_ns >= self._look_ns:
+            with self._lock:
+                self._look_ns = now_ns + int(self._settings.tls_reload_interval_s * 1e9)
+                self._look()
+        return self._current
+
+    def _look(self) -> None:
+        try:
+            found = self._signature()
+            if found == self._seen:
+                return
+            self._seen = found  # of files that cannot be used, too: they are told of once
+            self._current = self._read()
+        except ConfigError as error:
+            log.warning("the certificates have changed and cannot be used, the former go on: %s", error)
+        else:
+            log.info("the certificates have changed and are in use")
+
+    def _files(self) -> dict[str, str]:
+        settings = self._settings
+        return {"tls_ca": settings.tls_ca, "tls_cert": settings.tls_cert, "tls_key": settings.tls_key}
+
+    def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Changes with the files. Raises ConfigError: one is not there."""
+        found = []
+        for name, file in self._files().items():
+            try:
+                told = os.stat(file) if file else None
+            except OSError as error:
+                raise ConfigError(f"{name}: cannot read {file}: {error.strerror}") from None
+            found.append((told.st_ino, told.st_size, told.st_mtime_ns) if told is not None else None)
+        return tuple(found)
+
+    def _read(self) -> _Current:
+        pems = Pems(*(_content(name, file) for name, file in self._files().items()))
+        return _Current(
+            pems,
+            client=self._context(ssl.PROTOCOL_TLS_CLIENT) if self.connects else None,
+            unnamed=self._context(ssl.PROTOCOL_TLS_CLIENT, names=False) if self.connects else None,
+            server=self._context(ssl.PROTOCOL_TLS_SERVER) if self.serves else None,
+        )
+
+    def _context(self, protocol: int, *, names: bool = True) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.sslsocket_class = TlsSocket
+        if protocol == ssl.PROTOCOL_TLS_CLIENT:
+            context.check_hostname = names
+        else:
+            context.num_tickets = 0  # nobody resumes; and what a server says unasked would look like a fault of its own
+            if settings.tls_ca:
+                context.verify_mode = ssl.CERT_REQUIRED if self._requires else ssl.CERT_OPTIONAL
+        try:
+            if settings.tls_ca:
+                context.load_verify_locations(settings.tls_ca)
+        except (ssl.SSLError, OSError):
+            raise ConfigError(f"tls_ca: {settings.tls_ca} holds no certificate in PEM form") from None
+        try:
+            if settings.tls_cert:
+                context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            raise ConfigError(
+                f"tls_cert, tls_key: {settings.tls_cert} and {settings.tls_key} are no certificate and its key in PEM form ({reason.lower()})"
+            ) from None
+        return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and a daemon has nobody to ask for the password")
+
+
+def _content(name: str, file: str) -> bytes:
+    if not file:
+        return b""
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read {file}: {error.strerror}") from None
+
+
+def _name(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:  # gone already, as the handshake will find
+        return "the peer"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

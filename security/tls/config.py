@@ -1,0 +1,29 @@
+"""The settings of TLS, the same for every program: its own settings inherit them."""
+
+from dataclasses import dataclass
+
+from kvstore.protocol.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Of who connects. See docs/security.md."""
+
+    tls_ca: str = setting(
+        "",
+        "PEM file of the authorities whose certificates are trusted. With it every connection over TCP is TLS; default: none is.",
+    )
+    tls_cert: str = setting("", "PEM file of this program's own certificate, and of those between it and the authority. Goes with tls_key.")
+    tls_key: str = setting("", "PEM file of the certificate's private key, for its owner's eyes only.")
+    tls_reload_interval_s: float = setting(
+        10.0, "The files of TLS are looked at again with a new connection after this long, and read if they changed.", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTlsSettings(TlsSettings):
+    """Of who is connected to as well."""
+
+    tls_require_client_cert: bool = setting(
+        True, "With tls_cert: whoever connects over TCP shows a certificate too (mutual TLS), one that tls_ca vouches for."
+    )

@@ -1,0 +1,46 @@
+"""Why TLS came to nothing, in one line that says what to do: from OpenSSL's reasons to one typed error."""
+
+import ssl
+from typing import Final
+
+from kvstore.protocol.errors import Untrusted
+
+VERIFY: Final = {
+    9: "is not valid yet: compare the clocks of both hosts",
+    10: "has expired: make a new one, which is read without a restart",
+    18: "is signed by itself, not by an authority in tls_ca",
+    19: "is signed by an authority that is not in tls_ca",
+    20: "is signed by an authority that is not in tls_ca",
+    21: "is signed by an authority that is not in tls_ca",
+    26: "is not meant for this end of a connection (its extended key usage): make one for its role",
+    62: "is for other hosts: make one that names the host by which it is reached, or reach it by a name that it has",
+    64: "is for other addresses: make one that names the address by which it is reached, or reach it by a name that it has",
+}
+"""By X509_V_ERR_*: what is wrong with the peer's certificate."""
+ALERTS: Final = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "{peer} lets in nobody without a certificate: set tls_cert and tls_key",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "{peer} shows no certificate, and tls_require_client_cert wants one: set its tls_cert and tls_key",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{peer} says that this side's certificate has expired: make a new one",
+    "TLSV1_ALERT_UNKNOWN_CA": "{peer} does not know the authority of this side's certificate: both need one tls_ca",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "{peer} does not accept this side's certificate: make one for this side's role",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "{peer} does not accept this side's certificate: make one for this side's role",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "{peer} does not accept this side's certificate for this end: make one for this side's role",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "{peer} speaks no version of TLS that this side speaks: TLS 1.3 is needed",
+    "UNSUPPORTED_PROTOCOL": "{peer} speaks no version of TLS that this side speaks: TLS 1.3 is needed",
+    "WRONG_VERSION_NUMBER": "{peer} does not speak TLS: give it tls_cert and tls_key, or leave tls_ca out on this side",
+}
+"""By OpenSSL's reason: what one side tells the other, or finds in place of TLS."""
+
+
+def refusal(error: ssl.SSLError, peer: str) -> Untrusted:
+    """`peer`: who is at the other end, as the reader knows it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        trouble = VERIFY.get(error.verify_code, f"is not accepted: {error.verify_message}")
+        return Untrusted(f"the certificate of {peer} {trouble}")
+    text = ALERTS.get(error.reason or "", "no TLS with {peer}: {reason}")
+    return Untrusted(text.format(peer=peer, reason=(error.reason or str(error)).lower().replace("_", " ")))
+
+
+def spoke_plainly(peer: str) -> Untrusted:
+    """Of a peer that begins with anything but a TLS handshake."""
+    return Untrusted(f"this port speaks TLS, and {peer} does not: set its tls_ca, to the authority of the certificate here")

@@ -1,0 +1,286 @@
+"""A TLS connection that is used as the plain socket that it stands for: vectors, flags and the kernel's time limits included.
+
+The descriptor never blocks. A caller that blocks waits in poll, so that one thread may send while another receives, and none waits with
+OpenSSL's lock. The handshake is part of the first call that needs it. What a caller has to know:
+
+- After BlockingIOError from a send the next one begins with the same bytes: OpenSSL has made a record of them already.
+- Of a record, up to 16 KiB, bytes may be left that no poll tells of (`pending`), but only where every buffer given was filled.
+"""
+
+import contextlib
+import errno
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
+
+from kvstore.protocol.errors import Untrusted
+from kvstore.security.tls.refusals import refusal, spoke_plainly
+from kvstore.security.tls.roles import CertifiedPeer, peer_of
+
+RECORD_BYTES: Final = 16 << 10
+"""The most that one record carries. Small buffers are joined up to it: each record costs a header, a tag and two system calls."""
+HANDSHAKE_BYTE: Final = b"\x16"
+"""How every TLS connection begins."""
+READ: Final = int(select.POLLIN)
+WRITE: Final = int(select.POLLOUT)
+_TIMEVAL: Final = struct.Struct("@ll")
+_LIMITS: Final = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
+
+Check = Callable[[CertifiedPeer | None], None]
+"""Called with what the peer's certificate says (None: it showed none) once it is known to be genuine. Raises Untrusted."""
+
+
+class TlsSocket(ssl.SSLSocket):
+    """See the module. One thread may send while another receives; made by `begin`."""
+
+    _is_ready = False
+    _waits = False
+    _peer_name = "the peer"
+    _failure: Untrusted | None = None
+    _retried: "bytes | memoryview | None" = None
+    _begins_plainly = False
+    reads_on: int = READ
+    """What a receive that could not go on waits for: the socket to be readable (READ), or writable (WRITE)."""
+    sends_on: int = WRITE
+    """The same of a send."""
+    certified: CertifiedPeer | None = None
+    """Who is there, once the handshake is over; None: it showed no certificate."""
+    _check: Check
+    _lock: threading.Lock
+    _limits_s: dict[int, float]
+
+    @classmethod
+    def begin(cls, sock: socket.socket, context: ssl.SSLContext, *, is_server: bool, host: str, peer: str, check: Check) -> "TlsSocket":
+        """Take over a connected socket. `host`: the name or address that the server's certificate must have; "" where the context checks
+        none. `peer` is for errors. Raises OSError: the peer has gone. The socket is closed then."""
+        try:
+            sock.settimeout(0.0)
+            made = cast(
+                TlsSocket,
+                context.wrap_socket(sock, server_side=is_server, server_hostname=host or None, do_handshake_on_connect=False),
+            )
+        except BaseException:
+            sock.close()
+            raise
+        made._lock, made._limits_s = threading.Lock(), dict.fromkeys(_LIMITS, 0.0)
+        made._peer_name, made._check = peer, check
+        return made
+
+    # --- options, as of a plain socket ---
+
+    def setblocking(self, flag: bool) -> None:
+        self.settimeout(None if flag else 0.0)
+
+    def settimeout(self, value: float | None) -> None:
+        """None: calls wait, as long as SO_RCVTIMEO and SO_SNDTIMEO say; anything else: they do not."""
+        self._waits = value is None
+        super().settimeout(0.0)
+
+    def setsockopt(self, level: int, option: int, value: Any, *more: Any) -> None:
+        if level == socket.SOL_SOCKET and option in _LIMITS:
+            seconds, micros = _TIMEVAL.unpack(value)
+            self._limits_s[option] = seconds + micros / 1e6
+        else:
+            super().setsockopt(level, option, value, *more)
+
+    # --- the handshake ---
+
+    def shake_hands(self, timeout_s: float) -> None:
+        """Finish the handshake within `timeout_s`. Raises Untrusted, TimeoutError, OSError."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self._lock:
+                    self._ensure_ready()
+                return
+            except BlockingIOError:
+                if not self._poll(self.reads_on, end_s - time.monotonic()):
+                    raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {timeout_s:g} s") from None
+
+    def _ensure_ready(self) -> None:
+        """As much of the handshake as is possible now. Raises BlockingIOError (see `reads_on`), Untrusted, OSError. With the lock."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_ready:
+            return
+        if self.server_side and not self._begins_plainly:
+            self._look_at_first_byte()
+        try:
+            self.do_handshake()
+        except ssl.SSLError as error:
+            raise self._translated(error, self._turn) from None
+        found = self.getpeercert()
+        self.certified = peer_of(name for _, name in found.get("subjectAltName", ())) if found else None  # type: ignore[misc]
+        try:
+            self._check(self.certified)
+        except Untrusted as error:
+            self._failure = error
+            raise
+        self.reads_on, self.sends_on, self._is_ready = READ, WRITE, True
+
+    def _look_at_first_byte(self) -> None:
+        first = socket.socket.recv(self, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if first and first != HANDSHAKE_BYTE:
+            self._failure = spoke_plainly(self._peer_name)
+            self._begins_plainly = True
+            raise self._failure
+
+    def answer_plainly(self, data: bytes) -> None:
+        """For a peer that does not speak TLS, and only for one: what it can read, as far as its socket takes it now."""
+        if self._begins_plainly:
+            with contextlib.suppress(OSError):
+                socket.socket.send(self, data)
+
+    def _turn(self, waits_for: int) -> None:
+        self.reads_on = self.sends_on = waits_for
+
+    def _translated(self, error: ssl.SSLError, turn: Callable[[int], None]) -> OSError:
+        """What a plain socket would raise, or Untrusted."""
+        if isinstance(error, ssl.SSLWantReadError):
+            turn(READ)
+            return BlockingIOError(errno.EAGAIN, "nothing has come")
+        if isinstance(error, ssl.SSLWantWriteError):
+            turn(WRITE)
+            return BlockingIOError(errno.EAGAIN, "the peer does not read")
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return ConnectionResetError(errno.ECONNRESET, "the peer hung up" + ("" if self._is_ready else " in the TLS handshake"))
+        self._failure = refusal(error, self._peer_name)
+        return self._failure
+
+    # --- receiving ---
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        view = memoryview(buffer)
+        return self._receive((view[:nbytes] if nbytes else view,), flags)
+
+    def recvmsg_into(self, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0) -> tuple[int, list[Any], int, Any]:  # type: ignore[override]
+        return self._receive([memoryview(buffer) for buffer in buffers], flags), [], 0, None
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """With MSG_PEEK: TLS's own bytes, or one of no meaning where some are decrypted: enough to tell whether anything came."""
+        if flags & socket.MSG_PEEK:
+            return b"\0" if self.pending() else socket.socket.recv(self, buflen, flags)
+        if self._sslobj is None:  # while it is made, of a peer that has gone already
+            return socket.socket.recv(self, buflen, flags)
+        room = bytearray(buflen)
+        return bytes(room[: self.recv_into(room, 0, flags)])
+
+    def pending(self) -> int:
+        """Bytes that are decrypted and not taken: no poll tells of them."""
+        return super().pending() if self._is_ready and self.fileno() >= 0 else 0
+
+    def _receive(self, views: Sequence[memoryview], flags: int) -> int:
+        """Fill `views` from the front: with what is there, or, with MSG_WAITALL, all. 0 at the end of the stream."""
+        moved = of_record = 0
+        waits, is_all = self._waits and not flags & socket.MSG_DONTWAIT, bool(flags & socket.MSG_WAITALL)
+        for view in views:
+            while len(view):
+                try:
+                    got, left = self._read(view)
+                except BlockingIOError:
+                    if moved and not is_all:
+                        return moved
+                    if waits and self._poll(self.reads_on, self._limits_s[socket.SO_RCVTIMEO] or None):
+                        continue
+                    if moved:
+                        return moved
+                    raise
+                if not got:
+                    return moved
+                moved, of_record, view = moved + got, of_record + got, view[got:]
+                if not left:
+                    if of_record < RECORD_BYTES and not is_all:  # what fills a record is seldom the last
+                        return moved
+                    of_record = 0
+        return moved
+
+    def _read(self, view: memoryview) -> tuple[int, int]:
+        """Bytes into `view`, 0 at the end of the stream; and how many are left of the record. Raises BlockingIOError, Untrusted, OSError."""
+        with self._lock:
+            self._ensure_ready()
+            try:
+                got = super().recv_into(view, len(view))
+            except ssl.SSLError as error:
+                raise self._translated(error, self._turn_reads) from None
+            return got, super().pending()
+
+    def _turn_reads(self, waits_for: int) -> None:
+        self.reads_on = waits_for
+
+    # --- sending ---
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Iterable[Any], ancdata: Iterable[Any] = (), flags: int = 0, address: Any = None) -> int:  # type: ignore[override]
+        """At least one byte of what there is; how many. A caller that waits sends all of it, unless its time is over. Descriptors do not
+        go by TLS: `ancdata` is empty."""
+        left = [view for buffer in buffers if len(view := memoryview(buffer))]
+        sent = 0
+        while left:
+            try:
+                size = self._write(left)
+            except BlockingIOError:
+                if self._waits and self._poll(self.sends_on, self._limits_s[socket.SO_SNDTIMEO] or None):
+                    continue
+                if sent:
+                    return sent
+                raise
+            sent += size
+            _drop(left, size)
+        return sent
+
+    def _write(self, views: list[memoryview]) -> int:
+        """Send the front of `views`, or what has been begun of it; how many bytes. Raises BlockingIOError, Untrusted, OSError."""
+        with self._lock:
+            self._ensure_ready()
+            part = self._retried if self._retried is not None else _record(views)
+            try:
+                size = super().send(part)
+            except ssl.SSLError as error:
+                self._retried = part
+                raise self._translated(error, self._turn_sends) from None
+            self._retried = None
+            return size
+
+    def _turn_sends(self, waits_for: int) -> None:
+        self.sends_on = waits_for
+
+    # --- waiting, the end ---
+
+    def _poll(self, waits_for: int, timeout_s: float | None) -> bool:
+        """Whether the descriptor is ready, or broken, within the time."""
+        poller = select.poll()
+        poller.register(self.fileno(), waits_for)
+        return bool(poller.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
+
+    def shutdown(self, how: int) -> None:
+        """As of a plain socket: a thread within a call finds the end of the stream, and nothing is ever sent or taken unencrypted."""
+        socket.socket.shutdown(self, how)
+
+
+def _record(views: list[memoryview]) -> "bytes | memoryview":
+    """The front of `views`: small ones joined into one record, a large one as it is, as much as the kernel may take at once."""
+    first = views[0]
+    if len(views) == 1 or len(first) >= RECORD_BYTES:
+        return first[: 16 * RECORD_BYTES]
+    parts, room = [], RECORD_BYTES
+    for view in views:
+        parts.append(view[:room])
+        room -= len(parts[-1])
+        if not room:
+            break
+    return b"".join(parts)
+
+
+def _drop(views: list[memoryview], size: int) -> None:
+    """Forget the first `size` bytes."""
+    while size and size >= len(views[0]):
+        size -= len(views.pop(0))
+    if size:
+        views[0] = views[0][size:]
