@@ -89,6 +89,7 @@ class AsyncClient:
             idle_ttl_s=chosen.idle_ttl_s,
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
+            tls=self._operations.resources.tls,
         )
         self._tidying: asyncio.Task[None] | None = None
 

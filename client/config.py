@@ -6,12 +6,13 @@ from typing import Final
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "client"
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSettings:
+class ClientSettings(TlsSettings):
     """Where the masters are, and how this client uses its connections and memory."""
 
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")

@@ -26,6 +26,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Masters, await_owner
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.grpc_credentials import open_channel
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "UNAVAILABLE": Unavailable,
@@ -50,10 +52,11 @@ class Control:
     """A connection to a master's control plane. A context manager; threads may share it."""
 
     def __init__(self, address: str, settings: ClientSettings) -> None:
-        """Of the master whose control plane is at `address`. Connects at the first call."""
+        """Of the master whose control plane is at `address`. Connects at the first call. Raises ConfigError for certificates that cannot be
+        used."""
         self._settings = settings
-        self._channel = grpc.insecure_channel(address, options=grpc_options(settings.peer_timeout_s))
         self._metadata = as_metadata(settings.tenant, settings.token)
+        self._channel = open_channel(address, Certificates.of(settings), grpc_options(settings.peer_timeout_s))
         self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -134,7 +137,14 @@ def find_control(settings: ClientSettings) -> str:
 def control_of_owner(masters: Masters, settings: ClientSettings, deadline: Deadline) -> str:
     """The control address of the one of `masters` that owns the catalog: waited for, where several are known, while none does. Raises
     Unavailable, Unauthorized, ProtocolError."""
-    channel = await_owner(masters, hello(settings), deadline, attempt_s=settings.connect_timeout_s, pause_s=settings.owner_retry_s)
+    channel = await_owner(
+        masters,
+        hello(settings),
+        deadline,
+        attempt_s=settings.connect_timeout_s,
+        pause_s=settings.owner_retry_s,
+        tls=Certificates.of(settings),
+    )
     channel.close()
     return channel.welcome.control
 

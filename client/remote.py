@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import Peer, PeerRegion
@@ -30,8 +31,11 @@ class SlabId(NamedTuple):
 class RemoteMemory:
     """See the module. Thread-safe; owns the engine."""
 
-    def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns, *, tls: Certificates | None = None
+    ) -> None:
         self._settings = settings
+        self._tls = tls
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._engine: TransferEngine | None = None
@@ -50,7 +54,7 @@ class RemoteMemory:
                 raise Closed("the client is closed")
             if self._engine is None:
                 try:
-                    self._engine = TransferEngine(settings=self._settings, serves=False)
+                    self._engine = TransferEngine(settings=self._settings, serves=False, tls=self._tls)
                 except Broken as error:
                     raise Unreachable(f"no transfer engine: the topology of this host is unknown: {error}") from None
             return self._engine

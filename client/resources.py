@@ -16,6 +16,7 @@ from kvstore.client.routes import IsHere, nowhere
 from kvstore.client.stats import Counters
 from kvstore.client.unshared import Unshared
 from kvstore.rpc.address import ELSEWHERE, why_not_here
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.memcpy import MemcpyPool
 from kvstore.transfer.paths.transports import AUTO
@@ -27,8 +28,9 @@ class ClientResources:
     def __init__(
         self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int
     ) -> None:
-        """Raises InvalidArgument for a malformed address."""
+        """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
         self.settings = settings
+        self.tls = Certificates.of(settings)
         maps = maps_memory(transfer)
         unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
         self.daemons = Daemons(
@@ -43,7 +45,7 @@ class ClientResources:
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
         self.mapping = SlabMapping(asks=settings.transparent_hugepages)
-        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer), Registry(), self.counters)
+        self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
         self.early_puts = EarlyPuts(self.daemons)
 

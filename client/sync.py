@@ -89,6 +89,7 @@ class Client:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
             busy_poll_us=chosen.busy_poll_us,
+            tls=self._operations.resources.tls,
         )
         self._local_puts = LocalPuts(self._operations.resources, self._pool)
         self._single = SingleReads(self._operations.resources, self._pool)

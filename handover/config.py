@@ -6,12 +6,13 @@ from typing import Final
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.security.tls.config import ServerTlsSettings
 
 SECTION: Final = "handover"
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverSettings:
+class HandoverSettings(ServerTlsSettings):
     """How one rank hands KV cache over. Sizes are bytes, times seconds. See docs/kvcache.md."""
 
     listen: str = setting("127.0.0.1:0", "HOST:PORT for the control messages of other ranks; port 0 takes a free one.")

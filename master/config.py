@@ -8,11 +8,12 @@ from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
+from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
 
 
 @dataclass(frozen=True, slots=True)
-class MasterSettings:
+class MasterSettings(ServerTlsSettings):
     """See docs/settings.md, which is made from this."""
 
     listen: str = setting("127.0.0.1:7440", "HOST:PORT for clients and nodes (frames).")

@@ -31,6 +31,8 @@ from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, Inv
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.identity import Identity
 from kvstore.security.rules import RPCS, check_complete
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.grpc_credentials import add_port
 
 T = TypeVar("T")
 
@@ -185,7 +187,15 @@ class ControlServer:
     """The gRPC server around it and around the scheduler. Owns its threads and its port."""
 
     def __init__(
-        self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, host: str, port: int, *, threads: int
+        self,
+        service: ControlService,
+        scheduler: SchedulerServicer,
+        callers: Callers,
+        host: str,
+        port: int,
+        *,
+        threads: int,
+        tls: Certificates | None = None,
     ) -> None:
         """Raises ConfigError when the port cannot be had, InvalidArgument for a method without a rule."""
         check_complete(RPCS, METHODS)
@@ -206,7 +216,7 @@ class ControlServer:
         try:
             # gRPC's core prints a line of its own before it says no.
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-            self.port = self._server.add_insecure_port(place)
+            self.port = add_port(self._server, place, tls)
         except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
 

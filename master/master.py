@@ -36,6 +36,7 @@ from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.guard import Guard
+from kvstore.security.tls.certificates import Certificates
 from kvstore.telemetry.http.health import ALIVE_S, add_health
 from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.server import HttpServer, open_http
@@ -78,6 +79,7 @@ class Master:
         """Called at each change of the role, or of the owner that is followed."""
         self._guard = Guard(settings.tokens, wall_s=wall_s)
         make_estimators(settings)  # refused now if not when this master is elected
+        self._tls = Certificates.of(settings)
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
@@ -91,6 +93,7 @@ class Master:
             hello_timeout_s=settings.hello_timeout_s,
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
+            tls=self._tls,
         )
         self.http: HttpServer | None = None
         self._catalog = make_catalog(
@@ -159,7 +162,9 @@ class Master:
             report_interval_s=settings.report_interval_s,
             timeout_s=settings.control_timeout_s,
         )
-        self._control = ControlServer(service, scheduler, callers, control_host, control_port, threads=settings.control_threads)
+        self._control = ControlServer(
+            service, scheduler, callers, control_host, control_port, threads=settings.control_threads, tls=self._tls
+        )
         told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
         self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
         self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, self._guard)

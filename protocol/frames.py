@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 MAGIC: Final = b"kV"
+TLS_MAGIC: Final = b"\x16\x03"
+"""How a TLS connection begins."""
 VERSION: Final = 4
 OLDEST_VERSION: Final = 3
 """The release before: its frames are read, and it is answered in the forms that it knows. So a cluster is upgraded daemon by daemon."""
@@ -68,6 +70,8 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
         ProtocolError: not a kvstore frame, another version, or a length over its limit. The connection cannot be resynchronised.
     """
     magic, version, type_, request_id, deadline_ms, body_bytes, payload_bytes = HEADER.unpack_from(data, offset)
+    if magic == TLS_MAGIC:
+        raise ProtocolError("TLS is spoken to a port without it: set tls_cert and tls_key here, or leave tls_ca out there")
     if magic != MAGIC:
         raise ProtocolError(f"not a kvstore frame: it starts with {bytes(magic)!r}; check the port and the peer")
     if not OLDEST_VERSION <= version <= VERSION:

@@ -81,7 +81,7 @@ def given_settings(
     environ = os.environ if environ is None else environ
     in_file = _read_section(config or environ.get("KVSTORE_CONFIG"), section, kind)
     given: dict[str, tuple[str, Any]] = {}
-    for field in dataclasses.fields(kind):
+    for field in settings_of(kind):
         variable = variable_name(section, field.name)
         for source, raw in (
             (flag_name(field.name), flags.get(field.name)),
@@ -92,6 +92,12 @@ def given_settings(
                 given[field.name] = (source, raw)
                 break
     return given
+
+
+def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
+    """All of them, its own before those that it inherits."""
+    own = vars(kind).get("__annotations__", {})
+    return sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
 
 
 def flag_name(name: str) -> str:
@@ -107,7 +113,7 @@ def options(kind: type[Any]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         hints = get_type_hints(kind)
-        for field in reversed(dataclasses.fields(kind)):
+        for field in reversed(settings_of(kind)):
             shown = _show(field.default)
             text = field.metadata["help"] + (f"  [default: {shown}]" if shown else "")
             name = flag_name(field.name)
@@ -123,7 +129,7 @@ def options(kind: type[Any]) -> Callable[[F], F]:
 def settings_table(section: str, kind: type[Any]) -> str:
     """The Markdown table of one program's settings, for docs/settings.md."""
     lines = [f"| flag | environment | `[{section}]` in TOML | default | meaning |", "|---|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
+    for field in settings_of(kind):
         row = (
             f"`{flag_name(field.name)}`",
             f"`{variable_name(section, field.name)}`",

@@ -6,12 +6,13 @@ from typing import Final
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "router"
 
 
 @dataclass(frozen=True, slots=True)
-class RouterSettings:
+class RouterSettings(TlsSettings):
     """See docs/settings.md, which is made from this."""
 
     listen: str = setting("127.0.0.1:8000", "HOST:PORT for clients (HTTP).")

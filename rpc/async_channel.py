@@ -25,6 +25,9 @@ from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.security.tls.certificates import SERVERS, Certificates
+from kvstore.security.tls.subjects import check_welcome
+from kvstore.security.tls.tls_socket import WRITE, TlsSocket
 
 M = TypeVar("M", bound=Message)
 
@@ -44,14 +47,23 @@ class AsyncChannel:
 
     @classmethod
     async def open(
-        cls, address: Address, hello: Hello, deadline: Deadline, *, peer_timeout_s: float = PEER_TIMEOUT_S, version: int = VERSION
+        cls,
+        address: Address,
+        hello: Hello,
+        deadline: Deadline,
+        *,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        version: int = VERSION,
+        tls: Certificates | None = None,
     ) -> "AsyncChannel":
         """Connect and introduce, as `Channel.open`.
 
-        Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
+        Raises Unavailable, DeadlineExceeded, Untrusted, or the peer's refusal (Unauthorized, ProtocolError).
         """
         try:
             sock = await _connect(address, deadline.left_s())
+            if tls is not None and tls.connects and not address.unix:
+                sock = tls.begin_to(sock, address.host, SERVERS)
         except DeadlineExceeded:
             raise
         except TimeoutError:
@@ -61,12 +73,15 @@ class AsyncChannel:
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
         channel = cls(address, sock, version)
         try:
+            if isinstance(sock, TlsSocket):
+                await channel._shake_hands(sock, deadline)
             channel.welcome = await channel.call(hello, Welcome, deadline)
+            check_welcome(sock.certified if isinstance(sock, TlsSocket) else None, channel.welcome)
         except BaseException as error:
             channel.close()
             older = channel._exchange.version
             if isinstance(error, ProtocolError) and older < version:
-                return await cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, version=older)
+                return await cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, version=older, tls=tls)
             raise
         return channel
 
@@ -171,6 +186,14 @@ class AsyncChannel:
         return reply
 
     # --- the socket ---
+
+    async def _shake_hands(self, sock: TlsSocket, deadline: Deadline) -> None:
+        """Raises Untrusted, Unavailable, DeadlineExceeded."""
+        try:
+            while not sock.has_shaken_hands():
+                await self._ready(deadline, to_write=sock.reads_on == WRITE)
+        except BaseException as error:
+            raise self._broken(error) from None
 
     async def _receive_some(self, views: Sequence[memoryview], deadline: Deadline) -> int:
         """At least one byte into `views`. Raises OSError, DeadlineExceeded among them."""

@@ -13,6 +13,7 @@ from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan, Shelf, Turn, connect_deadline, connect_failed
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.security.tls.certificates import Certificates
 
 
 class AsyncPool:
@@ -26,9 +27,11 @@ class AsyncPool:
         idle_ttl_s: float,
         connect_timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        tls: Certificates | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
+        self._tls = tls
         self._shelf: Shelf[AsyncChannel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
         self._peer_timeout_s = peer_timeout_s
@@ -69,7 +72,7 @@ class AsyncPool:
     async def _open(self, address: Address, deadline: Deadline) -> AsyncChannel:
         try:
             attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return await AsyncChannel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s)
+            return await AsyncChannel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, tls=self._tls)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

@@ -22,13 +22,17 @@ from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.rpc.address import Address, connect
+from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
+from kvstore.rpc.connecting import connect_to
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.subjects import CertifiedPeer, check_welcome
+from kvstore.security.tls.tls_socket import TlsSocket
 
 M = TypeVar("M", bound=Message)
 
@@ -67,27 +71,25 @@ class Channel:
         peer_timeout_s: float = PEER_TIMEOUT_S,
         busy_poll: BusyPoll | None = None,
         version: int = VERSION,
+        tls: Certificates | None = None,
     ) -> "Channel":
         """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`. A peer of the release
-        before, which cannot read a Hello of this `version`, is connected to once more and spoken to in its own.
+        before, which cannot read a Hello of this `version`, is connected to once more and spoken to in its own. `tls`: over TCP with TLS,
+        if it connects, to a master or node whose certificate names the address.
 
-        Raises Unavailable, DeadlineExceeded, or the peer's refusal (Unauthorized, ProtocolError).
+        Raises Unavailable, DeadlineExceeded, Untrusted, or the peer's refusal (Unauthorized, ProtocolError).
         """
-        try:
-            sock = connect(address, timeout_s=deadline.left_s())
-        except TimeoutError:
-            raise deadline.exceeded() from None
-        except OSError as error:
-            raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
+        sock = connect_to(address, tls, deadline)
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
         channel = cls(address, sock, busy_poll, version)
         try:
             channel.welcome = channel.call(hello, Welcome, deadline)
+            check_welcome(channel.certified, channel.welcome)
         except BaseException as error:
             channel.close()
             older = channel._exchange.version
             if isinstance(error, ProtocolError) and older < version:
-                return cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, busy_poll=busy_poll, version=older)
+                return cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, busy_poll=busy_poll, version=older, tls=tls)
             raise
         return channel
 
@@ -139,6 +141,11 @@ class Channel:
                 advance(pending, got)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
+
+    @property
+    def certified(self) -> CertifiedPeer | None:
+        """Who is there, as its certificate says; None: over a Unix socket, or without TLS."""
+        return self._sock.certified if isinstance(self._sock, TlsSocket) else None
 
     # --- a request and its answer in steps, for who waits for several channels at once, or looks after something else meanwhile ---
 
@@ -192,6 +199,8 @@ class Channel:
             raise self._broken(error) from None
         exchange.payload_left -= got
         advance(pending, got)
+        if pending and isinstance(self._sock, TlsSocket) and self._sock.pending():  # a poll would not tell
+            return self.take_values(pending)
         return not pending
 
     def _take_some(self, views: Sequence[memoryview]) -> int:
@@ -351,7 +360,12 @@ class Channel:
             self.close()
             raise Unavailable(f"{self.address} spoke before it was asked")
         self.is_open = False
-        return socket.socket(fileno=self._sock.detach())
+        sock = self._sock
+        if isinstance(sock, TlsSocket):  # goes as it is: it has state beside its descriptor
+            self._sock = socket.socket()
+            self._sock.close()
+            return sock
+        return socket.socket(fileno=sock.detach())
 
     def close(self) -> None:
         """Hang up. A second close is a no-op."""

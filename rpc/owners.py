@@ -14,6 +14,7 @@ from kvstore.protocol.session_messages import SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.certificates import Certificates
 
 MAX_NAMED: Final = 16
 """Addresses known only because a master named them, the latest; and names that one round follows."""
@@ -132,7 +133,15 @@ def looks(patience_s: float) -> Iterator[float]:
         yield patience_s / LOOKS
 
 
-def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, besides: Address | None = None) -> Channel:
+def find_owner(
+    masters: Masters,
+    hello: Hello,
+    deadline: Deadline,
+    *,
+    attempt_s: float,
+    besides: Address | None = None,
+    tls: Certificates | None = None,
+) -> Channel:
     """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most.
 
     Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
@@ -140,7 +149,7 @@ def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s:
     asking = Round(masters, besides=besides)
     while (address := asking.next()) is not None:
         try:
-            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(attempt_s)))
+            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(attempt_s)), tls=tls)
         except KVStoreError as error:
             asking.failed(address, error)
             continue
@@ -150,13 +159,15 @@ def find_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s:
     raise asking.error()
 
 
-def await_owner(masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float) -> Channel:
+def await_owner(
+    masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float, tls: Certificates | None = None
+) -> Channel:
     """As `find_owner`, again and again until the deadline where there are several masters, or one that awaits an owner: `pause_s` is the
     first pause."""
     waits = pauses(pause_s)
     while True:
         try:
-            return find_owner(masters, hello, deadline, attempt_s=attempt_s)
+            return find_owner(masters, hello, deadline, attempt_s=attempt_s, tls=tls)
         except Unavailable as error:
             pause_s = next(waits)
             if not is_awaited(masters, error) or deadline.up_to_s(pause_s) < pause_s:

@@ -22,6 +22,7 @@ from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.security.tls.certificates import Certificates
 
 _shelves: "weakref.WeakSet[Shelf[Any]]" = weakref.WeakSet()
 """All of this process, for a child that is forked from it."""
@@ -205,9 +206,11 @@ class Pool:
         connect_timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         busy_poll_us: int = 0,
+        tls: Certificates | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
+        self._tls = tls
         self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, idle_ttl_s=idle_ttl_s)
         self._connect_timeout_s = connect_timeout_s
         self._peer_timeout_s = peer_timeout_s
@@ -265,7 +268,9 @@ class Pool:
     def _open(self, address: Address, deadline: Deadline) -> Channel:
         try:
             attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return Channel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll)
+            return Channel.open(
+                address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll, tls=self._tls
+            )
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

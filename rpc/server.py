@@ -19,6 +19,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.security.tls.certificates import Certificates
 
 BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
@@ -48,7 +49,10 @@ class Server:
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         max_strangers: int = MAX_STRANGERS,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        tls: Certificates | None = None,
     ) -> None:
+        """`tls`: connections over TCP are TLS, if it serves; a handshake is a stranger's."""
+        self._tls = tls if tls is not None and tls.serves else None
         self._reactor = reactor
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
@@ -126,11 +130,19 @@ class Server:
             return
         if len(self.sessions) >= self._max_connections:
             log.warning("refusing a connection: %d are open (max_connections)", len(self.sessions))
-            _refuse(sock, Unavailable(f"the server has all its {self._max_connections} connections in use"))
+            if self._tls is not None and sock.family != socket.AF_UNIX:
+                sock.close()  # nothing can be said before the handshake, which would be this one's too
+            else:
+                _refuse(sock, Unavailable(f"the server has all its {self._max_connections} connections in use"))
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            try:
+                sock = self._tls.begin_from(sock)
+            except OSError:  # gone already
+                return
         session = Session(self._reactor, sock, _Tracked(self), self._limits)
         self.sessions.add(session)
         self._meet(session)

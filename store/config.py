@@ -9,12 +9,13 @@ from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSettings:
+class NodeSettings(ServerTlsSettings):
     """See docs/settings.md, which is made from this."""
 
     name: str = setting(

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 from kvstore.protocol.errors import Broken
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.transports import chosen_transports
@@ -13,7 +14,7 @@ from kvstore.transfer.topology.model import LOOPBACK, Topology
 log = logging.getLogger("kvstore.store")
 
 
-def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str) -> TransferEngine | None:
+def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, tls: Certificates | None = None) -> TransferEngine | None:
     """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
     tell its network interfaces. Raises ConfigError for settings that cannot be met."""
     try:
@@ -21,13 +22,14 @@ def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str) -
     except Broken as error:
         log.warning("no transfer engine: the topology of this host is unknown: %s", error)
         return None
-    return TransferEngine(f"node-{instance:x}", engine_settings(transfer, topology, listens_on=listens_on), topology=topology)
+    settings = engine_settings(transfer, topology, listens_on=listens_on, is_tls=tls is not None)
+    return TransferEngine(f"node-{instance:x}", settings, topology=topology, tls=tls)
 
 
-def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str) -> TransferSettings:
+def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str, is_tls: bool = False) -> TransferSettings:
     """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
     is not either."""
-    names = [name for name in chosen_transports(transfer, topology) if name != "shm"]
+    names = [name for name in chosen_transports(transfer, topology, is_tls=is_tls) if name != "shm"]
     loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
     is_inside = listens_on in ("127.0.0.1", "::1", "localhost")
     return replace(transfer, rails=transfer.rails or (loopback if is_inside else ""), transports=",".join(names) or "tcp")

@@ -26,6 +26,8 @@ from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner, looks
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.grpc_credentials import open_channel
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""
@@ -72,6 +74,7 @@ class MasterLink:
         peer_timeout_s: float,
         pause_s: float,
         max_pause_s: float,
+        tls: Certificates | None = None,
     ) -> None:
         """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. `join_token` is asked in
         the link's thread each time that the token is shown, and may raise ConfigError. For the times see the settings:
@@ -95,6 +98,7 @@ class MasterLink:
         """Of a master that says that it is the owner and took no registration: another one may own the catalog by now."""
         self._pause_s = pause_s
         self._max_pause_s = max_pause_s
+        self._tls = tls
         self._seen_epoch = 0
         self._seen_catalog = ""
         self._stopping = threading.Event()
@@ -160,7 +164,7 @@ class MasterLink:
         channel, place = self._nearest(owner or self._find_owner())
         self._doubtful = self._masters.owner
         try:
-            with grpc.insecure_channel(place, options=grpc_options(self._peer_timeout_s)) as control:
+            with open_channel(place, self._tls, grpc_options(self._peer_timeout_s)) as control:
                 stub = ControlStub(control)  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
@@ -194,7 +198,7 @@ class MasterLink:
         masters = self._masters
         attempt_s = min(self._timeout_s, self._patience_s * (1 + self._tries)) if masters.are_several else self._timeout_s
         deadline = Deadline(attempt_s * (len(masters.in_order()) + MAX_NAMED))
-        return find_owner(masters, self._hello(), deadline, attempt_s=attempt_s, besides=besides)
+        return find_owner(masters, self._hello(), deadline, attempt_s=attempt_s, besides=besides, tls=self._tls)
 
     def _nearest(self, channel: Channel) -> tuple[Channel, str]:
         """The connection to the owner, through its Unix socket where that is to be had, and the address of its control plane: as told over

@@ -26,6 +26,7 @@ from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.certificates import own_certificates
 from kvstore.store.config import NodeSettings, join_token, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
@@ -116,6 +117,7 @@ class Node:
         self._settings = settings
         self._transfer = transfer or TransferSettings()
         join_token(settings)  # refused now if not when it looks for a master
+        self._tls = own_certificates(settings)
         masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._instance = new_instance()
         self._codec = make_codec(settings.nvme_codec)
@@ -135,7 +137,7 @@ class Node:
         self._tiers = open_tiers(settings)
         for tier in self._tiers.values():
             opened.callback(tier.close)
-        self._engine = make_engine(self._transfer, self._instance, listens_on=parse_address(settings.listen).host)
+        self._engine = make_engine(self._transfer, self._instance, listens_on=parse_address(settings.listen).host, tls=self._tls)
         if self._engine is not None:
             opened.callback(self._engine.close)
         dram = self._tiers[DRAM]
@@ -216,6 +218,7 @@ class Node:
             queue_blocks=settings.copy_queue,
             timeout_s=settings.copy_timeout_s,
             engine=self._engine,
+            tls=self._tls,
         )
         saver = Saver(self._table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self._service.link is not None)
         self._leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=self.reactor.now_ns)
@@ -233,6 +236,7 @@ class Node:
             hello_timeout_s=settings.hello_timeout_s,
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
+            tls=self._tls,
         )
         opened.callback(self._server.close)
         tcp = self._server.listen_tcp(listen.host, listen.port)
@@ -313,6 +317,7 @@ class Node:
             peer_timeout_s=settings.peer_timeout_s,
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
+            tls=self._tls,
         )
         self._watch = watch_topology(self._transfer, self._engine, self._link)
 

@@ -17,6 +17,10 @@ class TransferSettings:
         "Transports to use, the preferred one first, of shm, tcp, ucx, nixl and MODULE:CLASS for one of your own. auto: shm, "
         "then ucx or else nixl where it is installed and there is an RDMA device, then tcp. Not ucx and nixl together.",
     )
+    allow_plaintext_rdma: bool = setting(
+        False,
+        "With TLS: use UCX, NIXL and transports of your own all the same, though nothing encrypts what goes by them (docs/security.md).",
+    )
     rails: str = setting("", "NICs to use, comma separated; default: every NIC that is up, the loopback only if there is no other.")
     topology: str = setting("", "JSON file that replaces the discovered topology.")
     listen_port: int = setting(

@@ -18,6 +18,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.address import network_id
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
@@ -58,9 +59,12 @@ class TransferEngine:
         *,
         topology: Topology | None = None,
         serves: bool = True,
+        tls: Certificates | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Raises InvalidArgument for a name of more than MAX_NAME characters, and ConfigError: a transport or rail that the settings
+        """`tls`: connections over TCP are TLS; None: they are not.
+
+        Raises InvalidArgument for a name of more than MAX_NAME characters, and ConfigError: a transport or rail that the settings
         name is not there, or an address is in use."""
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         if len(self.name) > MAX_NAME:
@@ -73,7 +77,8 @@ class TransferEngine:
         self._exports = Exports()
         self._target = Target(self.name, self._exports, self.settings)
         self._serves = serves
-        self._rails = Rails(Maker(self.name, self.settings, self._exports, self._target, listens=serves))
+        encrypted = tls if tls is not None and tls.connects else None
+        self._rails = Rails(Maker(self.name, self.settings, self._exports, self._target, listens=serves, tls=encrypted))
         self._peers: dict[str, Peer] = {}
         self._random = random.Random(secrets.randbits(64))
         self._changing = threading.Lock()

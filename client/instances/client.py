@@ -27,6 +27,8 @@ from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.scheduler.request import Slo
 from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.grpc_credentials import open_channel
 
 NO_SLO: Final = Slo()
 _HUNG_UP: Final = "the master, or another thread, has ended the connection"
@@ -270,7 +272,14 @@ class SchedulerClient:
     def _has_other_owner(self, deadline: Deadline) -> bool:
         masters, settings = self._masters, self.settings
         try:
-            find_owner(masters, hello(settings), deadline, attempt_s=settings.owner_patience_s, besides=masters.owner).close()
+            find_owner(
+                masters,
+                hello(settings),
+                deadline,
+                attempt_s=settings.owner_patience_s,
+                besides=masters.owner,
+                tls=Certificates.of(settings),
+            ).close()
         except KVStoreError:
             return False
         return True
@@ -286,9 +295,8 @@ class SchedulerClient:
                 raise Closed("this SchedulerClient was closed")
             if self._link is not None:
                 return self._link
-        channel = grpc.insecure_channel(
-            control_of_owner(self._masters, self.settings, deadline), options=grpc_options(self.settings.peer_timeout_s)
-        )
+        place = control_of_owner(self._masters, self.settings, deadline)
+        channel = open_channel(place, Certificates.of(self.settings), grpc_options(self.settings.peer_timeout_s))
         found = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
         with self._lock:
             if self._link is None and not self._is_closed:

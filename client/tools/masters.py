@@ -11,6 +11,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.certificates import Certificates
 
 LOOK_S: Final = 2.0
 """For each: one that does not answer is no reason to wait long."""
@@ -53,7 +54,7 @@ def line(told: MasterTold) -> str:
 def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterTold:
     settings = replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))
     try:
-        channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s))
+        channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s), tls=Certificates.of(settings))
         channel.close()
         with Control(channel.welcome.control, settings) as control:
             status = control.status()

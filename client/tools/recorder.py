@@ -22,6 +22,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import MAX_NAMED, find_owner
+from kvstore.security.tls.certificates import Certificates
 
 REFRESH_S: Final = 1.0
 """How often the master is asked for nodes that are new or back."""
@@ -68,6 +69,7 @@ class Recorder:
         self._now_s = now_s
         self._wall_ms = wall_ms
         self._masters = known_masters(settings)
+        self._tls = Certificates.of(settings)
         self._hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, "recorder")
         self._links: dict[str, _Link] = {}
         """By name: another master may give a node another id."""
@@ -137,7 +139,7 @@ class Recorder:
         has against us."""
         timeout_s = self._settings.connect_timeout_s
         deadline = Deadline(timeout_s * (len(self._masters.in_order()) + MAX_NAMED))
-        channel = find_owner(self._masters, self._hello, deadline, attempt_s=timeout_s)
+        channel = find_owner(self._masters, self._hello, deadline, attempt_s=timeout_s, tls=self._tls)
         try:
             table = channel.call(Nodes(), NodeTable, Deadline(timeout_s))
         finally:
@@ -149,7 +151,7 @@ class Recorder:
         deadline = Deadline(self._settings.connect_timeout_s)
         channel = None
         try:
-            channel = Channel.open(parse_address(tcp), self._hello, deadline)
+            channel = Channel.open(parse_address(tcp), self._hello, deadline, tls=self._tls)
             link = _Link(name, channel)
             link.cursor = channel.call(Events(0), EventBatch, deadline).next_cursor
         except KVStoreError as error:

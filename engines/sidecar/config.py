@@ -6,13 +6,14 @@ from typing import Final
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "sidecar"
 ROLES: Final = ("both", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class SidecarSettings:
+class SidecarSettings(TlsSettings):
     """See docs/settings.md, which is made from this."""
 
     engine: str = setting("http://127.0.0.1:8000", "The engine's address: its /metrics are read, and requests are sent there.")

@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.security.tls.roles import ANY, MASTER, Role
+from kvstore.security.tls.subjects import MASTER, Subject
 
 CA_CERT: Final = "ca.pem"
 CA_KEY: Final = "ca.key"
 EARLIER: Final = datetime.timedelta(minutes=5)
 """By so much certificates are valid before they are made: clocks of hosts differ."""
 DEFAULT_DAYS: Final = 90
+MAX_URI: Final = 1024
 CA_DAYS: Final = 3650
 
 
@@ -41,7 +42,7 @@ class Validity:
 
 
 def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
-    """Make `folder` (if it is not there), ca.pem and ca.key in it. Raises ConfigError: one of them is there already, or cannot be written."""
+    """Make ca.pem and ca.key in `folder`, which is made too. Raises ConfigError: one of them is there already, or cannot be written."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kvstore authority")])
     valid = Validity.from_now(days)
@@ -70,18 +71,18 @@ def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
 
 
 def issue(
-    folder: Path, file: str, roles: Sequence[Role], hosts: Sequence[str] = (), *, valid: Validity | None = None
+    folder: Path, file: str, subjects: Sequence[Subject], hosts: Sequence[str] = (), *, valid: Validity | None = None
 ) -> tuple[Path, Path]:
-    """Make FILE.pem and FILE.key in `folder`, signed by its authority: for `roles`, reached by `hosts` (names and addresses; with none it
-    can only connect). Returns both paths. Raises ConfigError: no authority there, or one of them is there already; InvalidArgument: a host
-    or role that no certificate can name."""
+    """Make FILE.pem and FILE.key in `folder`, signed by its authority: for `subjects`, reached by `hosts` (names and addresses; with none
+    it can only connect). Returns both paths. Raises ConfigError: no authority there, or one of them is there already; InvalidArgument: a
+    host or a name that no certificate can have."""
     authority, authority_key = _authority(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, file[:64])])
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if hosts or any(role.kind == MASTER for role in roles):
+    if hosts or any(subject.kind == MASTER for subject in subjects):
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    names = [*(x509.UniformResourceIdentifier(_uri(role)) for role in roles), *map(_host, hosts)]
+    names = [*(x509.UniformResourceIdentifier(_uri(subject)) for subject in subjects), *map(_host, hosts)]
     made = (
         _builder(authority.subject, name, key, valid or Validity.from_now(DEFAULT_DAYS))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -119,10 +120,10 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     return made, key
 
 
-def _uri(role: Role) -> str:
-    uri = role.uri()
-    if (role.name == ANY) != uri.endswith("/" + ANY) or len(uri) > 1024:
-        raise InvalidArgument(f"{role.name!r} cannot be the name of a role")
+def _uri(subject: Subject) -> str:
+    uri = subject.uri()
+    if len(uri) > MAX_URI:
+        raise InvalidArgument(f"a name of {len(subject.name)} characters is too long for a certificate")
     return uri
 
 

@@ -17,7 +17,8 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.roles import CLIENT, MASTER, NODE, CertifiedPeer, check_has
+from kvstore.security.tls.own import own_certificate
+from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 
 SERVERS: Final = (MASTER, NODE)
@@ -40,6 +41,8 @@ class _Current:
     client: ssl.SSLContext | None
     unnamed: ssl.SSLContext | None
     server: ssl.SSLContext | None
+    own: CertifiedPeer | None
+    """Of a program that connects and serves."""
 
 
 class Certificates:
@@ -74,11 +77,18 @@ class Certificates:
     @property
     def serves(self) -> bool:
         """Connections to this program are."""
-        return bool(self._settings.tls_cert)
+        return bool(self._settings.tls_cert) and isinstance(self._settings, ServerTlsSettings)
 
     @property
     def requires_client_cert(self) -> bool:
         return self._requires
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What the certificate of a program that connects and serves is for."""
+        own = self._now().own
+        assert own is not None, "this program does not both connect and serve"
+        return own.subjects
 
     def reload(self) -> None:
         """Look at the files with the next connection. Safe within a signal handler."""
@@ -102,8 +112,8 @@ class Certificates:
         return made
 
     def begin_to(self, sock: socket.socket, host: str, kinds: tuple[str, ...]) -> TlsSocket:
-        """`sock`, which is or will be connected to `host`, with the handshake still to come. `kinds`: roles, one of which its certificate
-        must have. Raises OSError; the socket is closed then."""
+        """`sock`, which is or will be connected to `host`, with the handshake still to come. `kinds`: one of which its certificate must be
+        for. Raises OSError; the socket is closed then."""
         context = self._now().client
         assert context is not None, "this program connects without TLS"
 
@@ -113,16 +123,16 @@ class Certificates:
 
         return TlsSocket.begin(sock, context, is_server=False, host=host, peer=host, check=check)
 
-    def begin_to_role(self, sock: socket.socket, peer: str, check: Callable[[CertifiedPeer | None], None]) -> TlsSocket:
-        """As `begin_to`, to a server that is known by its role and not by a name of its host: `check` raises Untrusted unless it is the
-        one meant."""
+    def begin_to_subject(self, sock: socket.socket, peer: str, check: Callable[[CertifiedPeer | None], None]) -> TlsSocket:
+        """As `begin_to`, to a server that is known by what its certificate is for, and not by a name of its host: `check` raises Untrusted
+        unless it is the one meant."""
         context = self._now().unnamed
         assert context is not None, "this program connects without TLS"
         return TlsSocket.begin(sock, context, is_server=False, host="", peer=peer, check=check)
 
     def begin_from(self, sock: socket.socket) -> TlsSocket:
-        """An accepted connection, with the handshake still to come; for a program that `serves`. A certificate that its peer shows has a
-        role. Raises OSError: the peer has gone already; the socket is closed then."""
+        """An accepted connection, with the handshake still to come; for a program that `serves`. A certificate that its peer shows is
+        one of ours. Raises OSError: the peer has gone already; the socket is closed then."""
         context = self._now().server
         assert context is not None, "this program serves without TLS"
         peer = _name(sock)
@@ -172,12 +182,10 @@ class Certificates:
 
     def _read(self) -> _Current:
         pems = Pems(*(_content(name, file) for name, file in self._files().items()))
-        return _Current(
-            pems,
-            client=self._context(ssl.PROTOCOL_TLS_CLIENT) if self.connects else None,
-            unnamed=self._context(ssl.PROTOCOL_TLS_CLIENT, names=False) if self.connects else None,
-            server=self._context(ssl.PROTOCOL_TLS_SERVER) if self.serves else None,
-        )
+        client = self._context(ssl.PROTOCOL_TLS_CLIENT) if self.connects else None
+        unnamed = self._context(ssl.PROTOCOL_TLS_CLIENT, names=False) if self.connects else None
+        server = self._context(ssl.PROTOCOL_TLS_SERVER) if self.serves else None
+        return _Current(pems, client, unnamed, server, own_certificate(server, unnamed) if server and unnamed else None)
 
     def _context(self, protocol: int, *, names: bool = True) -> ssl.SSLContext:
         settings = self._settings
@@ -201,7 +209,7 @@ class Certificates:
         except (ssl.SSLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
             raise ConfigError(
-                f"tls_cert, tls_key: {settings.tls_cert} and {settings.tls_key} are no certificate and its key in PEM form ({reason.lower()})"
+                f"tls_cert and tls_key: {settings.tls_cert} and {settings.tls_key} are no certificate and its key in PEM ({reason.lower()})"
             ) from None
         return context
 

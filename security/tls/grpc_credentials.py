@@ -4,12 +4,13 @@ gRPC compares a server's certificate with the host that was asked for; it knows 
 call arrives (`caller`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import grpc
 
 from kvstore.security.tls.certificates import Certificates, Pems
-from kvstore.security.tls.roles import CertifiedPeer, peer_of
+from kvstore.security.tls.subjects import CertifiedPeer, peer_of
 
 
 def open_channel(place: str, tls: Certificates | None, options: Sequence[tuple[str, int]]) -> grpc.Channel:
@@ -36,7 +37,11 @@ def add_port(server: grpc.Server, place: str, tls: Certificates | None) -> int:
         in_use = pems
         return _configuration(pems)
 
-    credentials = grpc.dynamic_ssl_server_credentials(_configuration(in_use), changed, require_client_authentication=tls.requires_client_cert)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(in_use),
+        changed,  # type: ignore[arg-type]  # None says that nothing has changed
+        require_client_authentication=tls.requires_client_cert,
+    )
     return server.add_secure_port(place, credentials)
 
 
@@ -46,7 +51,7 @@ def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
 
 def caller(context: grpc.ServicerContext) -> CertifiedPeer | None:
     """Who calls, as its certificate says; None: it showed none."""
-    told = context.auth_context()
+    told = cast("Mapping[str, Iterable[bytes]]", context.auth_context())
     if "x509_pem_cert" not in told:
         return None
     return peer_of(name.decode(errors="replace") for name in told.get("x509_subject_alternative_name", ()))

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.refusals import refusal, spoke_plainly
-from kvstore.security.tls.roles import CertifiedPeer, peer_of
+from kvstore.security.tls.subjects import CertifiedPeer, names_of, peer_of
 
 RECORD_BYTES: Final = 16 << 10
 """The most that one record carries. Small buffers are joined up to it: each record costs a header, a tag and two system calls."""
@@ -38,12 +38,12 @@ Check = Callable[[CertifiedPeer | None], None]
 class TlsSocket(ssl.SSLSocket):
     """See the module. One thread may send while another receives; made by `begin`."""
 
-    _is_ready = False
+    _is_made = _is_ready = False
     _waits = False
     _peer_name = "the peer"
     _failure: Untrusted | None = None
     _retried: "bytes | memoryview | None" = None
-    _begins_plainly = False
+    _has_begun = _begins_plainly = False
     reads_on: int = READ
     """What a receive that could not go on waits for: the socket to be readable (READ), or writable (WRITE)."""
     sends_on: int = WRITE
@@ -68,7 +68,7 @@ class TlsSocket(ssl.SSLSocket):
             sock.close()
             raise
         made._lock, made._limits_s = threading.Lock(), dict.fromkeys(_LIMITS, 0.0)
-        made._peer_name, made._check = peer, check
+        made._peer_name, made._check, made._is_made = peer, check, True
         return made
 
     # --- options, as of a plain socket ---
@@ -93,14 +93,19 @@ class TlsSocket(ssl.SSLSocket):
     def shake_hands(self, timeout_s: float) -> None:
         """Finish the handshake within `timeout_s`. Raises Untrusted, TimeoutError, OSError."""
         end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                with self._lock:
-                    self._ensure_ready()
-                return
-            except BlockingIOError:
-                if not self._poll(self.reads_on, end_s - time.monotonic()):
-                    raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {timeout_s:g} s") from None
+        while not self.has_shaken_hands():
+            if not self._poll(self.reads_on, end_s - time.monotonic()):
+                raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {timeout_s:g} s")
+
+    def has_shaken_hands(self) -> bool:
+        """Take the handshake as far as it goes without waiting: whether it is over; if not, `reads_on` says what to wait for. Raises
+        Untrusted, OSError."""
+        try:
+            with self._lock:
+                self._ensure_ready()
+        except BlockingIOError:
+            return False
+        return True
 
     def _ensure_ready(self) -> None:
         """As much of the handshake as is possible now. Raises BlockingIOError (see `reads_on`), Untrusted, OSError. With the lock."""
@@ -108,14 +113,17 @@ class TlsSocket(ssl.SSLSocket):
             raise self._failure
         if self._is_ready:
             return
-        if self.server_side and not self._begins_plainly:
+        if self.server_side and not self._has_begun:
             self._look_at_first_byte()
+        waits = self._waits
         try:
             self.do_handshake()
         except ssl.SSLError as error:
             raise self._translated(error, self._turn) from None
+        finally:
+            self._waits = waits  # it sets the time limit anew
         found = self.getpeercert()
-        self.certified = peer_of(name for _, name in found.get("subjectAltName", ())) if found else None  # type: ignore[misc]
+        self.certified = peer_of(names_of(found)) if found else None
         try:
             self._check(self.certified)
         except Untrusted as error:
@@ -125,6 +133,7 @@ class TlsSocket(ssl.SSLSocket):
 
     def _look_at_first_byte(self) -> None:
         first = socket.socket.recv(self, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        self._has_begun = bool(first)
         if first and first != HANDSHAKE_BYTE:
             self._failure = spoke_plainly(self._peer_name)
             self._begins_plainly = True
@@ -135,6 +144,16 @@ class TlsSocket(ssl.SSLSocket):
         if self._begins_plainly:
             with contextlib.suppress(OSError):
                 socket.socket.send(self, data)
+
+    def discard(self) -> int | None:
+        """Throw away what has come after the handshake failed: how many bytes, 0 at the end of the stream (or of the connection), None for
+        nothing yet."""
+        try:
+            return len(socket.socket.recv(self, RECORD_BYTES, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return None
+        except OSError:
+            return 0
 
     def _turn(self, waits_for: int) -> None:
         self.reads_on = self.sends_on = waits_for
@@ -165,8 +184,8 @@ class TlsSocket(ssl.SSLSocket):
         """With MSG_PEEK: TLS's own bytes, or one of no meaning where some are decrypted: enough to tell whether anything came."""
         if flags & socket.MSG_PEEK:
             return b"\0" if self.pending() else socket.socket.recv(self, buflen, flags)
-        if self._sslobj is None:  # while it is made, of a peer that has gone already
-            return socket.socket.recv(self, buflen, flags)
+        if not self._is_made:  # while it is, of a peer that has gone already: the handshake will tell
+            return b""
         room = bytearray(buflen)
         return bytes(room[: self.recv_into(room, 0, flags)])
 
@@ -200,7 +219,8 @@ class TlsSocket(ssl.SSLSocket):
         return moved
 
     def _read(self, view: memoryview) -> tuple[int, int]:
-        """Bytes into `view`, 0 at the end of the stream; and how many are left of the record. Raises BlockingIOError, Untrusted, OSError."""
+        """Bytes into `view`, 0 at the end of the stream; and how many are left of the record. Raises BlockingIOError, Untrusted,
+        OSError."""
         with self._lock:
             self._ensure_ready()
             try:

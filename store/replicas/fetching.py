@@ -27,6 +27,7 @@ from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_here, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.certificates import Certificates
 from kvstore.tiers.value_codec import is_raw_tensor
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion
@@ -62,7 +63,12 @@ class Wanted(NamedTuple):
 
 
 def fetch(
-    source: Source, hello: Hello, wanted: Sequence[Wanted], deadline: Deadline, engine: TransferEngine | None = None
+    source: Source,
+    hello: Hello,
+    wanted: Sequence[Wanted],
+    deadline: Deadline,
+    engine: TransferEngine | None = None,
+    tls: Certificates | None = None,
 ) -> list[int | KVStoreError]:
     """For each block the xxh3_64 of the bytes that are in the destination now, or why they are not; its content is undefined then.
 
@@ -71,7 +77,7 @@ def fetch(
 
     Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing has been fetched.
     """
-    channel = _open(source, hello, deadline)
+    channel = _open(source, hello, deadline, tls)
     said = [(LATER, 0)] * len(wanted)
     """By the source of each: its status, and the checksum of what it sent."""
     is_worth_it = sum(len(one.destination) for one in wanted) >= ENGINE_MIN_BYTES
@@ -128,18 +134,18 @@ def _move(channel: Channel, source: Source, blocks: Blocks, wanted: Sequence[Wan
     engine.transfer(copies, deadline_s=deadline.left_s(), priority=Priority.BACKGROUND)
 
 
-def _open(source: Source, hello: Hello, deadline: Deadline) -> Channel:
+def _open(source: Source, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
     if is_here(source.unix, source.host_id):
         try:
-            return _open_at(Address(unix=source.unix), source, hello, deadline)
+            return _open_at(Address(unix=source.unix), source, hello, deadline, None)
         except Unavailable:  # gone since: TCP does as well
             pass
-    return _open_at(parse_address(source.tcp), source, hello, deadline)
+    return _open_at(parse_address(source.tcp), source, hello, deadline, tls)
 
 
-def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline) -> Channel:
+def _open_at(address: Address, source: Source, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
     """Raises Unavailable too when it is not the source that answers: its node id is unique under the master that both obey."""
-    channel = Channel.open(address, hello, deadline)
+    channel = Channel.open(address, hello, deadline, tls=tls)
     if (channel.welcome.server, channel.welcome.node_id) != (SERVER_NODE, source.node_id):
         channel.close()
         raise Unavailable(f"at {address} there is {channel.welcome.name!r}, not node {source.node_id}")

@@ -17,6 +17,7 @@ from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHand
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
@@ -89,6 +90,7 @@ class ReplicaQueue:
         queue_blocks: int,
         timeout_s: float,
         engine: TransferEngine | None = None,
+        tls: Certificates | None = None,
     ) -> None:
         """`timeout_s` is the time that a batch has to be fetched, `engine` the node's: without one all comes by message."""
         self._reactor = reactor
@@ -99,6 +101,7 @@ class ReplicaQueue:
         self._queue_blocks = queue_blocks
         self._timeout_s = timeout_s
         self._engine = engine
+        self._tls = tls
         self._queue: deque[_Item] = deque()
         self._batch: _Batch | None = None
         self._stuck_ns = 0
@@ -217,7 +220,7 @@ class ReplicaQueue:
         results: list[int | KVStoreError]
         measured = None
         try:
-            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s), self._engine)
+            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s), self._engine, self._tls)
             measured = self._measured(batch.order.source)
         except KVStoreError as error:
             results = [error] * len(wanted)

@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.agent import ConnectionAgent
-from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.connection import Connection, Transport
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.streams.tls import TlsTransport
 from kvstore.transfer.topology.model import LOOPBACK, RDMA_KINDS, Nic, Topology
 
 AUTO: Final = "auto"
@@ -27,7 +29,18 @@ MAX_PORT: Final = 65_535
 class Maker:
     """Makes an engine's agents. They share what peers may reach (`exports`) and who serves them (`target`)."""
 
-    def __init__(self, name: str, settings: TransferSettings, exports: Exports, target: Target, *, listens: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: TransferSettings,
+        exports: Exports,
+        target: Target,
+        *,
+        listens: bool,
+        tls: Certificates | None = None,
+    ) -> None:
+        """`tls`: what goes over TCP is encrypted, and nothing goes unencrypted but what `allow_plaintext_rdma` lets."""
+        self._tls = tls
         self._name = name
         self._settings = settings
         self._exports = exports
@@ -36,7 +49,7 @@ class Maker:
 
     def transports(self, topology: Topology) -> list[str]:
         """The transports to be used, the preferred one first. Raises ConfigError for a name that is none."""
-        return chosen_transports(self._settings, topology)
+        return chosen_transports(self._settings, topology, is_tls=self._tls is not None)
 
     def rails(self, transport: str, topology: Topology) -> list[Rail]:
         """The rails of one transport. Raises ConfigError when `rails` of the settings names a NIC that is not there."""
@@ -68,7 +81,7 @@ class Maker:
         if transport == "shm":
             return SharedMemoryAgent(self._name, rail, self._settings, exports=self._exports, listens=self._listens)
         if transport == "tcp":
-            return self._over(TcpConnection, rail)
+            return self._over(TlsTransport(self._tls), rail) if self._tls is not None else self._over(TcpConnection, rail)
         if transport == "ucx":
             from kvstore.transfer.ucx.connection import UcxConnection
 
@@ -83,7 +96,7 @@ class Maker:
         agent: TransferAgent = kind(self._name, rail)
         return agent
 
-    def _over(self, kind: type[Connection], rail: Rail, settings: TransferSettings | None = None) -> TransferAgent:
+    def _over(self, kind: Transport, rail: Rail, settings: TransferSettings | None = None) -> TransferAgent:
         chosen = settings or self._settings
         return ConnectionAgent(self._name, rail, chosen, kind, exports=self._exports, target=self._target, listens=self._listens)
 
@@ -131,14 +144,15 @@ def first_of_each(agents: Sequence[TransferAgent]) -> dict[str, TransferAgent]:
     return found
 
 
-def chosen_transports(settings: TransferSettings, topology: Topology) -> list[str]:
+def chosen_transports(settings: TransferSettings, topology: Topology, *, is_tls: bool = False) -> list[str]:
     """What the setting `transports` means on this machine, the preferred one first. Raises ConfigError for a name that is none, and for
     UCX beside NIXL: each brings a UCX of its own, and the two crash in one process.
 
+    With TLS, what is not encrypted and leaves the host is not chosen, and refused where it is named, unless allow_plaintext_rdma is said.
     By itself UCX goes before NIXL, for its peers have to show a region's key.
     """
     if settings.transports == AUTO:
-        has_rdma = any(nic.kind in RDMA_KINDS for nic in topology.usable())
+        has_rdma = (settings.allow_plaintext_rdma or not is_tls) and any(nic.kind in RDMA_KINDS for nic in topology.usable())
         fast = [name for name, module in (("ucx", "ucxx"), ("nixl", "nixl")) if has_rdma and importlib.util.find_spec(module)]
         return ["shm", *fast[:1], "tcp"]
     names = list(dict.fromkeys(name.strip() for name in settings.transports.split(",") if name.strip()))
@@ -147,6 +161,11 @@ def chosen_transports(settings: TransferSettings, topology: Topology) -> list[st
             raise ConfigError(f"transports names {name!r}: write some of {', '.join(NAMES)}, or MODULE:CLASS for your own, or auto")
     if "ucx" in names and "nixl" in names:
         raise ConfigError("transports names both ucx and nixl, whose libraries crash in one process: choose one")
+    plain = [name for name in names if name not in ("shm", "tcp")]
+    if is_tls and plain and not settings.allow_plaintext_rdma:
+        raise ConfigError(
+            f"transports names {', '.join(plain)}, which nothing encrypts, beside TLS: leave it out, or say allow_plaintext_rdma=true"
+        )
     if not names:
         raise ConfigError("transports is empty: write auto, or some of " + ", ".join(NAMES))
     return names

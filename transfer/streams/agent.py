@@ -22,7 +22,7 @@ from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.shield import Shield
-from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.connection import Connection, Transport
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
 from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest
 from kvstore.transfer.streams.target import Target
@@ -51,7 +51,7 @@ class ConnectionAgent(TransferAgent):
         name: str,
         rail: Rail,
         settings: TransferSettings,
-        connection_class: type[Connection],
+        connection_class: Transport,
         *,
         exports: Exports | None = None,
         target: Target | None = None,

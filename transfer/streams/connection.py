@@ -7,10 +7,22 @@ import math
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
+
+
+class Transport(Protocol):
+    """What makes connections: a class of them, or an object that knows more than a class does."""
+
+    transport: str
+
+    def listen(self, rail: Rail) -> "Listener":
+        """As Connection.listen."""
+
+    def connect(self, metadata: bytes, rail: Rail, deadline: Deadline) -> "Connection":
+        """As Connection.connect."""
 
 
 class Connection(ABC):
@@ -63,6 +75,10 @@ class Connection(ABC):
         """A descriptor that can be read whenever the peer has sent something or hung up, for as long as nobody receives; -1 if the
         transport has none, and a connection then costs its owner a waiting thread."""
         return -1
+
+    def has_unread(self) -> bool:
+        """Whether something has arrived of which the descriptor does not tell any more: the transport has taken it already."""
+        return False
 
     def recv_arrived(self, part: memoryview) -> int:
         """Fill the beginning of `part` with what has arrived, without waiting; how many bytes that was, 0 for none. Raises as

@@ -166,6 +166,9 @@ class Target:
     def _park(self, peer: _Inbound) -> None:
         """Leave an idle connection to epoll."""
         with self._lock:
+            if peer.key[0] and peer.connection.has_unread() and not self._closing.is_set():
+                self._queue(peer)  # of that epoll would not tell
+                return
             # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
             if peer.connection.is_open and not peer.is_dropped and not self._closing.is_set():
                 fd = peer.parked_fd = peer.connection.fileno()

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError, ProtocolError, Unreachable
 from kvstore.rpc.address import Address, connect, parse_address
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 
@@ -193,6 +194,9 @@ class TcpConnection(Connection):
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def has_unread(self) -> bool:
+        return isinstance(self._sock, TlsSocket) and self._sock.pending() > 0
+
 
 class TcpListener(Listener):
     """See Listener."""
@@ -203,11 +207,11 @@ class TcpListener(Listener):
             self._sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"the transfer engine cannot listen on {host}:{port}: {error.strerror or error}") from None
-        self._address = Address(host=host, port=self._sock.getsockname()[1])
+        self.address = Address(host=host, port=self._sock.getsockname()[1])
         self._is_closed = False
 
     def metadata(self) -> bytes:
-        return MAGIC + str(self._address).encode()
+        return MAGIC + str(self.address).encode()
 
     def accept(self, timeout_s: float) -> TcpConnection | None:
         try:
@@ -223,7 +227,11 @@ class TcpListener(Listener):
         # A peer that vanished without a word does not keep its connection for ever.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-        return TcpConnection(sock, f"{peer[0]}:{peer[1]}")
+        return self._made(sock, f"{peer[0]}:{peer[1]}")
+
+    def _made(self, sock: socket.socket, peer: str) -> TcpConnection | None:
+        """A connection over what was accepted; None: its peer has gone already."""
+        return TcpConnection(sock, peer)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -243,6 +251,8 @@ def _is_within_host(sock: socket.socket) -> bool:
 
 def _parse(metadata: bytes) -> Address:
     """Raises ProtocolError for bytes that no TcpListener made."""
+    if metadata.startswith(b"tls1 "):
+        raise ProtocolError("the peer's transfer engine speaks TLS, and this one's does not: set tls_ca, tls_cert and tls_key")
     if not metadata.startswith(MAGIC) or len(metadata) > 300:
         raise ProtocolError("these bytes do not say how a TCP listener is reached")
     try:

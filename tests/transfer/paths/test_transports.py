@@ -13,12 +13,13 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.paths.transports import Maker, first_of_each
+from kvstore.transfer.paths.transports import Maker, chosen_transports, first_of_each
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.model import INFINIBAND, LOOPBACK, Nic, Topology
 from tests.ports import free_ports
+from tests.security.tls.certified import certificates, shared
 from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent
 
 LOOP = Nic("lo", LOOPBACK, "lo", ("127.0.0.1", "::1"))
@@ -55,6 +56,26 @@ def maker() -> Iterator[Makers]:
 def installed(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """As if these libraries were there, and others of fabrics not."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in modules else None)
+
+
+def test_with_tls_auto_leaves_out_what_is_not_encrypted_unless_that_is_said(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "ucxx", "nixl")
+    assert chosen_transports(TransferSettings(), CLUSTER, is_tls=True) == ["shm", "tcp"]
+    assert chosen_transports(TransferSettings(allow_plaintext_rdma=True), CLUSTER, is_tls=True) == ["shm", "ucx", "tcp"]
+    named = TransferSettings(transports="shm,nixl,tcp,a:B")
+    with pytest.raises(ConfigError, match=r"^transports names nixl, a:B, which nothing encrypts, beside TLS"):
+        chosen_transports(named, CLUSTER, is_tls=True)
+    allowed = replace(named, allow_plaintext_rdma=True)
+    assert chosen_transports(allowed, CLUSTER, is_tls=True) == chosen_transports(named, CLUSTER) == ["shm", "nixl", "tcp", "a:B"]
+
+
+def test_over_tcp_an_agent_of_certificates_speaks_tls(maker: Makers) -> None:
+    settings, exports = TransferSettings(transports="tcp"), Exports()
+    maker.targets.append(Target("me", exports, settings))
+    tls = certificates(shared().node("one"))
+    made = Maker("me", settings, exports, maker.targets[-1], listens=True, tls=tls).make("tcp", Rail("lo", "127.0.0.1"))
+    with closing(made):
+        assert b" tls1 kvstore://node/one 127.0.0.1:" in b" " + made.metadata().partition(b"tcp ")[2]
 
 
 def test_auto_is_shared_memory_and_tcp_without_rdma(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a certificate says of its owner: its roles, as URIs among the certificate's alternative names.
+"""What a certificate is for: its subjects, as URIs among its alternative names.
 
     kvstore://master            a master
     kvstore://node/NAME         the storage node NAME; node/* any
@@ -8,9 +8,9 @@ NAME and TENANT are percent-encoded. The names of hosts beside them say where it
 host of a master is no master.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from kvstore.protocol.errors import Unauthorized, Untrusted
@@ -23,8 +23,8 @@ CLIENT: Final = "client"
 ANY: Final = "*"
 
 
-class Role(NamedTuple):
-    """One role: `kind` is MASTER, NODE or CLIENT, `name` a node's or a tenant's, ANY for all of them."""
+class Subject(NamedTuple):
+    """One of them: `kind` is MASTER, NODE or CLIENT, `name` a node's or a tenant's, ANY for all of them."""
 
     kind: str
     name: str = ""
@@ -39,37 +39,42 @@ class Role(NamedTuple):
 class CertifiedPeer:
     """The other end of a TLS connection, as its certificate has it."""
 
-    roles: tuple[Role, ...]
+    subjects: tuple[Subject, ...]
 
     def is_a(self, kind: str, name: str = "") -> bool:
-        return any(role.kind == kind and role.name in (name, ANY) for role in self.roles)
+        return any(subject.kind == kind and subject.name in (name, ANY) for subject in self.subjects)
 
     def has(self, kind: str) -> bool:
-        """Whether it has a role of that kind, of whatever name."""
-        return any(role.kind == kind for role in self.roles)
+        """Whether it is for one of that kind, of whatever name."""
+        return any(subject.kind == kind for subject in self.subjects)
 
     def __str__(self) -> str:
-        return " and ".join(role.uri() for role in self.roles) or "no role of kvstore's"
+        return " and ".join(subject.uri() for subject in self.subjects) or "nothing of kvstore's"
+
+
+def names_of(told: Mapping[str, Any]) -> list[str]:
+    """A certificate's alternative names of all kinds, as the library ssl tells of it."""
+    return [name for _, name in told.get("subjectAltName", ())]
 
 
 def peer_of(names: Iterable[str]) -> CertifiedPeer:
-    """From a certificate's alternative names of all kinds: those that are no roles are left out."""
-    return CertifiedPeer(tuple(role for name in names if (role := _role(name)) is not None))
+    """From a certificate's alternative names of all kinds: those that are of another form are left out."""
+    return CertifiedPeer(tuple(subject for name in names if (subject := _subject(name)) is not None))
 
 
-def _role(uri: str) -> Role | None:
+def _subject(uri: str) -> Subject | None:
     kind, slash, name = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or (kind == MASTER) == bool(slash) or kind not in (MASTER, NODE, CLIENT):
         return None
     meant = unquote(name)
-    return Role(kind, meant) if meant != ANY or name == ANY else None  # an encoded * is no wildcard
+    return Subject(kind, meant) if meant != ANY or name == ANY else None  # an encoded * is no wildcard
 
 
 def check_has(peer: CertifiedPeer, kinds: Iterable[str], who: str) -> None:
-    """Raises Untrusted unless the certificate has a role of one of these kinds. `who` it was taken for, in the error."""
+    """Raises Untrusted unless the certificate is for one of these kinds. `who` shows it, in the error."""
     if not any(peer.has(kind) for kind in kinds):
-        expected = " or ".join(Role(kind, "NAME").uri() for kind in kinds)
-        raise Untrusted(f"the certificate of {who} says {peer}, and {expected} is needed: make one for that role (kvstore certs)")
+        expected = " or ".join(Subject(kind, "NAME").uri() for kind in kinds)
+        raise Untrusted(f"the certificate of {who} is for {peer}, and one for {expected} is needed: make it with `kvstore certs`")
 
 
 def check_hello(peer: CertifiedPeer | None, hello: Hello) -> None:
@@ -77,10 +82,10 @@ def check_hello(peer: CertifiedPeer | None, hello: Hello) -> None:
     if peer is None:
         return
     if hello.role == ROLE_NODE and not peer.is_a(NODE, hello.name):
-        raise Unauthorized(f"the certificate says {peer}, and node {hello.name!r} introduces itself: make one for it (kvstore certs node)")
+        raise Unauthorized(f"the certificate is for {peer}, and node {hello.name!r} introduces itself: make it one (kvstore certs node)")
     if hello.role == ROLE_CLIENT and not peer.is_a(CLIENT, hello.tenant):
         raise Unauthorized(
-            f"the certificate says {peer}, and a client of tenant {hello.tenant!r} introduces itself: make one for it (kvstore certs client)"
+            f"the certificate is for {peer}, and a client of tenant {hello.tenant!r} introduces itself: make it one (kvstore certs client)"
         )
 
 
@@ -89,6 +94,6 @@ def check_welcome(peer: CertifiedPeer | None, welcome: Welcome) -> None:
     if peer is None:
         return
     if welcome.server == SERVER_MASTER and not peer.is_a(MASTER):
-        raise Untrusted(f"the certificate says {peer}, and a master introduces itself: make one for it (kvstore certs master)")
+        raise Untrusted(f"the certificate is for {peer}, and a master introduces itself: make it one (kvstore certs master)")
     if welcome.server == SERVER_NODE and not peer.is_a(NODE, welcome.name):
-        raise Untrusted(f"the certificate says {peer}, and node {welcome.name!r} introduces itself: make one for it (kvstore certs node)")
+        raise Untrusted(f"the certificate is for {peer}, and node {welcome.name!r} introduces itself: make it one (kvstore certs node)")

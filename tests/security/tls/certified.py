@@ -1,0 +1,98 @@
+"""An authority and certificates of a test's own: those of a cluster, and those that are to be refused."""
+
+import datetime
+import functools
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from kvstore.security.tls.authority import Validity, issue, make_authority
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
+from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, Subject
+
+S = TypeVar("S", bound=TlsSettings)
+HOSTS = ("127.0.0.1", "::1", "localhost")
+_DAY = datetime.timedelta(days=1)
+
+
+class Cluster:
+    """One authority, and settings for who has a certificate of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_authority(folder)
+        self._made = 0
+
+    def file(self, *subjects: Subject, hosts: tuple[str, ...] = (), valid: Validity | None = None) -> tuple[Path, Path]:
+        """A certificate and its key, made anew."""
+        self._made += 1
+        return issue(self.folder, f"cert-{self._made}", subjects, hosts, valid=valid)
+
+    def server(self, *subjects: Subject, hosts: tuple[str, ...] = (), valid: Validity | None = None) -> ServerTlsSettings:
+        cert, key = self.file(*subjects, hosts=hosts, valid=valid)
+        return ServerTlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key), tls_reload_interval_s=0.0)
+
+    def expired(self, *subjects: Subject, valid: Validity) -> ServerTlsSettings:
+        """Of a server that does not look at its own certificate: one that does would not start with it."""
+        return replace(self.server(*subjects, hosts=HOSTS, valid=valid), tls_ca="", tls_require_client_cert=False)
+
+    def master(self) -> ServerTlsSettings:
+        return self.server(Subject(MASTER), hosts=HOSTS)
+
+    def node(self, name: str = ANY) -> ServerTlsSettings:
+        return self.server(Subject(NODE, name), hosts=HOSTS)
+
+    def client(self, tenant: str = ANY, valid: Validity | None = None) -> TlsSettings:
+        cert, key = self.file(Subject(CLIENT, tenant), valid=valid)
+        return TlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key), tls_reload_interval_s=0.0)
+
+
+def given_to(settings: S, tls: TlsSettings) -> S:
+    """Other settings with these of TLS."""
+    names = ("tls_ca", "tls_cert", "tls_key", "tls_reload_interval_s")
+    return replace(settings, **{name: getattr(tls, name) for name in names})
+
+
+def flags(tls: TlsSettings) -> list[str]:
+    """For a program's command line."""
+    return ["--tls-ca", tls.tls_ca, "--tls-cert", tls.tls_cert, "--tls-key", tls.tls_key, "--tls-reload-interval-s", "0"]
+
+
+def certificates(settings: TlsSettings) -> Certificates:
+    found = Certificates.of(settings)
+    assert found is not None
+    return found
+
+
+def past() -> Validity:
+    """Over since yesterday."""
+    now = datetime.datetime.now(datetime.UTC)
+    return Validity(now - 2 * _DAY, now - _DAY)
+
+
+def to_come() -> Validity:
+    now = datetime.datetime.now(datetime.UTC)
+    return Validity(now + _DAY, now + 2 * _DAY)
+
+
+@functools.cache
+def shared() -> Cluster:
+    """One for all tests of a process that only use it: its folder is removed with it."""
+    folder = tempfile.TemporaryDirectory(prefix="kvstore-certs-")
+    _kept.append(folder)
+    return Cluster(Path(folder.name))
+
+
+_kept: list["tempfile.TemporaryDirectory[str]"] = []
+
+
+def swap(settings: TlsSettings, other: TlsSettings) -> None:
+    """The files of `settings` hold from now on what those of `other` do, replaced as operators do it: the key first, each at once."""
+    for name in ("tls_key", "tls_cert", "tls_ca"):
+        place = Path(getattr(settings, name))
+        fresh = place.with_suffix(".fresh")
+        shutil.copy(getattr(other, name), fresh)
+        fresh.replace(place)

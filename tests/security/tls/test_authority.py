@@ -1,0 +1,70 @@
+"""Promises of authority.py; that what it makes is accepted by TLS the other tests of this folder show."""
+
+from pathlib import Path
+from stat import S_IMODE
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.security.tls.authority import CA_CERT, CA_KEY, issue, make_authority
+from kvstore.security.tls.subjects import CLIENT, NODE, Subject
+
+
+def names(cert: Path) -> list[str]:
+    found = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in found]
+
+
+def test_a_certificate_says_whom_and_where_it_is_for_and_keys_are_their_owners(tmp_path: Path) -> None:
+    make_authority(tmp_path / "certs")
+    cert, key = issue(tmp_path / "certs", "one", [Subject(NODE, "one")], ["node-1.example", "10.0.0.1", "[::1]"])
+    assert names(cert) == ["kvstore://node/one", "node-1.example", "10.0.0.1", "::1"]
+    assert [S_IMODE(path.stat().st_mode) for path in (key, tmp_path / "certs" / CA_KEY)] == [0o600, 0o600]
+    assert S_IMODE((tmp_path / "certs").stat().st_mode) == 0o700
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    before = (tmp_path / CA_KEY).read_bytes()
+    with pytest.raises(ConfigError, match=r"ca.pem is there already: remove it first"):
+        make_authority(tmp_path)
+    (tmp_path / CA_CERT).rename(tmp_path / "moved.pem")
+    with pytest.raises(ConfigError, match=r"ca.key is there already"):
+        make_authority(tmp_path)
+    (tmp_path / "moved.pem").rename(tmp_path / CA_CERT)
+    issue(tmp_path, "one", [Subject(NODE, "one")])
+    with pytest.raises(ConfigError, match=r"one.pem is there already"):
+        issue(tmp_path, "one", [Subject(NODE, "one")])
+    assert (tmp_path / CA_KEY).read_bytes() == before
+
+
+def test_without_an_authority_it_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"make one with `kvstore certs init"):
+        issue(tmp_path, "one", [Subject(CLIENT, "red")])
+    make_authority(tmp_path)
+    other = rsa.generate_private_key(65537, 2048)
+    (tmp_path / CA_KEY).write_bytes(
+        other.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    with pytest.raises(ConfigError, match=r"ca.key is not a key that `kvstore certs init` makes"):
+        issue(tmp_path, "one", [Subject(CLIENT, "red")])
+
+
+def test_names_that_no_certificate_can_have_are_refused(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    with pytest.raises(InvalidArgument, match="a name of 2000 characters is too long"):
+        issue(tmp_path, "one", [Subject(CLIENT, "x" * 2000)])
+    with pytest.raises(InvalidArgument, match="'größe' is neither a host name in ASCII nor an address"):
+        issue(tmp_path, "one", [Subject(NODE, "one")], ["größe"])
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot make .*file/certs: Not a directory"):
+        make_authority(tmp_path / "file" / "certs")
+    make_authority(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot write .*/absent/one.key: No such file or directory"):
+        issue(tmp_path, "absent/one", [Subject(NODE, "one")])

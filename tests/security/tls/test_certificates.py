@@ -1,0 +1,170 @@
+"""Promises of certificates.py, with real files; its clock is the test's."""
+
+import logging
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kvstore.protocol.errors import ConfigError, Untrusted
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
+from kvstore.security.tls.subjects import CLIENT, MASTER, CertifiedPeer, Subject, check_has
+from kvstore.security.tls.tls_socket import TlsSocket
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from tests.rpc.wires import Clock
+from tests.security.tls.certified import Cluster, certificates, shared, swap
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return near, listener.accept()[0]
+
+
+def met(client: Certificates, server: Certificates) -> tuple[CertifiedPeer | None, CertifiedPeer | None]:
+    """Who each of them finds at the other end."""
+    near, far = pair()
+    serving = in_background(lambda: shaken(server.begin_from(far)))
+    made = client.connect(near, "127.0.0.1", PATIENCE_S)
+    found = made.certified, serving.result(PATIENCE_S)
+    made.close()
+    return found
+
+
+def shaken(end: TlsSocket) -> CertifiedPeer | None:
+    with end:
+        end.shake_hands(PATIENCE_S)
+        return end.certified
+
+
+def test_settings_without_tls_are_none() -> None:
+    assert Certificates.of(TlsSettings()) is None
+    only_trusts = certificates(TlsSettings(tls_ca=shared().client().tls_ca))
+    assert (only_trusts.connects, only_trusts.serves, only_trusts.requires_client_cert) == (True, False, False)
+    both = certificates(shared().master())
+    assert (both.connects, both.serves, both.requires_client_cert) == (True, True, True)
+
+
+def test_both_ends_know_who_is_there() -> None:
+    assert met(certificates(shared().client("red")), certificates(shared().master())) == (
+        CertifiedPeer((Subject(MASTER),)),
+        CertifiedPeer((Subject(CLIENT, "red"),)),
+    )
+    bare = certificates(TlsSettings(tls_ca=shared().client().tls_ca))
+    assert met(bare, certificates(replace(shared().master(), tls_require_client_cert=False)))[1] is None
+    alone = replace(shared().master(), tls_require_client_cert=False, tls_ca="")
+    assert met(bare, certificates(alone))[1] is None
+
+
+def test_a_peer_known_by_its_subject_need_not_be_at_a_host_of_its_certificate() -> None:
+    server = certificates(shared().server(Subject(MASTER), hosts=("elsewhere",)))
+    near, far = pair()
+    serving = in_background(lambda: shaken(server.begin_from(far)))
+
+    def check(peer: CertifiedPeer | None) -> None:
+        assert peer is not None
+        check_has(peer, (MASTER,), "it")
+
+    client = certificates(shared().client()).begin_to_subject(near, "it", check)
+    client.shake_hands(PATIENCE_S)
+    assert serving.result(PATIENCE_S) is not None
+    client.close()
+
+
+def test_a_server_that_is_not_meant_ends_the_connection() -> None:
+    near, far = pair()
+    server = certificates(shared().server(Subject(MASTER), hosts=("10.0.0.9",))).begin_from(far)
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    with pytest.raises(Untrusted):
+        certificates(shared().client()).connect(near, "127.0.0.1", PATIENCE_S)
+    assert near.fileno() == -1
+    serving.exception(PATIENCE_S)
+    server.close()
+
+
+def test_files_that_change_are_used_by_the_next_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster, clock = Cluster(tmp_path), Clock()
+    settings = replace(cluster.client("red"), tls_reload_interval_s=10.0)
+    client, server = Certificates(settings, clock_ns=clock), certificates(cluster.master())
+
+    def name() -> str:
+        found = met(client, server)[1]
+        assert found is not None
+        return found.subjects[0].name
+
+    assert name() == "red"
+    swap(settings, cluster.client("blue"))
+    clock.now_ns += 9 * 10**9
+    assert name() == "red"
+    clock.now_ns += 10**9
+    with caplog.at_level(logging.INFO, "kvstore.security"):
+        assert name() == "blue"
+    assert "the certificates have changed and are in use" in caplog.text
+    swap(settings, cluster.client("green"))
+    assert name() == "blue"
+    client.reload()
+    assert name() == "green"
+
+
+def test_files_that_cannot_be_used_are_told_of_once_and_the_former_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(tmp_path)
+    settings = cluster.client("red")
+    client, server = certificates(settings), certificates(shared().master())
+    key = Path(settings.tls_key).read_bytes()
+    before = client.pems()
+    Path(settings.tls_key).write_bytes(b"nonsense")
+    for _ in range(2):
+        assert client.pems() == before
+    assert caplog.text.count("cannot be used, the former go on: tls_cert and tls_key: ") == 1
+    Path(settings.tls_key).unlink()
+    assert client.pems() == before
+    assert f"tls_key: cannot read {settings.tls_key}: No such file or directory" in caplog.text
+    Path(settings.tls_key).write_bytes(key)
+    assert client.pems() == before
+    assert server.serves
+
+
+def refused(settings: TlsSettings) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Certificates.of(settings)
+    return str(caught.value)
+
+
+def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> None:
+    good = shared().master()
+    assert refused(replace(good, tls_key="")) == "tls_cert and tls_key go together: set both, or neither"
+    assert refused(replace(good, tls_cert="", tls_ca="")) == "tls_cert and tls_key go together: set both, or neither"
+    assert refused(replace(good, tls_ca="")).startswith("tls_require_client_cert needs tls_ca")
+    assert refused(replace(good, tls_ca="/absent.pem")) == "tls_ca: cannot read /absent.pem: No such file or directory"
+    assert refused(replace(good, tls_ca=good.tls_key)) == f"tls_ca: {good.tls_key} holds no certificate in PEM form"
+    mismatch = refused(replace(good, tls_key=shared().client().tls_key))
+    assert "are no certificate and its key in PEM (key_values_mismatch)" in mismatch
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+        )
+    )
+    assert "the key is encrypted, and a daemon has nobody to ask" in refused(replace(good, tls_key=str(encrypted)))
+
+
+def test_a_file_that_goes_between_two_looks_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "ca.pem"
+    folder.mkdir()
+    assert refused(ServerTlsSettings(tls_ca=str(folder))) == f"tls_ca: cannot read {folder}: Is a directory"
+
+
+def test_a_peer_over_v6_is_named_as_addresses_are_written() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        near = socket.create_connection(listener.getsockname()[:2])
+        far = listener.accept()[0]
+    near.sendall(b"plainly")
+    server = certificates(shared().master()).begin_from(far)
+    with pytest.raises(Untrusted, match=r"and \[::1\]:\d+ does not"):
+        server.shake_hands(PATIENCE_S)
+    near.close()
+    server.close()

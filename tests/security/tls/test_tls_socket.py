@@ -1,0 +1,269 @@
+"""Promises of tls_socket.py, over real sockets: what a plain socket does, it does."""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import Untrusted
+from kvstore.security.tls.subjects import CLIENT, MASTER, Subject
+from kvstore.security.tls.tls_socket import READ, RECORD_BYTES, WRITE, TlsSocket
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from tests.security.tls.certified import certificates, past, shared
+
+MIB = 1 << 20
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return near, listener.accept()[0]
+
+
+def ends() -> tuple[TlsSocket, TlsSocket]:
+    """(client, server), the handshake still to come."""
+    near, far = tcp_pair()
+    client = certificates(shared().client("red")).begin_to(near, "127.0.0.1", (MASTER,))
+    return client, certificates(shared().master()).begin_from(far)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[TlsSocket, TlsSocket]]:
+    """(client, server) that know one another and block, as a socket without a time limit does."""
+    client, server = ends()
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    client.shake_hands(PATIENCE_S)
+    serving.result(PATIENCE_S)
+    for end in (client, server):
+        end.setblocking(True)
+    yield client, server
+    client.close()
+    server.close()
+
+
+def pattern(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+def limit(sock: socket.socket, option: int, seconds: float) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))
+
+
+def test_both_know_who_the_other_is(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    assert client.certified is not None
+    assert client.certified.subjects == (Subject(MASTER),)
+    assert server.certified is not None
+    assert server.certified.subjects == (Subject(CLIENT, "red"),)
+    assert client.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize("size", [1, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, 5 * MIB])
+def test_what_is_sent_arrives(pair: tuple[TlsSocket, TlsSocket], size: int) -> None:
+    client, server = pair
+    data, room = pattern(size), bytearray(size)
+    sending = in_background(lambda: client.send(data))
+    assert server.recv_into(room, 0, socket.MSG_WAITALL) == size
+    assert sending.result(PATIENCE_S) == size
+    assert room == data
+
+
+def test_vectors_go_in_one_call_and_small_ones_in_one_record(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    parts = [b"", b"head", pattern(100), pattern(3 * RECORD_BYTES), b"end"]
+    assert client.sendmsg(parts) == sum(map(len, parts))
+    rooms = [bytearray(len(part)) for part in parts]
+    assert server.recvmsg_into(rooms, 0, socket.MSG_WAITALL)[0] == sum(map(len, parts))
+    assert rooms == parts
+    client.sendmsg([b"a"] * 500)
+    assert server.recv(1000) == b"a" * 500
+
+
+def test_a_receive_takes_what_is_there_and_leaves_nothing_that_no_poll_tells_of(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    client.send(pattern(RECORD_BYTES))
+    client.send(b"more")
+    room = bytearray(2 * RECORD_BYTES)
+    got = server.recv_into(room)
+    while got < RECORD_BYTES + 4:
+        assert server.pending() == 0
+        got += server.recv_into(memoryview(room)[got:])
+    assert room[:got] == pattern(RECORD_BYTES) + b"more"
+    client.send(b"abcdef")
+    small = bytearray(2)
+    assert server.recv_into(small) == 2
+    assert (server.pending(), server.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == (4, b"\0")
+    assert server.recv(10) == b"cdef"
+
+
+def test_nothing_there_is_told_as_by_a_plain_socket(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    with pytest.raises(BlockingIOError):
+        server.recv_into(bytearray(1), 0, socket.MSG_DONTWAIT)
+    with pytest.raises(BlockingIOError):
+        server.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    limit(server, socket.SO_RCVTIMEO, 0.01)
+    with pytest.raises(BlockingIOError):
+        server.recv(1)
+    client.send(b"half")
+    assert select.select([server], [], [], PATIENCE_S)[0]
+    assert server.recv_into(bytearray(8), 0, socket.MSG_WAITALL) == 4  # its time was over
+    server.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        server.recv(1)
+
+
+def test_a_peer_that_does_not_read_is_waited_for_and_the_send_goes_on_where_it_stopped(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    data = pattern(32 * MIB)
+    limit(client, socket.SO_SNDTIMEO, 0.05)
+    sent = client.send(data)
+    assert 0 < sent < len(data)
+    client.setblocking(False)
+    with pytest.raises(BlockingIOError):  # at the latest when the kernel's buffers have grown to their limit
+        while sent < len(data):
+            sent += client.send(memoryview(data)[sent:])
+    assert client.sends_on == WRITE
+    room = bytearray(len(data))
+    receiving = in_background(lambda: server.recv_into(room, 0, socket.MSG_WAITALL))
+    poller = select.poll()
+    poller.register(client.fileno(), select.POLLOUT)
+    while sent < len(data):
+        try:
+            sent += client.send(memoryview(data)[sent:])
+        except BlockingIOError:
+            poller.poll(PATIENCE_S * 1000)
+    assert receiving.result(PATIENCE_S) == len(data)
+    assert room == data
+
+
+def test_one_thread_sends_while_another_receives(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    there, back = pattern(4 * MIB), pattern(4 * MIB)[::-1]
+    rooms = bytearray(len(there)), bytearray(len(back))
+    work = [
+        in_background(lambda: client.send(there)),
+        in_background(lambda: server.send(back)),
+        in_background(lambda: server.recv_into(rooms[0], 0, socket.MSG_WAITALL)),
+        in_background(lambda: client.recv_into(rooms[1], 0, socket.MSG_WAITALL)),
+    ]
+    assert [each.result(PATIENCE_S) for each in work] == [4 * MIB] * 4
+    assert rooms[0] == there
+    assert rooms[1] == back
+
+
+def test_the_end_of_the_stream_is_no_error_and_a_shutdown_wakes_who_waits(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    began = threading.Event()
+
+    def receive() -> bytes:
+        began.set()
+        return server.recv(10)
+
+    receiving = in_background(receive)
+    began.wait(PATIENCE_S)
+    server.shutdown(socket.SHUT_RDWR)
+    assert receiving.result(PATIENCE_S) == b""
+    assert client.recv(10) == b""
+    assert client.recv_into(bytearray(10), 0, socket.MSG_WAITALL) == 0
+    with pytest.raises(OSError):  # noqa: PT011  # reset, or a broken pipe
+        for _ in range(1000):
+            client.send(pattern(RECORD_BYTES))
+
+
+def test_what_was_sent_before_the_end_arrives_first(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, server = pair
+    client.send(b"last")
+    client.shutdown(socket.SHUT_WR)
+    assert server.recv_into(bytearray(10), 0, socket.MSG_WAITALL) == 4
+    assert server.pending() == 0
+    server.close()
+    assert server.pending() == 0
+
+
+def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() -> None:
+    client, server = ends()
+    with pytest.raises(BlockingIOError):
+        server.recv(1)
+    assert server.reads_on == READ
+    with pytest.raises(BlockingIOError):
+        client.send(b"hello")
+    assert client.sends_on == READ
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    client.shake_hands(PATIENCE_S)
+    serving.result(PATIENCE_S)
+    assert (client.sends_on, client.reads_on) == (WRITE, READ)
+    client.send(b"hello")
+    server.setblocking(True)
+    assert server.recv(5) == b"hello"
+    client.close()
+    server.close()
+
+
+def test_a_handshake_that_nobody_answers_ends_in_time() -> None:
+    near, far = tcp_pair()
+    client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
+    with pytest.raises(TimeoutError):
+        client.shake_hands(0.01)
+    client.close()
+    far.close()
+
+
+def test_a_peer_that_goes_in_the_handshake_is_gone() -> None:
+    near, far = tcp_pair()
+    client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
+    far.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(OSError, match="hung up in the TLS handshake"):
+        client.shake_hands(PATIENCE_S)
+    client.close()
+    far.close()
+
+
+def test_a_peer_that_has_reset_before_is_no_connection() -> None:
+    near, far = tcp_pair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+    near.close()
+    server = certificates(shared().master()).begin_from(far)
+    with pytest.raises(OSError):  # noqa: PT011  # not connected, or reset
+        server.shake_hands(PATIENCE_S)
+    server.close()
+
+
+def test_one_who_does_not_speak_tls_is_told_so_in_what_he_speaks() -> None:
+    near, far = tcp_pair()
+    server = certificates(shared().master()).begin_from(far)
+    server.answer_plainly(b"not yet")
+    near.sendall(b"kV, plainly")
+    for _ in range(2):  # it stays so
+        with pytest.raises(Untrusted, match=r"this port speaks TLS, and .* does not: set its tls_ca"):
+            server.shake_hands(PATIENCE_S)
+    server.answer_plainly(b"TLS, please")
+    assert near.recv(100) == b"TLS, please"
+    assert server.discard() == len(b"kV, plainly")
+    assert server.discard() is None
+    near.close()
+    assert server.discard() == 0
+    server.close()
+    assert server.discard() == 0
+
+
+@pytest.mark.parametrize("why", ["subject", "expired"])
+def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
+    near, far = tcp_pair()
+    settings = shared().node("one") if why == "subject" else shared().expired(Subject(MASTER), valid=past())
+    server = certificates(settings).begin_from(far)
+    client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    text = "is for kvstore://node/one, and one for kvstore://master is needed" if why == "subject" else "has expired"
+    with pytest.raises(Untrusted, match=text):
+        client.shake_hands(PATIENCE_S)
+    with pytest.raises(Untrusted, match=text):
+        client.send(b"a token")
+    client.close()
+    with contextlib.suppress(OSError):  # the client has said why, or has just gone
+        serving.result(PATIENCE_S)
+    server.close()
