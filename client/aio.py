@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
+from kvstore.client import overview
 from kvstore.client.arguments import check_deadline
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
@@ -61,7 +63,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        master: str | Sequence[str],
+        master: str | Sequence[str] | None = None,
         *,
         tenant: str = "",
         token: str = "",
@@ -73,7 +75,8 @@ class AsyncClient:
 
         Args:
             master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name.
+                which the others name. None: those of `settings`, else as for the command line: KVSTORE_CLIENT_MASTER, KVSTORE_MASTER,
+                the file that KVSTORE_CONFIG names, 127.0.0.1:7440.
             tenant: whose blocks are seen; `token` proves it.
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
@@ -264,6 +267,20 @@ class AsyncClient:
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
         return AsyncView(self, key, deadline_s)
 
+    async def ping(self, *, deadline_s: float | None = None) -> float:
+        """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
+        begin_s = time.perf_counter()
+        await self._run(self._operations.ping(deadline_s=deadline_s))
+        return time.perf_counter() - begin_s
+
+    async def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
+        """As `Client.status`; asked in a thread."""
+        return await asyncio.to_thread(overview.status, await self._run(self._operations.asking(deadline_s)))
+
+    async def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
+        """As `Client.keys`; asked in a thread."""
+        return await asyncio.to_thread(overview.keys, await self._run(self._operations.asking(deadline_s)), namespace, limit)
+
     async def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
         nodes, timeout = await self._at_hand(deadline_s)
@@ -301,6 +318,10 @@ class AsyncClient:
         may what is put meanwhile. Raises InvalidArgument for neither a namespace nor a pattern.
         """
         return await self._run(self._operations.remove_matching(namespace, pattern, force=force, deadline_s=deadline_s))
+
+    async def remove_all(self, namespace: Any, *, force: bool = False, deadline_s: float | None = None) -> int:
+        """As `Client.remove_all`."""
+        return await self.remove_matching(namespace=namespace, force=force, deadline_s=deadline_s)
 
     async def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
         """Keep blocks from eviction until `unpin`; True for each that is there.

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import Size, load_settings, setting
+from kvstore.protocol.variables import MASTER
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.security.tls.config import TlsSettings
@@ -15,7 +16,7 @@ SECTION: Final = "client"
 class ClientSettings(TlsSettings):
     """Where the masters are, and how this client uses its connections and memory."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks are seen.")
     token: str = setting("", "The tenant's token, or an operator's.")
     instance_token: str = setting(
@@ -92,3 +93,9 @@ class ClientSettings(TlsSettings):
         maximum=MAX_PEER_TIMEOUT_S,
     )
     idle_ttl_s: float = setting(60.0, "Connections unused for this long are closed.", minimum=0.001)
+
+
+def default_master() -> str:
+    """The masters where a program names none: those of KVSTORE_CLIENT_MASTER, else KVSTORE_MASTER, else of [client] in the file that
+    KVSTORE_CONFIG names, else 127.0.0.1:7440, as for the command line. Raises ConfigError: of these one is misspelt or malformed."""
+    return load_settings(ClientSettings, SECTION, flags={}).master

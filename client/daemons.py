@@ -88,7 +88,7 @@ class Daemons:
         welcome = loan.channel.welcome
         if not route.is_meant(address, welcome):
             loan.discard()
-            what = f"at {address} there is another daemon by now, {welcome.name!r}"
+            what = route.mismatch(address, welcome)
             if route.failed(address, what):
                 return None
             raise Unreachable(what)

@@ -19,7 +19,7 @@ from kvstore.client.arguments import (
     namespace_text,
 )
 from kvstore.client.buffers import as_destination, as_rows, as_sources
-from kvstore.client.config import ClientSettings
+from kvstore.client.config import ClientSettings, default_master
 from kvstore.client.each import check_each, put_each
 from kvstore.client.effects import Operation
 from kvstore.client.forks import Process
@@ -54,18 +54,21 @@ class Operations:
 
     def __init__(
         self,
-        master: str | Sequence[str],
+        master: str | Sequence[str] | None,
         tenant: str,
         token: str,
         deadline_s: float,
         settings: ClientSettings | None,
         transfer: TransferSettings | None = None,
     ) -> None:
-        """Raises InvalidArgument."""
+        """Raises InvalidArgument; without a master ConfigError, too (default_master)."""
         check_deadline(deadline_s)
-        self.settings = dataclasses.replace(settings or ClientSettings(), tenant=tenant, token=token, deadline_s=deadline_s)
+        if master is None:
+            master = settings.master if settings is not None else default_master()
+        masters = master if isinstance(master, str) else ",".join(master)
+        self.settings = dataclasses.replace(settings or ClientSettings(), master=masters, tenant=tenant, token=token, deadline_s=deadline_s)
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
-        self.resources = ClientResources(master, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.resources = ClientResources(masters, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes))
         self._questions = Questions(self.resources)
@@ -272,6 +275,16 @@ class Operations:
         nodes = self.local.fresh()
         found: list[bool] = self.near.exists_batch(nodes, keys, lengths).tolist() if nodes and keys else [False] * len(keys)
         return found
+
+    def ping(self, *, deadline_s: float | None) -> Operation[None]:
+        return self._questions.ping(self.deadline(deadline_s))
+
+    def asking(self, deadline_s: float | None) -> Operation[ClientSettings]:
+        """The settings for one call of the control plane, with the time that it has. The owner is asked for a sign of life first: so the
+        call is refused as any other would be."""
+        deadline = self.deadline(deadline_s)
+        yield from self._questions.ping(deadline)
+        return dataclasses.replace(self.settings, deadline_s=deadline.left_s())
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
         deadline = self.deadline(deadline_s)

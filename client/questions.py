@@ -25,6 +25,11 @@ class Questions:
         self._early_puts = resources.early_puts
         self._counters = resources.counters
 
+    def ping(self, deadline: Deadline) -> Operation[None]:
+        """Ask the owner about no block at all."""
+        self._counters.add(requests=1)
+        yield from self._daemons.ask_master(Exists([]), Flags, deadline)
+
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
         self._counters.add(requests=1)
         check_keys(keys)

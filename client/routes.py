@@ -61,6 +61,12 @@ class Route:
             return welcome.server == SERVER_MASTER
         return (welcome.server, welcome.name, welcome.host_id) == self.who
 
+    def mismatch(self, address: Address, welcome: Welcome) -> str:
+        """Who answers at `address` in place of the daemon that is meant."""
+        if self._is_master and address is self.primary:
+            return f"{address} is {welcome.name!r}, which is no master"
+        return f"at {address} there is another daemon by now, {welcome.name!r}"
+
     def welcomed(self, welcome: Welcome) -> None:
         """The daemon meant answered, on either address. Its epoch tells a new process of it."""
         if self._is_master:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from kvstore.client import overview
 from kvstore.client.arguments import check_deadline
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
@@ -60,7 +61,7 @@ class Client:
 
     def __init__(
         self,
-        master: str | Sequence[str],
+        master: str | Sequence[str] | None = None,
         *,
         tenant: str = "",
         token: str = "",
@@ -72,7 +73,8 @@ class Client:
 
         Args:
             master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name.
+                which the others name. None: those of `settings`, else as for the command line: KVSTORE_CLIENT_MASTER, KVSTORE_MASTER,
+                the file that KVSTORE_CONFIG names, 127.0.0.1:7440.
             tenant: whose blocks are seen; `token` proves it.
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
@@ -286,6 +288,21 @@ class Client:
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""
         return View(self, key, deadline_s)
 
+    def ping(self, *, deadline_s: float | None = None) -> float:
+        """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
+        begin_s = time.perf_counter()
+        self._run(self._operations.ping(deadline_s=deadline_s))
+        return time.perf_counter() - begin_s
+
+    def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
+        """The cluster as its master knows it: nodes, tiers, blocks, counters, as `kvstore status --json` has them."""
+        return overview.status(self._run(self._operations.asking(deadline_s)))
+
+    def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
+        """The tenant's keys, of one namespace or of all (None), in no order; at most `limit` of them. For looking at a cluster: the
+        master walks through its directory, and all keys come at once."""
+        return overview.keys(self._run(self._operations.asking(deadline_s)), namespace, limit)
+
     def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
         nodes, timeout = self._at_hand(deadline_s)
@@ -324,6 +341,10 @@ class Client:
         may what is put meanwhile. Raises InvalidArgument for neither a namespace nor a pattern.
         """
         return self._run(self._operations.remove_matching(namespace, pattern, force=force, deadline_s=deadline_s))
+
+    def remove_all(self, namespace: Any, *, force: bool = False, deadline_s: float | None = None) -> int:
+        """Delete the tenant's blocks of a namespace: how many were there and are gone. See `remove_matching`."""
+        return self.remove_matching(namespace=namespace, force=force, deadline_s=deadline_s)
 
     def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
         """Keep blocks from eviction until `unpin`; True for each that is there.

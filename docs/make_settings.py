@@ -48,7 +48,8 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
-        "environment or the file there. In Python pass `settings=ClientSettings(...)`: a library reads neither environment nor files.\n\n",
+        "environment or the file there. In Python pass `settings=ClientSettings(...)`: of environment and file\n"
+        "`Client()` and `AsyncClient()` take nothing but the masters, where they are told of none.\n\n",
         "client",
         ClientSettings,
     ),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from kvstore.client.jobs.config import JobSettings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, load_settings, setting
+from kvstore.protocol.variables import MASTER
 
 S = TypeVar("S")
 
@@ -16,7 +17,7 @@ S = TypeVar("S")
 class StoreSettings:
     """Where the store is, who asks, what its blocks are called beyond what the engine says, and how long the engine waits at the most."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks are seen.")
     token: str = setting("", "The tenant's token.")
     revision: str = setting("", "Of the model's weights, in the name of its blocks.")

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 import click
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.variables import CONFIG, check_variables, variable_name
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,16 +53,25 @@ def format_size(size_bytes: int) -> str:
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
 
 
-def setting(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None, choices: Sequence[str] = ()) -> Any:
-    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum]."""
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices)}
+def setting(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: Sequence[str] = (),
+    variable: str = "",
+) -> Any:
+    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum]. `variable` names one that several
+    programs share, weaker than each one's own."""
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "variable": variable}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def load_settings(
     kind: type[S], section: str, *, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config: str | None = None
 ) -> S:
-    """Fill `kind` from flags (None: not given), then KVSTORE_<SECTION>_<NAME>, then [section] of the TOML file, then defaults.
+    """Fill `kind` from flags (None: not given), then variables (KVSTORE_<SECTION>_<NAME>), then [section] of the TOML file, then defaults.
 
     The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting and its source.
     """
@@ -76,16 +86,19 @@ def given_settings(
 ) -> dict[str, tuple[str, Any]]:
     """The settings that anything names, each with the strongest source that does and its value there, not looked at yet.
 
-    A setting that is named with the value of its default is among them. Raises ConfigError for a file that cannot be read.
+    A setting that is named with the value of its default is among them. Raises ConfigError for a file that cannot be read, and for a
+    variable that looks like a setting and is none.
     """
     environ = os.environ if environ is None else environ
-    in_file = _read_section(config or environ.get("KVSTORE_CONFIG"), section, kind)
+    check_variables(environ, section, [field.name for field in dataclasses.fields(kind)])
+    in_file = _read_section(config or environ.get(CONFIG), section, kind)
     given: dict[str, tuple[str, Any]] = {}
     for field in settings_of(kind):
-        variable = variable_name(section, field.name)
+        variable, shared = variable_name(section, field.name), field.metadata["variable"]
         for source, raw in (
             (flag_name(field.name), flags.get(field.name)),
             (variable, environ.get(variable)),
+            (shared, environ.get(shared)),
             (f"[{section}] {field.name}", in_file.get(field.name)),
         ):
             if raw is not None:
@@ -102,10 +115,6 @@ def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
 
 def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def variable_name(section: str, name: str) -> str:
-    return f"KVSTORE_{section}_{name}".upper()
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:
@@ -132,7 +141,7 @@ def settings_table(section: str, kind: type[Any]) -> str:
     for field in settings_of(kind):
         row = (
             f"`{flag_name(field.name)}`",
-            f"`{variable_name(section, field.name)}`",
+            f"`{variable_name(section, field.name)}`" + (f" or `{field.metadata['variable']}`" if field.metadata["variable"] else ""),
             f"`{field.name}`",
             f"`{_show(field.default)}`" if _show(field.default) else "",
             field.metadata["help"],

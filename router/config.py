@@ -6,6 +6,7 @@ from typing import Final
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "router"
@@ -16,7 +17,7 @@ class RouterSettings(TlsSettings):
     """See docs/settings.md, which is made from this."""
 
     listen: str = setting("127.0.0.1:8000", "HOST:PORT for clients (HTTP).")
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks count as cached.")
     token: str = setting("", "The tenant's token.")
     model: str = setting("", "Name of the model that the engines serve, as clients and the blocks' namespace have it. Needed.")

@@ -18,6 +18,7 @@ from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
+from kvstore.rpc.socket_files import remove_dead, sweep
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.certificates import Certificates
 
@@ -99,7 +100,8 @@ class Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _remove_dead(path)
+            remove_dead(path)
+            sweep(path.parent)
             listener.bind(str(path))
             _give(path, access)
             listener.listen(BACKLOG)
@@ -223,18 +225,6 @@ def _refuse(sock: socket.socket, error: KVStoreError) -> None:
     with sock, contextlib.suppress(OSError):
         sock.setblocking(False)
         sock.send(pack_header(Failure.TYPE, 0, len(body)) + body)
-
-
-def _remove_dead(path: Path) -> None:
-    """Unlink a socket file nobody listens on. Raises OSError(EADDRINUSE) if someone does."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-            probe.connect(str(path))
-            raise OSError(errno.EADDRINUSE, "another process listens there")
-    path.unlink(missing_ok=True)
 
 
 def _give(path: Path, access: SocketAccess) -> None:

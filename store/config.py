@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, parse_size, setting
+from kvstore.protocol.variables import MASTER
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -23,7 +24,7 @@ class NodeSettings(ServerTlsSettings):
         "Name of the node and of what it keeps on NVMe, stable across restarts; default: the host's name and the listening port, or, where "
         "that is 0, an id kept in the folder of the NVMe tier, else in run_dir.",
     )
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
     join_token: str = setting(
         "",
         "Token by which the node joins, of the section [nodes] of the masters' tokens file (docs/security.md). A flag is seen by whoever "
@@ -38,7 +39,7 @@ class NodeSettings(ServerTlsSettings):
     )
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)
-    dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=1)
+    dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=4096)
     table_share: float = setting(
         0.5,
         "Memory of the block table, which comes on top of `dram`, as a share of it: about 800 bytes for each block, in whichever tier, "

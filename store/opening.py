@@ -1,6 +1,8 @@
 """What a node's settings come to before it runs: whether they go together, its tiers, and the blocks that outlived its last process."""
 
 import logging
+import os
+from pathlib import Path
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
@@ -39,7 +41,10 @@ def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
         tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
         if settings.nvme:
             folder, size_bytes = split_place(settings.nvme, "nvme")
+            is_new = not Path(folder).exists()
             tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
+            if is_new and os.stat(folder).st_dev == os.stat("/").st_dev:
+                log.warning("the NVMe folder %s is new, and on the disk of /: if one of its own was to be mounted there, it is not", folder)
         if settings.hbm:
             from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
 

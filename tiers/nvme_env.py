@@ -59,7 +59,7 @@ class Environment:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, capacity_bytes: int, sync: bool, begin: Begin = begin_transaction) -> None:
-        """Open the folder, creating it where it is missing; `capacity_bytes` of values will be kept in it.
+        """Open the folder, creating it in its parent where it is missing; `capacity_bytes` of values will be kept in it.
 
         `sync`: a write is on the device when it returns. Without it a power cut may lose the newest writes or all of them; the
         death of the process loses nothing either way.
@@ -277,9 +277,15 @@ class _Gate:
 
 
 def _lock_folder(path: Path) -> int:
-    """A descriptor that holds the folder for this process until it is closed, or the process ends."""
+    """A descriptor that holds the folder for this process until it is closed, or the process ends.
+
+    Its parent is not made: where that is missing a disk is not mounted, or a name is misspelt, and the values would go to the root disk.
+    """
+    parent = path.absolute().parent
+    if not parent.exists():
+        raise ConfigError(f"the NVMe folder {path} cannot be made, for {parent} is not there: mount its disk, or mkdir -p it")
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(path / "kvstore.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"the NVMe folder {path} cannot be written: {error.strerror}") from error

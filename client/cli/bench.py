@@ -5,9 +5,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import click
-from rich.console import Console
 
-from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
+from kvstore.client.cli.options import client_options, console, echo_json, json_option, names_master
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
@@ -31,7 +30,7 @@ def bench(as_json: bool, settings: ClientSettings) -> None:
     if as_json:
         echo_json([row.as_json() for row in rows])
     else:
-        Console().print(table(rows))
+        console().print(table(rows))
 
 
 @contextlib.contextmanager

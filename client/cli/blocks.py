@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from kvstore.client.cli.keys import KEY, show_key
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
 from kvstore.client.control import Control
@@ -49,16 +48,20 @@ def put(key: bytes, file: str, namespace: str, parent: bytes | None, as_json: bo
 
 @click.command()
 @click.argument("key", type=KEY, metavar="KEY")
-@click.argument("file", default="-", metavar="[FILE|-]")
+@click.argument("file", default="", metavar="[FILE|-]")
 @client_options
 def get(key: bytes, file: str, settings: ClientSettings) -> None:
-    """Write the value of KEY to FILE, or to standard output. Exit status 1 if it is not there."""
+    """Write the value of KEY to FILE, or to standard output (a terminal gets what is no text only for -). Exit status 1 if it is not
+    there."""
     with connect(settings) as client:
         value = client.get(key)
     if value is None:
         click.echo(f"{show_key(key)}: not there", err=True)
         sys.exit(ABSENT_STATUS)
-    if file == "-":
+    if not file and sys.stdout.isatty() and not _is_text(value):
+        size = format_size(len(value))
+        raise InvalidArgument(f"{show_key(key)} is {size} of binary data, no good to a terminal: name a FILE, or - to have it all the same")
+    if file in ("", "-"):
         sys.stdout.buffer.write(value)
         sys.stdout.buffer.flush()
         return
@@ -122,10 +125,15 @@ def rm(keys: Sequence[bytes], namespace: str | None, pattern: str | None, force:
     distinct = list(dict.fromkeys(keys))
     with connect(settings) as client:
         removed = client.remove(distinct, force=force)
+        are_left = client.exists_batch(distinct) if removed < len(distinct) else [False] * len(distinct)
+    kept = [show_key(key) for key, is_left in zip(distinct, are_left, strict=True) if is_left]
     if as_json:
-        echo_json({"removed": removed, "asked": len(distinct)})
+        echo_json({"removed": removed, "asked": len(distinct), "kept": kept})
     else:
-        click.echo(f"removed {removed} of {len(distinct)}")
+        absent = max(0, len(distinct) - removed - len(kept))
+        click.echo(f"removed {removed} of {len(distinct)}" + (f", {absent} not there" if absent else ""))
+        for key in kept:
+            click.echo(f"{key}: kept, for it is pinned or being read: `kvstore unpin`, or --force", err=True)
     if removed < len(distinct):
         sys.exit(ABSENT_STATUS)
 
@@ -150,7 +158,7 @@ def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
                 table.add_row(show_key(key), *row)
             if not locations:
                 table.add_row(show_key(key), "-")
-        Console().print(table)
+        console().print(table)
     if not all(found):
         sys.exit(ABSENT_STATUS)
 
@@ -189,6 +197,14 @@ def _plain(location: Location) -> dict[str, Any]:
         "checksum": location.checksum,
         "generation": location.generation,
     }
+
+
+def _is_text(value: bytes) -> bool:
+    """Whether a terminal shows it and obeys nothing in it."""
+    try:
+        return all(character.isprintable() or character in "\n\r\t" for character in value.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _read_file(path: str) -> bytes:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools import sharing
 from kvstore.client.tools.doctor import Check, Verdict, examine
@@ -31,7 +30,7 @@ def doctor(as_json: bool, settings: ClientSettings) -> None:
     if as_json:
         echo_json([{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks])
     else:
-        Console().print(doctor_table(checks))
+        console().print(doctor_table(checks))
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:

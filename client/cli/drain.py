@@ -73,5 +73,7 @@ def progress(node: pb.NodeStatus) -> str:
         return f"{node.name} is drained: nothing is left that would be missed, it can be stopped{kept}"
     if node.state == "dead":
         return f"{node.name} is dead: what only it has cannot be copied before it is back"
+    if not (drain.left_blocks or drain.kept_blocks or drain.copying_blocks):
+        return f"{node.name}: looking for what only its memory has"
     lacks = ", no node has room for them" if drain.lacks_room and drain.left_blocks else ""
     return f"{node.name}: {drain.left_blocks:,} blocks left that only its memory has{lacks}{kept}; {drain.copying_blocks:,} on their way"

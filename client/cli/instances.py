@@ -1,11 +1,11 @@
 """The command that shows where the scheduler sends requests: instances."""
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict
 from kvstore.client.instances.client import SchedulerClient
@@ -27,7 +27,7 @@ def instances(as_json: bool, settings: ClientSettings) -> None:
     if as_json:
         echo_json(as_dict(found))
     else:
-        Console().print(instances_view(found))
+        console().print(instances_view(found))
 
 
 def instances_view(found: pb.InstancesReply) -> RenderableType:

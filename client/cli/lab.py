@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvstore.client.cli.options import echo_json, json_option
+from kvstore.client.cli.options import console, echo_json, json_option
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
@@ -128,9 +128,9 @@ def _requests(trace: str, limit: int | None) -> list[TraceRequest]:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[Job], None]]:
     """A bar on standard error, if that is a terminal; gives what is to be called as jobs end."""
-    console = Console(stderr=True)
+    stderr = Console(stderr=True)
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("lab", total=total)
         yield lambda job: bar.advance(task)
 
@@ -171,15 +171,15 @@ class _Report:
         if as_json:
             echo_json(self._json())
             return
-        console = Console()
-        console.print(str(self._summary), soft_wrap=True)
-        console.print(policy_table(self._policies, self._limits()))
+        people = console()
+        people.print(str(self._summary), soft_wrap=True)
+        people.print(policy_table(self._policies, self._limits()))
         if self._tiers:
-            console.print(tier_table(self._tiers))
+            people.print(tier_table(self._tiers))
         if self._pools:
-            console.print(pool_table(self._pools))
+            people.print(pool_table(self._pools))
         if folder.path is not None:
-            console.print(f"plots are in {folder.path}", soft_wrap=True)
+            people.print(f"plots are in {folder.path}", soft_wrap=True)
 
     def _figures(self) -> dict[str, "Figure"]:
         figures = {"hit_ratio": hit_ratio(self._policies, self._limits())}

@@ -3,10 +3,13 @@
 import dataclasses
 import functools
 import json
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
+from rich.console import Console
 
 from kvstore.client.config import SECTION, ClientSettings
 from kvstore.protocol.settings import flag_name, given_settings, load_settings
@@ -17,6 +20,9 @@ NAMES: Final = ("master", "tenant", "token", "deadline_s")
 """Settings that have a flag; the others come from KVSTORE_CLIENT_* and the file only."""
 
 NAMES_MASTER: Final = "kvstore.names_master"
+
+PIPED_COLUMNS: Final = 10_000
+"""Wider than any table: a pipe has no edge at which words would have to be cut."""
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -44,6 +50,12 @@ def client_options(function: F) -> F:
 def names_master() -> bool:
     """Whether a flag, a variable or the file names the master of the command that runs, be it with the default address."""
     return bool(click.get_current_context().meta[NAMES_MASTER])
+
+
+def console() -> Console:
+    """Standard output for people: as wide as the terminal, or as COLUMNS says; where it is a pipe or a file, as wide as what is printed."""
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if has_width else PIPED_COLUMNS)
 
 
 def echo_json(value: Any) -> None:

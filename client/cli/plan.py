@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from kvstore.client.cli.options import echo_json, json_option
+from kvstore.client.cli.options import console, echo_json, json_option
 from kvstore.client.cli.plan_figures import draw
 from kvstore.client.cli.plan_tables import plan_table
 from kvstore.client.tools.plan_trace import TraceHits, blocks_of, trace_hits
@@ -82,7 +82,9 @@ def plan(trace: str | None, limit: int | None, plots: str | None, plot_format: s
         echo_json(_json(found, hits))
     else:
         # Narrower, rich would cut words and figures in two; a terminal folds lines instead.
-        Console(width=max(MIN_COLUMNS, Console().width)).print(plan_table(found, hits))
+        people = console()
+        people.width = max(MIN_COLUMNS, people.width)
+        people.print(plan_table(found, hits))
 
 
 def _setup(options: dict[str, Any]) -> Setup:
@@ -136,8 +138,8 @@ def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[], None]]:
     """A bar on standard error, if that is a terminal; gives what is to be called as tiers are done."""
-    console = Console(stderr=True)
-    with Progress(TextColumn("replaying"), BarColumn(), console=console, transient=True, disable=not console.is_terminal) as bar:
+    stderr = Console(stderr=True)
+    with Progress(TextColumn("replaying"), BarColumn(), console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("plan", total=total)
         yield lambda: bar.advance(task)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
-from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
+from kvstore.client.cli.options import client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay_run import run
@@ -50,7 +49,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
     if as_json:
         echo_json(report.as_dict())
     else:
-        Console().print(report.as_table())
+        console().print(report.as_table())
     if report.counts.wrong_bytes:
         raise Corrupt(f"{report.counts.wrong_block}: {report.counts.wrong_bytes} wrong bytes")
 

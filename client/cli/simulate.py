@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvstore.client.cli.options import echo_json, json_option
+from kvstore.client.cli.options import console, echo_json, json_option
 from kvstore.client.cli.simulation_figures import draw
 from kvstore.client.cli.simulation_tables import MODE_TITLES, modes_table, report_table
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
@@ -77,7 +77,7 @@ def simulate(trace: str, limit: int | None, compare_modes: bool, plots: str | No
         found = {mode.value: report.as_dict() for mode, report in reports.items()}
         echo_json(found if compare_modes else found[scenario.plan.mode.value])
     else:
-        Console().print(modes_table(reports) if compare_modes else report_table(reports[scenario.plan.mode]))
+        console().print(modes_table(reports) if compare_modes else report_table(reports[scenario.plan.mode]))
 
 
 def _scenario(options: dict[str, Any]) -> Scenario:
@@ -97,7 +97,7 @@ def _run(scenario: Scenario, modes: Sequence[Mode], requests: Sequence[TraceRequ
 def progress(total: int) -> Iterator[Callable[[], None]]:
     """A bar on standard error, if that is a terminal; gives what is to be called for each request."""
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    stderr = Console(stderr=True)
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("simulate", total=total)
         yield lambda: bar.update(task, advance=1)

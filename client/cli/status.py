@@ -10,12 +10,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
 from kvstore.client.tools import masters, sharing
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Unavailable
 
 
 @click.command()
@@ -27,13 +28,28 @@ def status(as_json: bool, settings: ClientSettings) -> None:
     --json has everything the master knows of the cluster, in masters what each of them says of itself, and in shared_memory each node of
     this host with why not: "" where it does.
     """
-    found = _ask(settings)
+    try:
+        found = _ask(settings)
+    except Unavailable as error:
+        _show_unowned(settings, error, as_json=as_json)
+        raise
     told = masters.look(settings, found)
     near, why = sharing.look(settings)
     if as_json:
         echo_json({**as_dict(found), "masters": [asdict(master) for master in told], "shared_memory": near})
     else:
-        Console().print(status_lines(found, sharing.line(near, why), [masters.line(master) for master in told] if len(told) > 1 else ()))
+        console().print(status_lines(found, sharing.line(near, why), [masters.line(master) for master in told] if len(told) > 1 else ()))
+
+
+def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool) -> None:
+    """What each master says of itself while none of them answers for the cluster."""
+    told = masters.look(settings, pb.StatusReply())
+    if as_json:
+        echo_json({"error": str(error), "masters": [asdict(master) for master in told]})
+    elif len(told) > 1 or not told[0].trouble:
+        click.echo("no master owns the catalog now:")
+        for master in told:
+            click.echo(f"  {masters.line(master)}" + (f", {master.records:,} records" if not master.trouble else ""))
 
 
 @click.command()
@@ -45,7 +61,7 @@ def nodes(as_json: bool, settings: ClientSettings) -> None:
     if as_json:
         echo_json([as_dict(node) for node in found.nodes])
     else:
-        Console().print(nodes_table(found))
+        console().print(nodes_table(found))
 
 
 @click.command(short_help="Show how full each tier is, and what it answers.")
@@ -63,7 +79,7 @@ def tiers(as_json: bool, settings: ClientSettings) -> None:
     if as_json:
         echo_json([_tier(node, tier) for node in found.nodes for tier in node.tiers])
     else:
-        Console().print(tiers_table(found))
+        console().print(tiers_table(found))
 
 
 def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:

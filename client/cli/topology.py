@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from kvstore.client.cli.options import client_options, echo_json, json_option
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.cli.topology_drawing import Subject, draw
 from kvstore.client.cli.topology_tables import topology_view
 from kvstore.client.config import ClientSettings
@@ -43,7 +42,7 @@ def topology(node: str | None, is_local: bool, svg: str | None, as_json: bool, s
         echo_json(_only(subjects) if is_local or node is not None else [_entry(subject) for subject in subjects])
     elif svg is None:
         for subject in subjects:
-            Console().print(topology_view(subject))
+            console().print(topology_view(subject))
 
 
 def _this_machine() -> Subject:

@@ -26,7 +26,7 @@ def topology_view(subject: Subject) -> RenderableType:
 
 
 def _indented(table: Table) -> Padding:
-    return Padding(table, (1, 0, 0, 2))
+    return Padding(table, (1, 0, 0, 2), expand=False)
 
 
 def _table(*names: str) -> Table:

@@ -29,7 +29,7 @@ def up(as_json: bool, **plan: Any) -> None:
     """
     console = Console(stderr=True)
     try:
-        with Cluster(ClusterPlan(**plan), on_log=lambda name, line: click.echo(f"{name} | {line}", err=True)) as cluster:
+        with Cluster(ClusterPlan(**plan), on_log=lambda name, line: _pass_on(console, f"{name} | {line}")) as cluster:
             if as_json:
                 _say("serving", cluster)
             _await_memory(cluster, console)
@@ -40,6 +40,11 @@ def up(as_json: bool, **plan: Any) -> None:
             cluster.wait_for_end()
     except KeyboardInterrupt:
         console.print("stopped", style="dim")
+
+
+def _pass_on(console: Console, line: str) -> None:
+    """As it is, and above the progress bar where there is one."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def _await_memory(cluster: Cluster, console: Console) -> None:

@@ -200,8 +200,12 @@ class Cluster:
     def _nvme(self, name: str) -> str:
         folder, colon, size = self._plan.nvme.rpartition(":")
         if self._folder is not None and size and not colon:
-            return f"{Path(self._folder.name, 'nvme', name)}:{size}"
-        return f"{Path(folder, name)}:{size}" if folder and self._plan.nodes > 1 else self._plan.nvme
+            folder = str(Path(self._folder.name, "nvme"))
+        elif not folder or self._plan.nodes == 1:
+            return self._plan.nvme
+        with contextlib.suppress(OSError):  # the node says what is wrong with it
+            os.mkdir(folder, 0o700)
+        return f"{Path(folder, name)}:{size}"
 
 
 def _dram_touched(control: Control) -> tuple[int, int]:

@@ -115,7 +115,7 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
             _blocks(node),
             _block_table(node),
             tiers,
-            f"{node.heartbeat_age_s:.1f} s ago",
+            _heartbeat(node),
         )
     return table
 
@@ -124,6 +124,12 @@ def _state(node: pb.NodeStatus) -> str:
     if not node.HasField("drain"):
         return node.state
     return f"{node.state}, drained" if node.drain.is_done else f"{node.state}, draining: {node.drain.left_blocks:,} left"
+
+
+def _heartbeat(node: pb.NodeStatus) -> str:
+    """0 of a node that is not alive: this master has never heard of it but from the catalog."""
+    is_unheard = node.state != "alive" and not node.heartbeat_age_s
+    return "not since this master began" if is_unheard else f"{node.heartbeat_age_s:.1f} s ago"
 
 
 def _blocks(node: pb.NodeStatus) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.settings import setting
+from kvstore.protocol.variables import MASTER
 
 SECTION: Final = "publisher"
 
@@ -12,7 +13,7 @@ SECTION: Final = "publisher"
 class PublisherSettings:
     """See docs/settings.md, which is made from this."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks are told of.")
     token: str = setting("", "The tenant's token.")
     events: str = setting("tcp://127.0.0.1:5557", "Where events are published, as ZeroMQ has it: tcp://HOST:PORT.")

@@ -6,6 +6,7 @@ from typing import Final
 from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
+from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "sidecar"
@@ -20,7 +21,7 @@ class SidecarSettings(TlsSettings):
     advertise: str = setting("", "The URL that routers send requests to; default: that of engine.")
     events: str = setting("", "Where the engine publishes its KV events, tcp://HOST:PORT; default: what it has itself is not told.")
     events_replay: str = setting("", "Where it replays them, tcp://HOST:PORT; default: nowhere, so that a gap makes all void.")
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")
     token: str = setting("", "The tenant's token.")
     instance_token: str = setting(

@@ -7,6 +7,7 @@ from typing import Any, Final
 from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.settings import settings_from
 from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.variables import MASTER
 
 SECTION: Final = "vllm"
 LOAD_THREADS: Final = 4
@@ -17,7 +18,7 @@ LOAD_THREADS: Final = 4
 class VllmSettings:
     """Where the store is, what blocks are called there, and how long the engine waits for it at the most."""
 
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks are seen.")
     token: str = setting("", "The tenant's token.")
     model: str = setting(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.variables import MASTER
 
 SECTION: Final = "standin"
 PREFILL: Final = "prefill"
@@ -17,7 +18,7 @@ class StandinSettings:
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))
     listen: str = setting("127.0.0.1:0", "HOST:PORT for requests (HTTP).")
     advertise: str = setting("", "The URL that others send requests to; default: http:// and the address listened on.")
-    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.")
+    master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks these are.")
     token: str = setting("", "The tenant's token.")
     instance_token: str = setting(

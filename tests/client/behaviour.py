@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from kvstore.client.config import ClientSettings
-from kvstore.protocol.errors import Closed, Full, InvalidArgument, LeaseExpired, Unavailable
+from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, LeaseExpired, Unavailable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
@@ -59,6 +59,32 @@ def client(running: Cluster, make_client: MakeClient, where: str) -> Iterator[An
 
 
 class ClientBehaviour:
+    def test_the_cluster_is_looked_at_through_the_client(self, client: Any, running: Cluster) -> None:
+        keys, space = fresh_keys(3), f"space {next(_serial)}"
+        client.put_batch(keys, [b"v"] * 3, namespace=space, ack="cluster")
+        assert 0 < client.ping() < 60
+        assert sorted(client.keys(space)) == sorted(keys)
+        assert len(client.keys(limit=2)) == 2
+        assert set(keys) <= set(client.keys())
+        (node,) = client.status()["nodes"]
+        assert (node["name"], node["state"]) == ("n0", "alive")
+        assert client.remove_all(space) == 3
+        assert client.keys(space) == []
+        with pytest.raises(InvalidArgument):
+            client.ping(deadline_s=0)
+
+    def test_the_master_is_found_as_the_command_line_finds_it(
+        self, running: Cluster, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KVSTORE_MASTER", running.address)
+        with make_client() as client:
+            assert client.exists(b"nowhere") is False
+        with make_client(settings=ClientSettings(master="127.0.0.1:1")) as client, pytest.raises(Unavailable):
+            client.ping(deadline_s=1)
+        monkeypatch.setenv("KVSTORE_MASTR", running.address)
+        with pytest.raises(ConfigError, match="did you mean KVSTORE_MASTER"), make_client():
+            pass
+
     def test_what_was_put_is_got_whatever_its_size(self, client: Any) -> None:
         keys, values = fresh_keys(len(SIZES)), [os.urandom(size) for size in SIZES]
         for key, value in zip(keys, values, strict=True):
@@ -297,5 +323,7 @@ class ClientBehaviour:
             client.get(b"nowhere")
             client.close()
             client.close()
+            with pytest.raises(Closed):
+                client.status()
             with pytest.raises(Closed):
                 client.get(b"nowhere")

@@ -57,11 +57,12 @@ class Blocking:
 def make_client() -> MakeClient:
     @contextlib.contextmanager
     def make(*args: Any, **named: Any) -> Iterator[Blocking]:
+        client = AsyncClient(*args, **named)
         with asyncio.Runner() as runner:
             loop = runner.get_loop()
             thread = threading.Thread(target=loop.run_forever)
             thread.start()
-            blocking = Blocking(AsyncClient(*args, **named), loop)
+            blocking = Blocking(client, loop)
             try:
                 yield blocking
             finally:

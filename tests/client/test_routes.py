@@ -80,6 +80,11 @@ def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
         assert not route.is_meant(address, welcome(1, server=SERVER_MASTER))
 
 
+def test_who_answers_in_place_of_the_one_meant_is_named() -> None:
+    assert Route(TCP, is_here).mismatch(TCP, welcome(1, name="n1")) == f"{TCP} is 'n1', which is no master"
+    assert Route(TCP, is_here, NODE).mismatch(TCP, welcome(1, name="n2")) == f"at {TCP} there is another daemon by now, 'n2'"
+
+
 def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
     route = Route(TCP, is_here)
     assert not route.is_meant(TCP, welcome(1))

@@ -206,3 +206,26 @@ def test_the_table_has_a_row_for_every_setting() -> None:
     assert len(table) == 2 + 6
     assert table[2] == "| `--room` | `KVSTORE_OVEN_ROOM` | `room` | `4 KiB` | Room inside. |"
     assert table[7] == "| `--note` | `KVSTORE_OVEN_NOTE` | `note` |  | Anything. |"
+
+
+@dataclass(frozen=True)
+class Pan:
+    """One setting, which other programs have too."""
+
+    master: str = setting("here:1", "Where.", variable="KVSTORE_MASTER")
+
+
+def test_a_variable_that_programs_share_is_weaker_than_their_own_and_stronger_than_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("[pan]\nmaster = 'file:1'\n")
+    for environ, expected in (
+        ({}, "file:1"),
+        ({"KVSTORE_MASTER": "shared:1"}, "shared:1"),
+        ({"KVSTORE_MASTER": "shared:1", "KVSTORE_PAN_MASTER": "own:1"}, "own:1"),
+    ):
+        assert load_settings(Pan, "pan", flags={}, environ=environ, config=str(tmp_path / "file")).master == expected
+    assert "| `KVSTORE_PAN_MASTER` or `KVSTORE_MASTER` |" in settings_table("pan", Pan)
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_OVEN_TRAY is no setting: did you mean KVSTORE_OVEN_TRAYS"):
+        load(environ={"KVSTORE_OVEN_TRAY": "3"})

@@ -48,6 +48,22 @@ def test_tiers_that_were_opened_are_closed_when_another_cannot_be(tmp_path: Path
         tier.close()
 
 
+def test_a_new_folder_on_the_root_disk_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = replace(SETTINGS, nvme=f"{tmp_path / 'new'}:1MiB")
+    is_root_disk = tmp_path.stat().st_dev == Path("/").stat().st_dev
+    for is_first in (True, False):
+        caplog.clear()
+        for tier in open_tiers(settings).values():
+            tier.close()
+        assert ("is new, and on the disk of /" in caplog.text) == (is_root_disk and is_first)
+
+
+def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mount its disk"):
+        open_tiers(replace(SETTINGS, nvme=f"{tmp_path / 'not' / 'mounted'}:1MiB"))
+    assert not (tmp_path / "not").exists()
+
+
 def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
     """Values of so many zeros, with these tags."""
     tier = NvmeTier(folder, capacity_bytes=1 << 20)

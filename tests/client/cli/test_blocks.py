@@ -1,6 +1,10 @@
 """Promises of blocks.py, through the command line, against a real cluster."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +73,12 @@ def test_locate_tells_node_tiers_and_size(shell: Shell) -> None:
 def test_a_pinned_block_is_removed_by_force_only(shell: Shell) -> None:
     shell("put", "pinned", "-", stdin=b"x")
     assert shell("pin", "pinned").output == "pinned: pinned\n"
-    assert (shell("rm", "pinned").exit_code, shell("exists", "pinned").exit_code) == (1, 0)
+    shell("put", "free", "-", stdin=b"x")
+    refused = shell("rm", "pinned", "free", "nowhere")
+    assert (refused.exit_code, refused.stdout) == (1, "removed 1 of 3, 1 not there\n")
+    assert refused.stderr == "pinned: kept, for it is pinned or being read: `kvstore unpin`, or --force\n"
+    assert json.loads(shell("rm", "pinned", "--json").output) == {"removed": 0, "asked": 1, "kept": ["pinned"]}
+    assert shell("exists", "pinned").exit_code == 0
     assert shell("rm", "pinned", "--force").output == "removed 1 of 1\n"
     assert shell("pin", "pinned").exit_code == 1
 
@@ -79,7 +88,7 @@ def test_an_unpinned_block_is_removed_and_counted_once(shell: Shell) -> None:
     shell("pin", "freed")
     assert json.loads(shell("unpin", "freed", "--json").output) == {"freed": True}
     removed = shell("rm", "freed", "freed", "--json")
-    assert (removed.exit_code, json.loads(removed.output)) == (0, {"removed": 1, "asked": 1})
+    assert (removed.exit_code, json.loads(removed.output)) == (0, {"removed": 1, "asked": 1, "kept": []})
 
 
 def test_blocks_are_removed_by_namespace_and_pattern(shell: Shell) -> None:
@@ -112,6 +121,28 @@ def test_files_that_cannot_be_used_are_one_error(shell: Shell, tmp_path: Path) -
     assert (absent.exit_code, absent.stderr) == (2, f"kvstore: error: cannot read {tmp_path / 'absent'}: No such file or directory\n")
     shell("put", "y", "-", stdin=b"y")
     assert "cannot write" in shell("get", "y", str(tmp_path)).stderr
+
+
+def test_binary_data_is_kept_from_a_terminal(shell: Shell) -> None:
+    for key, value in ((b"binary", bytes(range(256))), (b"escape", b"\x1b]0;title\x07"), (b"text", "Grüße\n".encode())):
+        shell("put", key.decode(), "-", stdin=value)
+
+    def shown(*arguments: str) -> tuple[int, bytes]:
+        """As on a terminal: what it got, its line ends as the terminal makes them."""
+        main, child = pty.openpty()
+        command = [sys.executable, "-m", "kvstore.client.cli.main", "get", *arguments, "--master", shell.master]
+        status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=child, stderr=subprocess.DEVNULL, check=False).returncode
+        os.write(child, b"END")
+        os.close(child)
+        said = b""
+        while not said.endswith(b"END"):
+            said += os.read(main, 4096)
+        os.close(main)
+        return status, said.removesuffix(b"END")
+
+    assert shown("binary") == shown("escape") == (2, b"")
+    assert shown("text") == (0, "Grüße\r\n".encode())
+    assert shown("escape", "-") == (0, b"\x1b]0;title\x07")
 
 
 def test_an_empty_value_is_misuse(shell: Shell) -> None:

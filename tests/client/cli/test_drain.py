@@ -42,6 +42,7 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
+        (status(), "n1: looking for what only its memory has"),
         (status(left_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left that only its memory has; 20 on their way"),
         (status(left_blocks=2, lacks_room=True), "n1: 2 blocks left that only its memory has, no node has room for them; 0 on their way"),
         (

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.options import client_options, echo_json, json_option, names_master
+from kvstore.client.cli.options import PIPED_COLUMNS, client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import ConfigError
 
@@ -61,7 +61,20 @@ def test_a_master_that_is_named_counts_as_named_whatever_its_address(tmp_path: P
         (["--tenant", "t"], {}, "false"),
         (["--master", "127.0.0.1:7440"], {}, "true"),
         ([], {"KVSTORE_CLIENT_MASTER": "127.0.0.1:7440"}, "true"),
+        ([], {"KVSTORE_MASTER": "127.0.0.1:7440"}, "true"),
         (["--config", str(file)], {}, "true"),
     ):
         result = CliRunner().invoke(named, arguments, env=environment, catch_exceptions=False)
         assert result.output.strip() == f'[{is_named}, "127.0.0.1:7440"]'
+
+
+def test_a_pipe_has_no_edge_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width == PIPED_COLUMNS
+    monkeypatch.setenv("COLUMNS", "72")
+    assert console().width == 72
+
+
+def test_a_misspelt_variable_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_CLIENT_MASTR is no setting: did you mean KVSTORE_CLIENT_MASTER"):
+        run(KVSTORE_CLIENT_MASTR="here:1")

@@ -33,6 +33,22 @@ def test_status_says_with_which_nodes_of_this_host_memory_is_shared(master: str)
     assert json.loads(output(master, "status", "--json"))["shared_memory"] == {"node-0": ""}
 
 
+def test_a_table_in_a_pipe_is_as_wide_as_it_needs(master: str) -> None:
+    (shown,) = [line for line in output(master, "nodes").splitlines() if line.startswith("node-0")]
+    assert "dram 4 MiB" in shown
+    assert "nvme 16 MiB" in shown
+    assert "…" not in shown
+
+
+def test_a_node_that_is_taken_for_a_master_says_what_it_is(master: str) -> None:
+    (node,) = json.loads(output(master, "nodes", "--json"))
+    result = CliRunner().invoke(kvstore, ["exists", "key", "--master", node["tcp"]])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', which is no master\n",
+    )
+
+
 def test_nodes_shows_each_node(master: str) -> None:
     assert "node-0" in output(master, "nodes")
     assert json.loads(output(master, "nodes", "--json"))[0]["name"] == "node-0"

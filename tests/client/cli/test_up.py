@@ -92,7 +92,8 @@ def test_people_are_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--dram", "0"], "node-0: --dram: 0 is below the minimum"),
+        (["--dram", "1KiB"], "node-0: --dram: 1KiB is below the minimum of 4 KiB"),
+        (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at is not there: mount its disk"),
         (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
         (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),
         (["--nodes", "0"], "an embedded cluster has 1 to 64"),

@@ -15,7 +15,7 @@ from kvstore.client.tools.masters import MasterTold, line, look
 from kvstore.protocol import control_pb2 as pb
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import Event
-from tests.master.running import NodeSide, Places, master_in_thread
+from tests.master.running import MasterProcess, NodeSide, Places, master_in_thread
 from tests.ports import free_ports
 
 
@@ -63,3 +63,27 @@ def test_status_shows_the_masters_where_several_are_named(pair: tuple[Places, Pl
         found = json.loads(CliRunner().invoke(kvstore, ["status", "--json", "--master", named], catch_exceptions=False).output)
         assert [told["role"] for told in found["masters"]] == ["owner", "following"][:count]
         assert (found["role"], found["owner"]["address"]) == ("owner", owner.listen)
+
+
+def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_url: str, tmp_path: Path) -> None:
+    url = f"{etcd_url}/unowned"
+    first = MasterProcess(tmp_path / "a", ("--catalog", url, "--lease-ttl-s", "300"))
+    owner = first.start()
+    try:
+        with master_in_thread(tmp_path / "b", catalog=url, lease_ttl_s=300.0) as follower:
+            node = NodeSide(owner)
+            node.sync(Event(b"a"))
+            settings, status = asked(owner.listen)
+            eventually(lambda: look(replace(settings, master=follower.listen), status)[0].records == 1, "it has followed")
+            node.close()
+            first.kill()
+            arguments = ["status", "--deadline-s", "1", "--master", f"{follower.listen},{owner.listen}"]
+            shown, found = (CliRunner().invoke(kvstore, [*arguments, *more]) for more in ([], ["--json"]))
+    finally:
+        first.kill()
+    assert shown.exit_code == found.exit_code == 2
+    assert shown.stdout.splitlines()[:2] == ["no master owns the catalog now:", f"  {follower.listen}: following, 1 records"]
+    assert owner.listen in shown.stdout.splitlines()[2]
+    told = json.loads(found.stdout)
+    assert [master["role"] for master in told["masters"]] == ["following", ""]
+    assert told["error"] in found.stderr

@@ -47,6 +47,12 @@ def text(renderable: RenderableType) -> str:
     return capture.get()
 
 
+def test_a_dead_node_of_which_its_master_never_heard_has_no_age() -> None:
+    shown = text(nodes_table(pb.StatusReply(nodes=[pb.NodeStatus(node_id=1, name="a", state="dead")])))
+    assert "not since this master began" in " ".join(shown.split())
+    assert "0.0 s ago" not in shown
+
+
 @pytest.mark.parametrize(
     ("share", "drawn"), [(0.0, "········"), (1.0, "████████"), (0.5, "████····"), (0.52, "████▏···"), (-1.0, "········"), (7.0, "████████")]
 )

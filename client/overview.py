@@ -1,0 +1,23 @@
+"""What a client asks of the cluster as a whole, by gRPC, which is loaded when it is asked for: who moves blocks needs none of it."""
+
+from typing import Any
+
+from kvstore.client.arguments import namespace_text
+from kvstore.client.config import ClientSettings
+
+
+def status(settings: ClientSettings) -> dict[str, Any]:
+    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find and Control.status."""
+    from kvstore.client.control import Control, as_dict
+
+    with Control.find(settings) as control:
+        return as_dict(control.status())
+
+
+def keys(settings: ClientSettings, namespace: Any, limit: int | None) -> list[bytes]:
+    """The tenant's keys. Raises as Control.find and Control.keys."""
+    from kvstore.client.control import Control
+
+    text = None if namespace is None else namespace_text(namespace)
+    with Control.find(settings) as control:
+        return [stored.key for stored in control.keys(text, limit=limit or 0)]

@@ -1,0 +1,51 @@
+"""Promises of variables.py: what is misspelt is told, what is another's is left alone."""
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.variables import check_variables, variable_name
+
+NAMES = ("listen", "dram", "nvme", "master")
+
+
+def check(*variables: str, section: str = "node") -> None:
+    check_variables(dict.fromkeys(variables, "x"), section, NAMES)
+
+
+def test_a_setting_has_the_variable_of_its_program() -> None:
+    assert variable_name("node", "node_ttl_s") == "KVSTORE_NODE_NODE_TTL_S"
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("KVSTORE_NODE_DRM", "KVSTORE_NODE_DRAM"),
+        ("KVSTORE_NDOE_LISTEN", "KVSTORE_NODE_LISTEN"),
+        ("KVSTORE_MASTR", "KVSTORE_MASTER"),
+        ("KVSTORE_CONFG", "KVSTORE_CONFIG"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(variable: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{variable} is no setting: did you mean {nearest}\\?$"):
+        check(variable)
+
+
+def test_one_of_the_programs_own_that_is_like_nothing_is_refused_too() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_NODE_QUUX_ZYGOTE is no setting: those of node are in docs/settings"):
+        check("KVSTORE_NODE_QUUX_ZYGOTE")
+
+
+def test_what_is_right_or_anothers_is_left_alone() -> None:
+    check("KVSTORE_NODE_DRAM", "KVSTORE_CONFIG", "KVSTORE_MASTER", "KVSTORE_CLIENT_TYPO", "KVSTORE_PASSWORD", "NODE_DRM", "PATH")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("KVSTORE_NODE_SERVICE_HOST", "KVSTORE_NODE_SERVICE_PORT", "KVSTORE_NODE_SERVICE_PORT_FRAMES", "KVSTORE_NODE_PORT"),
+        *("KVSTORE_NODE_PORT_7450_TCP", "KVSTORE_NODE_PORT_7450_TCP_ADDR", "KVSTORE_NODE_PORT_7450_TCP_PROTO"),
+    ],
+)
+def test_what_kubernetes_says_of_its_services_is_left_alone(variable: str) -> None:
+    """It puts these into every container of the name space: a Service called kvstore-node must not stop a node."""
+    check(variable)
