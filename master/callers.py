@@ -15,6 +15,8 @@ from kvstore.security.grpc_metadata import from_metadata
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity
 from kvstore.security.rules import OPEN, RPCS, Rule, check
+from kvstore.security.tls.grpc_credentials import caller
+from kvstore.security.tls.identities import both, of_caller
 
 _HANDLERS: Final = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -35,9 +37,11 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         shown = from_metadata(context.invocation_metadata())
         if shown is None:
             shown = getattr(request, "tenant", ""), getattr(request, "token", "")
-            if shown == ("", "") and not self._guard.lets_everybody_in:
-                return STRANGER
-        return self._guard.identify(*shown)
+        certificate = of_caller(caller(context), shown[0])
+        if shown == ("", "") and not self._guard.lets_everybody_in:
+            return certificate or STRANGER
+        is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
+        return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
 
     def intercept_service(
         self,

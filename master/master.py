@@ -77,9 +77,10 @@ class Master:
         self._settings = settings
         self.on_role: Callable[[Told], None] = lambda _told: None
         """Called at each change of the role, or of the owner that is followed."""
-        self._guard = Guard(settings.tokens, wall_s=wall_s)
-        make_estimators(settings)  # refused now if not when this master is elected
         self._tls = Certificates.of(settings)
+        has_certificates = self._tls is not None and self._tls.serves and self._tls.requires_client_cert
+        self._guard = Guard(settings.tokens, nodes_have_certificates=has_certificates, wall_s=wall_s)
+        make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
@@ -256,7 +257,10 @@ class Master:
         return reached_at(self.http.address, self._settings.advertise or socket.gethostname()) if self.http is not None else ""
 
     def reread_credentials(self) -> None:
-        """Of the tokens file, whatever became of it: sessions of who is known no more end. A bad file changes nothing, but for the log."""
+        """Of the tokens file, whatever became of it: sessions of who is known no more end. A bad file changes nothing, but for the log.
+        Certificates are looked at with the next connection."""
+        if self._tls is not None:
+            self._tls.reload()
         self._guard.reread_loudly()
         self._look_at_sessions()
 

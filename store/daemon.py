@@ -51,7 +51,7 @@ def main(config: str | None, **flags: Any) -> None:
         sys.exit(2)
     places = node.start()
     stop_on_signals(node.reactor, node.end)
-    on_hangup(None)
+    on_hangup(node.reread_certificates)
     facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "http": places.http, "pid": os.getpid()}
     say("serving", facts)
     node.prefault()

@@ -347,6 +347,11 @@ class Node:
         self._leaving.end(self._settings.drain_s, self.reactor.stop)
         self._link.describe()  # a heartbeat, at once: new blocks are to go elsewhere
 
+    def reread_certificates(self) -> None:
+        """Look at the files of TLS with the next connection. For any thread, and signal handlers."""
+        if self._tls is not None:
+            self._tls.reload()
+
     def close(self) -> None:
         """Hang up, let copies under way end, close the tiers."""
         if self.http is not None:

@@ -17,7 +17,7 @@ WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab")
 PARTS = {
     "rpc": "busy_poll deadline exchange incoming owners",
     "security": "credentials grpc_metadata guard identity rules",
-    "security/tls": "authority certificates own refusals subjects",
+    "security/tls": "authority certificates identities own refusals subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans batches",

@@ -25,7 +25,7 @@ COMMANDS: Final = {
     **dict.fromkeys(("status", "nodes", "tiers"), "status"),
     "topology": "topology",
     "top": "status",
-    **{name: name for name in ("instances", "doctor", "drain", "forget", "replay", "record", "lab", "simulate", "plan", "bench")},
+    **{name: name for name in ("instances", "doctor", "certs", "drain", "forget", "replay", "record", "lab", "simulate", "plan", "bench")},
     **dict.fromkeys(("put", "get", "exists", "locate", "keys", "rm", "pin", "unpin"), "blocks"),
 }
 """Which module of this folder has a command, in the order that a newcomer needs them."""

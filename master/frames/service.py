@@ -32,6 +32,7 @@ from kvstore.rpc.session import Session
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal
+from kvstore.security.tls.identities import of_client, of_node
 
 STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
 
@@ -127,10 +128,11 @@ class FramesService:
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if message.role == ROLE_NODE:
-            node_id = self.nodes.meet(session, message, self._guard.identify_node(message.name, message.token))
+            identity = self._guard.identify_node(message.name, message.token, of_node(session.certified, message.name))
+            node_id = self.nodes.meet(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
-            identity = self._guard.identify(message.tenant, message.token)
+            identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
             session.context = ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
         else:
             raise InvalidArgument(f"there is no role {message.role}")

@@ -11,6 +11,7 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.session import Session
 from kvstore.security.guard import Guard
+from kvstore.security.tls.identities import of_client, of_node
 
 NOBODY: Final = "no master owns the catalog now"
 
@@ -34,9 +35,9 @@ class StandbyFrames:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
         hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
-            self._guard.identify(hello.tenant, hello.token)
+            self._guard.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:
-            self._guard.identify_node(hello.name, hello.token)
+            self._guard.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
         else:
             raise InvalidArgument(f"there is no role {hello.role}")
         owner = self._owner()

@@ -1,0 +1,204 @@
+"""A cluster in which every connection is mutual TLS: it does what it does without, and lets nobody in who has no certificate of its own."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore.client.cli.main import kvstore
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Untrusted
+from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.subjects import MASTER, Subject
+from kvstore.store.certificates import own_certificates
+from kvstore.store.config import NodeSettings
+from kvstore.transfer.config import TransferSettings
+from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, swap
+from tests.system.history import value_of
+from tests.system.running import MIB, PATIENT_S, System, until
+
+SIZES = (700, 70_000, MIB)
+KEYS = [b"block-%d" % number for number in range(30)]
+VALUES = [value_of(key, 0, SIZES[number % 3]) for number, key in enumerate(KEYS)]
+BY_TCP = TransferSettings(transports="tcp")
+
+
+class Encrypted:
+    """A master and nodes with certificates of one authority, and settings of clients that have one, too."""
+
+    def __init__(self, folder: Path, system: System) -> None:
+        self.authority = Cluster(folder / "certs")
+        self.system = system
+        self.of_master = self.authority.master()
+        self.of_nodes: dict[str, ServerTlsSettings] = {}
+        system.start_master(0, *flags(self.of_master))
+        system.settings = self.client("*")
+
+    def node(self, name: str) -> None:
+        self.of_nodes[name] = self.authority.node(name)
+        self.system.start_node(name, "--dram", "96MiB", *flags(self.of_nodes[name]))
+
+    def client(self, tenant: str = "") -> ClientSettings:
+        return given_to(replace(self.system.settings, tenant=tenant if tenant != "*" else ""), self.authority.client(tenant))
+
+
+def environment(settings: ClientSettings) -> dict[str, str]:
+    """By which the command line has the same certificates."""
+    return {f"KVSTORE_CLIENT_{name.upper()}": getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Iterator[Encrypted]:
+    with System(tmp_path) as system:
+        yield Encrypted(tmp_path, system)
+
+
+def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> None:
+    system, settings = encrypted.system, encrypted.client()
+    for name in ("n0", "n1"):
+        encrypted.node(name)
+    with system.remote_client(settings=settings, transfer=BY_TCP) as far, system.client(settings=settings) as near:
+        assert far.put_batch(KEYS, VALUES, replicas=2, ack="replicas") == [True] * len(KEYS)
+        assert far.get_batch(KEYS) == near.get_batch(KEYS) == VALUES
+        assert all(far.get(key) == value for key, value in zip(KEYS, VALUES, strict=True))
+        assert {place.node for places in near.locate(KEYS) for place in places} == {"n0", "n1"}
+        drained = CliRunner().invoke(kvstore, ["drain", "n0", "--master", system.address], env=environment(system.settings))
+        assert "n0 is drained: nothing is left that would be missed" in drained.output
+        system.kill_node("n0")
+        assert far.get_batch(KEYS) == VALUES
+
+
+def test_an_asynchronous_client_over_tls(encrypted: Encrypted) -> None:
+    import asyncio
+
+    from kvstore.client.aio import AsyncClient
+
+    encrypted.node("n0")
+    settings = replace(encrypted.client(), ack="cluster")
+
+    async def use() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+            client = AsyncClient(encrypted.system.address, settings=settings, deadline_s=PATIENT_S, transfer=BY_TCP)
+        async with client:
+            assert await client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+            assert await client.get_batch(KEYS) == VALUES
+
+    asyncio.run(use())
+
+
+def refused(system: System, settings: ClientSettings, kind: type[KVStoreError] = Untrusted) -> str:
+    """What a client is told of the master: over frames, and of a node, whose address it knows."""
+    with system.client(settings=settings) as client, pytest.raises(kind) as caught:
+        client.exists(b"key", deadline_s=PATIENT_S)
+    return str(caught.value)
+
+
+def test_nobody_without_a_certificate_of_this_authority_is_let_in(encrypted: Encrypted, tmp_path: Path) -> None:
+    system, good = encrypted.system, encrypted.client()
+    encrypted.node("n0")
+    other = Cluster(tmp_path / "other")
+    assert "this port speaks TLS, and 127.0.0.1" in refused(system, ClientSettings())
+    assert "lets in nobody without a certificate" in refused(system, replace(good, tls_cert="", tls_key=""))
+    assert "signed by an authority that is not in tls_ca" in refused(system, given_to(good, other.client()))
+    stranger = replace(other.client(), tls_ca=good.tls_ca)
+    assert "does not know the authority of this side's certificate" in refused(system, given_to(good, stranger))
+    assert "this side's certificate has expired" in refused(system, given_to(good, encrypted.authority.client("", valid=past())))
+    of_node = given_to(good, encrypted.authority.node("n0"))
+    assert "is for kvstore://node/n0, and a client of tenant '' introduces itself" in refused(system, of_node, Unauthorized)
+    of_other = given_to(good, encrypted.authority.client("blue"))
+    assert "is for kvstore://client/blue, and a client of tenant ''" in refused(system, of_other, Unauthorized)
+
+
+def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -> None:
+    import grpc
+
+    from kvstore.protocol import control_pb2 as pb
+    from kvstore.protocol.control_pb2_grpc import ControlStub
+    from kvstore.security.tls.certificates import Certificates
+    from kvstore.security.tls.grpc_credentials import open_channel
+
+    with Control.find(encrypted.system.settings) as control:
+        assert control.status().role == "owner"
+    place = f"127.0.0.1:{encrypted.system._master_ports[0][1]}"
+
+    def registers(settings: ClientSettings, name: str) -> grpc.StatusCode:
+        with open_channel(place, Certificates.of(settings), []) as channel:
+            call: Any = ControlStub(channel).Register.future(pb.RegisterRequest(name=name, version="0"), timeout=PATIENT_S)  # type: ignore[no-untyped-call]
+            call.exception()
+            return call.code()  # type: ignore[no-any-return]
+
+    good = encrypted.client()
+    assert registers(encrypted.client("red"), "n9") is grpc.StatusCode.PERMISSION_DENIED
+    assert registers(given_to(good, encrypted.authority.node("n1")), "n9") is grpc.StatusCode.PERMISSION_DENIED
+    assert registers(ClientSettings(), "n9") is grpc.StatusCode.UNAVAILABLE
+    assert registers(replace(good, tls_cert="", tls_key=""), "n9") is grpc.StatusCode.UNAVAILABLE
+
+
+def in_one_file(settings: ClientSettings) -> ClientSettings:
+    """Its certificate and key, which are then exchanged at once."""
+    both = Path(settings.tls_cert).with_suffix(".both")
+    both.write_bytes(Path(settings.tls_cert).read_bytes() + Path(settings.tls_key).read_bytes())
+    return replace(settings, tls_cert=str(both), tls_key=str(both))
+
+
+def test_certificates_are_exchanged_under_load_and_no_operation_is_lost(encrypted: Encrypted) -> None:
+    """Every file of every process changes, again and again, while new connections are made all the time."""
+    system = encrypted.system
+    encrypted.node("n0")
+    settings = in_one_file(encrypted.client())  # clients are made all the time, also between the exchange of one file and the next
+    over, failures, rounds = threading.Event(), list[BaseException](), [0]
+
+    def work(number: int) -> None:
+        try:
+            while not over.is_set():
+                with system.remote_client(settings=settings, transfer=BY_TCP) as client:
+                    key = b"%d-%d" % (number, rounds[0])
+                    value = value_of(key, 0, SIZES[rounds[0] % 3])
+                    client.put(key, value)
+                    assert client.get(key) == value
+                    rounds[0] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(3):
+            swap(encrypted.of_master, encrypted.authority.server(Subject(MASTER), hosts=HOSTS))
+            swap(encrypted.of_nodes["n0"], encrypted.authority.node("n0"))
+            swap(settings, in_one_file(encrypted.client()))
+            done = rounds[0]
+            until(lambda done=done: rounds[0] >= done + 4 or bool(failures), "work goes on")  # type: ignore[misc]
+    finally:
+        over.set()
+        for worker in workers:
+            worker.join()
+    assert not failures, failures
+
+
+def test_the_command_line_takes_the_same_settings(encrypted: Encrypted) -> None:
+    encrypted.node("n0")
+    own = environment(encrypted.client("*"))
+    found = CliRunner().invoke(kvstore, ["status", "--master", encrypted.system.address], env=own)
+    assert found.exit_code == 0, found.output
+    assert "1 of 1 alive" in found.output
+    found = CliRunner().invoke(kvstore, ["status", "--master", encrypted.system.address])
+    assert found.exit_code == 2
+    assert "this port speaks TLS" in found.output
+
+
+def test_a_node_has_all_of_tls_or_nothing(tmp_path: Path) -> None:
+    authority = Cluster(tmp_path)
+    whole = given_to(NodeSettings(), authority.node())
+    assert own_certificates(whole) is not None
+    assert own_certificates(NodeSettings()) is None
+    for lacking in ({"tls_ca": "", "tls_require_client_cert": False}, {"tls_cert": "", "tls_key": ""}):
+        with pytest.raises(ConfigError, match="for TLS it needs tls_ca, tls_cert and tls_key, all three"):
+            own_certificates(replace(whole, **lacking))
