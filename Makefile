@@ -13,7 +13,9 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
-ALONE := tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py) \
+# A wheel and an environment with it are made once for all tests of a file.
+ALONE := tests/packages/test_wheel.py tests/system/test_first_ten_minutes.py \
+	tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py) \
 	$(wildcard tests/engines/transformers/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 # Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
@@ -34,7 +36,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd namespaces typing  ## the whole suite
+test: $(BIN)/.dev etcd namespaces systemd typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
@@ -144,6 +146,12 @@ namespaces: | etcd
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
 		echo "could not install iproute2 and nftables: what needs hosts of its own is left out"
 
+.PHONY: systemd
+systemd: | namespaces
+	@command -v systemd-analyze >/dev/null && command -v systemd-sysusers >/dev/null || { echo "installing systemd's tools"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q systemd >/dev/null; } || \
+		{ echo "make test checks units with systemd-analyze: install Debian's systemd"; exit 1; }
+
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "needs Python 3.11 or newer, $(PYTHON) is older"; exit 1; }
@@ -162,8 +170,14 @@ $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client engines handover kvcache lab master protocol router rpc scheduler security store telemetry tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client engines handover kvcache lab master package protocol router rpc scheduler security store telemetry tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
+
+.PHONY: wheel
+wheel: $(BIN)/.dev  ## wheel and sdist in build/dist, checked by twine
+	rm -rf build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist .
+	$(BIN)/twine check --strict build/dist/*
 
 .PHONY: clean
 clean:  ## remove what the targets made

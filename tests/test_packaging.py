@@ -1,8 +1,14 @@
 """What is installed is what there is: every folder of code is among the packages, and its requirements are those of the generated code."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.protocol.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,6 +22,18 @@ def test_every_room_is_packaged() -> None:
                 continue  # a distribution of its own
             rooms.add(".".join([name, *found.parent.relative_to(ROOT / folder).parts]))
     assert set(packaging["packages"]) == rooms
+
+
+def test_the_package_itself_has_the_clients_and_its_version() -> None:
+    """In a checkout the package is a name space; what is installed has this file (tests/packages)."""
+    spec = importlib.util.spec_from_file_location("package", ROOT / "package" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    assert (package.Client, package.AsyncClient, package.__version__) == (Client, AsyncClient, VERSION)
+    with pytest.raises(AttributeError, match="has no attribute 'Clinet'"):
+        _ = package.Clinet
 
 
 def test_the_grpc_code_runs_with_the_oldest_versions_allowed() -> None:

@@ -1,0 +1,35 @@
+"""The ports of a cluster, in one place: what daemons take by default, and what everything in deploy/ gives them.
+
+No two are the same, so that one host may run all of it. A daemon whose default is 0 takes a free port and tells its master; behind a
+firewall, or where an orchestrator asks for its health, it is given the one that stands here.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """`daemon` listens there, for `what`."""
+
+    number: int
+    daemon: str
+    what: str
+
+
+MASTER: Final = Port(7440, "kvstore-master", "clients and nodes: frames (listen)")
+CONTROL: Final = Port(7441, "kvstore-master", "the control plane: gRPC (control)")
+MASTER_HTTP: Final = Port(7442, "kvstore-master", "health, metrics, console (http)")
+NODE: Final = Port(7450, "kvstore-node", "clients of other hosts: frames (listen)")
+NODE_HTTP: Final = Port(7452, "kvstore-node", "health, metrics (http)")
+TRANSFER: Final = Port(7460, "kvstore-node", "the transfer engine; further transports take the next ports ([transfer] listen_port)")
+ROUTER_HTTP: Final = Port(7472, "kvstore-router", "health, metrics (http)")
+SIDECAR_HTTP: Final = Port(7482, "kvstore-sidecar", "health, metrics (http)")
+ROUTER: Final = Port(8000, "kvstore-router", "requests to engines: HTTP (listen)")
+PORTS: Final = (MASTER, CONTROL, MASTER_HTTP, NODE, NODE_HTTP, TRANSFER, ROUTER_HTTP, SIDECAR_HTTP, ROUTER)
+
+
+def ports_table() -> str:
+    """As Markdown, for docs/operations.md."""
+    rows = "".join(f"| {port.number} | `{port.daemon}` | {port.what} |\n" for port in PORTS)
+    return f"| port | daemon | what for |\n|---|---|---|\n{rows}"

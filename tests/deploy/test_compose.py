@@ -1,0 +1,61 @@
+"""The compose file: as its schema wants it, its daemons' settings are settings, and a node has the time to drain."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvstore.master.config import MasterSettings
+from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
+from kvstore.protocol.settings import load_settings
+from kvstore.store.config import NodeSettings
+from kvstore.store.opening import check
+from kvstore.transfer.config import TransferSettings
+from tests.deploy.rendering import DEPLOY
+
+FILE = DEPLOY / "compose" / "compose.yaml"
+SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
+
+
+def test_the_file_is_what_the_schema_of_compose_says() -> None:
+    command = [str(Path(sys.prefix, "bin", "check-jsonschema")), "--builtin-schema", "vendor.compose-spec", str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_has_three_of_what_elects_and_two_nodes() -> None:
+    names = sorted(SERVICES)
+    assert names == ["etcd-1", "etcd-2", "etcd-3", "grafana", "master-1", "master-2", "master-3", "node-1", "node-2", "prometheus"]
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node")])
+def test_a_nodes_settings_are_settings_and_it_has_the_time_to_drain(name: str) -> None:
+    service = SERVICES[name]
+    settings = load_settings(NodeSettings, "node", flags={}, environ=service["environment"])
+    load_settings(TransferSettings, "transfer", flags={}, environ=service["environment"])
+    check(settings)
+    assert (settings.name, settings.advertise) == (name, f"{name}:7450")
+    assert int(service["stop_grace_period"].removesuffix("s")) >= settings.drain_s + settings.shutdown_timeout_s + 10
+    assert f":{NODE_HTTP.number}/readyz" in service["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("master")])
+def test_a_masters_settings_are_settings(name: str) -> None:
+    service = SERVICES[name]
+    assert service["command"] == ["kvstore-master", f"--advertise={name}"]
+    settings = load_settings(MasterSettings, "master", flags={}, environ=service["environment"])
+    assert settings.catalog.startswith("etcd://")
+    assert f":{MASTER_HTTP.number}/readyz" in service["healthcheck"]["test"][-1]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+
+
+def test_prometheus_asks_every_daemon() -> None:
+    scraped = yaml.safe_load((FILE.parent / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in scraped for part in job["static_configs"] for target in part["targets"]]
+    ports = {"master": MASTER_HTTP.number, "node": NODE_HTTP.number}
+    daemons = [name for name in SERVICES if name.partition("-")[0] in ports]
+    assert sorted(targets) == sorted(f"{name}:{ports[name.partition('-')[0]]}" for name in daemons)

@@ -1,0 +1,106 @@
+"""The manifests: valid for Kubernetes, the same as the chart's, their settings settings, and a node empties before it ends."""
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from kvstore.master.config import MasterSettings
+from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
+from kvstore.protocol.settings import load_settings
+from kvstore.store.config import NodeSettings
+from kvstore.store.opening import check
+from kvstore.transfer.config import TransferSettings
+from tests.deploy.rendering import base, chart, overlay, values
+
+VERSION = "1.30"
+OVERLAYS = ("nvme", "hugepages", "rdma")
+MADE = {"base": base, "chart": chart} | {name: lambda name=name: overlay(name) for name in OVERLAYS}
+
+
+def one(documents: list[Any], kind: str) -> Any:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def pod(documents: list[Any], kind: str) -> Any:
+    return one(documents, kind)["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_each_manifest_is_valid(name: str) -> None:
+    for document in MADE[name]():
+        kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_the_chart_with_its_own_values_is_the_base() -> None:
+    def named(documents: list[Any]) -> dict[tuple[str, str], Any]:
+        return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+    assert named(chart()) == {key: document for key, document in named(base()).items() if key[0] != "Namespace"}
+
+
+def test_a_value_of_the_chart_is_in_the_manifest() -> None:
+    given = values()
+    given["image"], given["masters"]["replicas"] = "elsewhere/kvstore:9", 5
+    made = chart(given)
+    assert one(made, "StatefulSet")["spec"]["replicas"] == 5
+    for kind in ("StatefulSet", "DaemonSet"):
+        assert pod(made, kind)["containers"][0]["image"] == "elsewhere/kvstore:9"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_settings_are_settings_and_a_node_ends_when_it_is_empty(name: str) -> None:
+    documents = MADE[name]()
+    environ = one(documents, "ConfigMap")["data"]
+    load_settings(MasterSettings, "master", flags={}, environ=environ)
+    load_settings(TransferSettings, "transfer", flags={}, environ=environ)
+    node = load_settings(NodeSettings, "node", flags={"advertise": "10.0.0.1:7450"}, environ=environ)
+    check(node)
+    spec = pod(documents, "DaemonSet")
+    (container,) = spec["containers"]
+    empty_s = int(next(each["value"] for each in container["env"] if each["name"] == "EMPTY_SECONDS"))
+    assert "kvstore drain" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert "--cancel" in container["lifecycle"]["postStart"]["exec"]["command"][-1]
+    assert spec["terminationGracePeriodSeconds"] >= empty_s + node.drain_s + node.shutdown_timeout_s
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_daemons_are_asked_for_their_health_and_have_no_privileges(name: str) -> None:
+    documents = MADE[name]()
+    for kind, http in (("StatefulSet", MASTER_HTTP), ("DaemonSet", NODE_HTTP)):
+        (container,) = pod(documents, kind)["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["http"] == http.number
+        assert (container["livenessProbe"]["httpGet"], container["readinessProbe"]["httpGet"]) == (
+            {"path": "/healthz", "port": "http"},
+            {"path": "/readyz", "port": "http"},
+        )
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod(documents, kind)["enableServiceLinks"] is False
+
+
+def test_a_disruption_leaves_a_majority_of_masters() -> None:
+    assert one(base(), "PodDisruptionBudget")["spec"]["minAvailable"] * 2 > one(base(), "StatefulSet")["spec"]["replicas"]
+
+
+def test_engines_of_a_host_reach_the_nodes_socket() -> None:
+    spec = pod(base(), "DaemonSet")
+    (run,) = [volume for volume in spec["volumes"] if volume["name"] == "run"]
+    assert run["hostPath"]["path"] == "/run/kvstore"
+    assert {"name": "run", "mountPath": "/run/kvstore"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_memory_has_room_for_the_table_beside_the_values() -> None:
+    spec = pod(base(), "DaemonSet")["containers"][0]["resources"]
+    assert spec["requests"]["memory"] == spec["limits"]["memory"] == "26Gi"
+    node = load_settings(NodeSettings, "node", flags={}, environ=one(base(), "ConfigMap")["data"])
+    assert 26 << 30 > node.dram * (1 + node.table_share) + (1 << 30)
+
+
+@pytest.mark.parametrize(("name", "resource"), [("hugepages", "hugepages-2Mi"), ("rdma", "rdma/hca_shared_devices_a")])
+def test_an_overlay_asks_for_what_it_is_for(name: str, resource: str) -> None:
+    assert resource in pod(overlay(name), "DaemonSet")["containers"][0]["resources"]["limits"]
+    assert resource not in pod(base(), "DaemonSet")["containers"][0]["resources"]["limits"]

@@ -1,0 +1,89 @@
+"""Promises of the distribution: what it is called, what it has, and that what documents and messages name can be installed."""
+
+import re
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.version import VERSION
+from tests.packages.installed import ROOT, ran
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRA = re.compile(r"""(?:['"]\.|kvstore-llm)\[([\w,]+)\]|install_line\("(\w+)"\)""")
+
+
+def names_in_wheel(dist: Path) -> list[str]:
+    (wheel,) = dist.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_wheel_and_sdist_are_called_as_nobody_elses_and_pass_twine(dist: Path) -> None:
+    assert sorted(path.name for path in dist.iterdir()) == [f"kvstore_llm-{VERSION}-py3-none-any.whl", f"kvstore_llm-{VERSION}.tar.gz"]
+    said = ran(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
+    assert said.count("PASSED") == 2, said
+
+
+def test_the_wheel_has_every_file_of_every_package_and_nothing_else(dist: Path) -> None:
+    packaging = PYPROJECT["tool"]["setuptools"]
+    expected = set()
+    for package in packaging["packages"]:
+        top = max((name for name in packaging["package-dir"] if package == name or package.startswith(f"{name}.")), key=len)
+        folder = ROOT / packaging["package-dir"][top] / Path(*package.removeprefix(top).split("."))
+        for suffix in (".py", ".pyi", ".proto", ".json"):
+            expected |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob(f"*{suffix}")}
+        if (folder / "py.typed").exists():
+            expected.add(f"{package.replace('.', '/')}/py.typed")
+    found = {name for name in names_in_wheel(dist) if ".dist-info/" not in name}
+    assert expected - found == set()
+    assert {name for name in found - expected if name.endswith(".py")} == set()
+    assert "kvstore/py.typed" in found
+
+
+def test_the_sdist_has_what_the_wheel_is_made_of(dist: Path) -> None:
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = opened.getnames()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "package/__init__.py", "protocol/control.proto"):
+        assert f"kvstore_llm-{VERSION}/{name}" in names
+
+
+def test_an_empty_environment_imports_the_clients_from_the_package(commands: Path) -> None:
+    program = "import kvstore; from kvstore import Client, AsyncClient; print(kvstore.__version__, Client.__name__, kvstore.__file__)"
+    version, name, file = ran(str(commands / "python"), "-I", "-c", program).split()
+    assert (version, name) == (VERSION, "Client")
+    assert Path(file).is_relative_to(commands.parent)
+
+
+def test_the_package_loads_neither_client_before_it_is_asked_for(commands: Path) -> None:
+    loaded = ran(str(commands / "python"), "-I", "-c", "import kvstore, sys; print('kvstore.client' in sys.modules)")
+    assert loaded == "False\n"
+
+
+@pytest.mark.parametrize("command", sorted(PYPROJECT["project"]["scripts"]))
+def test_every_command_is_there_and_explains_itself(commands: Path, command: str) -> None:
+    assert "--help" in ran(str(commands / command), "--help")
+
+
+def test_a_type_checker_sees_the_types_of_what_is_installed(commands: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from kvstore import AsyncClient, Client\n\nreveal_type(Client().get(b'key'))\nreveal_type(AsyncClient().ping)\n")
+    said = ran(sys.executable, "-m", "mypy", "--strict", "--python-executable", str(commands / "python"), str(program), cwd=tmp_path)
+    assert 'Revealed type is "bytes | None"' in said or 'Revealed type is "builtins.bytes | None"' in said
+    assert "builtins.float" in said or "float" in said
+
+
+def test_every_extra_that_is_named_anywhere_is_one() -> None:
+    """Its line is `pip install '.[EXTRA]'` in a checkout: pip warns of an extra that is none, and installs without it."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"), *(ROOT / "deploy").rglob("*")]
+    for folder in PYPROJECT["tool"]["setuptools"]["package-dir"].values():
+        files += (ROOT / folder).rglob("*.py")
+    named: dict[str, Path] = {}
+    for path in files:
+        for several, one in EXTRA.findall(path.read_text()) if path.is_file() else ():
+            named |= dict.fromkeys((several or one).split(","), path)
+    assert {"ucx", "nixl", "plots", "sidecar", "hbm"} <= set(named)
+    assert set(named) <= set(PYPROJECT["project"]["optional-dependencies"])
