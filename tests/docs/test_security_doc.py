@@ -1,0 +1,35 @@
+"""The commands of docs/security.md, in their order, in a network of their own."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.test_pages import PATIENCE_S, PROGRAMS, ROOT, events
+from tests.namespaces import two_hosts
+
+PAGE = ROOT / "docs" / "security.md"
+
+
+def test_tls_is_tried_as_the_page_says(tmp_path: Path) -> None:
+    lines = [line.strip() for line in re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
+    environment = {**os.environ, **{f"KVSTORE_{name}_RUN_DIR": str(tmp_path) for name in ("MASTER", "NODE")}}
+    said = ""
+    with two_hosts(0) as hosts:
+        for line in lines:
+            words = shlex.split(line)
+            if words[0] == "export":
+                environment |= [words[1].split("=", 1)]
+                continue
+            command = [sys.executable, "-m", PROGRAMS[words[0]], *(word for word in words[1:] if word != "&")]
+            if words[0] != "kvstore":
+                daemon = hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True, cwd=tmp_path)
+                events(daemon, "ready")
+                continue
+            done = hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True, cwd=tmp_path)
+            said = done.communicate(timeout=PATIENCE_S)[0]
+            assert done.returncode == 0, line
+    assert "1 of 1 alive" in said
+    assert len(lines) == 10
