@@ -110,6 +110,10 @@ bench-kvcache: $(BIN)/.dev namespaces  ## codecs against memcpy, re-mapping plan
 bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; writes benchmarks/out/master.json
 	$(BIN)/python -m benchmarks.masters
 
+.PHONY: bench-security
+bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over TCP; writes benchmarks/out/security.json
+	$(BIN)/python -m benchmarks.security
+
 .PHONY: bench-tensors
 bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json
 	$(BIN)/python -m benchmarks.tensors

@@ -21,7 +21,8 @@ def test_tls_is_tried_as_the_page_says(tmp_path: Path) -> None:
         for line in lines:
             words = shlex.split(line)
             if words[0] == "export":
-                environment |= [words[1].split("=", 1)]
+                name, _, value = words[1].partition("=")
+                environment[name] = value
                 continue
             command = [sys.executable, "-m", PROGRAMS[words[0]], *(word for word in words[1:] if word != "&")]
             if words[0] != "kvstore":
