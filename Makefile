@@ -73,7 +73,7 @@ fuzz: $(BIN)/.dev typing  ## coverage-guided fuzzing of what is read from peers,
 lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol security rpc kvcache telemetry tiers transfer scheduler lab master store client router handover engines benchmarks) examples tests
+	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol security rpc kvcache telemetry tiers transfer scheduler lab console master store client router handover engines benchmarks) examples tests
 	cd build/typing && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 .PHONY: bench
@@ -174,7 +174,7 @@ $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client engines handover kvcache lab master package protocol router rpc scheduler security store telemetry tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client console engines handover kvcache lab master package protocol router rpc scheduler security store telemetry tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: wheel

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -24,6 +25,10 @@ class MasterSettings(ServerTlsSettings):
         "address they reached, and the host of `listen`.",
     )
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
+    console_action_timeout_s: float = setting(
+        30.0, "What an operator asks of the console is answered after this, done or not; it goes on.", minimum=0.01
+    )
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)

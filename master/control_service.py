@@ -154,15 +154,17 @@ class ControlService(ControlServicer):
                     return
 
     def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
-        """A slice of the directory at a time, too."""
-        self._in_loop(context, lambda: self._check_tenant(context, request))
-        return contents(lambda function: self._in_loop(context, function), self._standing.answering, request.tenant, request)
+        """A slice of the directory at a time, too; an operator is told of all tenants."""
+        identity = self._in_loop(context, lambda: self._check_tenant(context, request))
+        tenant = None if identity.operates else request.tenant
+        return contents(lambda function: self._in_loop(context, function), self._standing.answering, tenant, request)
 
-    def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> None:
-        """Raises Denied for whoever is neither this tenant nor an operator."""
+    def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> Identity:
+        """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""
         identity = self._callers.identify(context, request)
         if not (identity.operates or identity.is_tenant(request.tenant)):
             raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
+        return identity
 
     def _wait(self, context: grpc.ServicerContext, durable: "Future[None]", otherwise: str) -> None:
         """Until it is durable. Ends the call with its error, or with `otherwise` when that takes too long."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.watch import Watch
+from kvstore.console.web import add_console
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Owner
@@ -23,11 +26,13 @@ from kvstore.master.frames.clients import ClientPeer
 from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
+from kvstore.master.http_access import by_token
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.relay import Relay
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
+from kvstore.master.watched import Watched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
 from kvstore.protocol.version import VERSION
@@ -97,6 +102,7 @@ class Master:
             tls=self._tls,
         )
         self.http: HttpServer | None = None
+        self._watch: Watch | None = None
         self._catalog = make_catalog(
             settings.catalog,
             lease_ttl_s=settings.lease_ttl_s,
@@ -106,7 +112,7 @@ class Master:
         )
         try:
             self._tcp, self._unix = self._listen()
-            self.http = open_http(settings.http)
+            self.http = open_http(settings.http, authorize=by_token(self._guard))
             """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
             self.standing = Standing(self._me.address, self._lead, on_change=self._changed)
@@ -173,6 +179,9 @@ class Master:
         self._control.start()
         if self.http is not None:
             add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
+            if settings.console_interval_s:
+                self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
+                add_console(self.http, self._watch)
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
@@ -181,11 +190,16 @@ class Master:
             self.reactor.run_once(TICK_S)
         if self.failure is not None:
             raise self.failure
+        self._tell_ready()
+        if self._watch is not None:
+            self._watch.start()
         http = self.http.address if self.http is not None else ""
         return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}", http)
 
     def close(self) -> None:
         """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
+        if self._watch is not None:
+            self._watch.close(wait_s=0)  # it may be waiting for this very thread
         if self.http is not None:
             self.http.close()
         self._relay.close()
@@ -236,6 +250,10 @@ class Master:
 
     def _tick(self) -> None:
         self.standing.tick()
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Health by gRPC says whether it is."""
         is_ready = not self.unready()
         if is_ready is not self._is_ready:
             self._is_ready = is_ready
@@ -252,6 +270,16 @@ class Master:
     def _in_loop(self, function: Callable[[], T]) -> T:
         """For other threads."""
         return self.reactor.call(function, deadline_s=ALIVE_S)
+
+    def _watched(self) -> Watched:
+        settings = self._settings
+        return Watched(
+            self.reactor,
+            self.standing,
+            self._status,
+            timeout_s=settings.control_timeout_s,
+            action_timeout_s=settings.console_action_timeout_s,
+        )
 
     def _told_http(self) -> str:
         return reached_at(self.http.address, self._settings.advertise or socket.gethostname()) if self.http is not None else ""

@@ -28,6 +28,7 @@ PARTS = {
         "removals reservations tenants holders rates contents usage segments"
     ),
     "master/roles": "relay standing",
+    "console": "cached documents events history model rates watch",
     "client/jobs": "board breaker lane stats",
     "client/tensors": "arrays groups parts pools prompts staging steps streams",
     "engines/vllm": "counters identity plan settings staging trouble",

@@ -13,6 +13,7 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.links import Answers, NodeLinks
+from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
 from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.frames import Header
@@ -150,28 +151,39 @@ class ClientFrames:
 
     def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
-        tenant = _tenant(session)
         check_pattern(message.pattern)
-        namespace = None if message.any_namespace else message.namespace
-        slices = self._directory.queries.held_keys(tenant, namespace, message.pattern, slice_rows=SLICE_ROWS)
-        removed = 0
+        self.remove_all(
+            _tenant(session),
+            None if message.any_namespace else message.namespace,
+            message.pattern,
+            is_forced=bool(message.force),
+            turns=Turns(session.reactor.call_soon, lambda: session.is_open),
+            then=lambda removed: session.reply(header.request_id, Count(removed)),
+        )
 
-        def proceed() -> None:
-            """With the next slice, in a turn of the loop of its own: others are served in between."""
-            keys = next(slices, None) if session.is_open else None
-            if keys is None:
-                session.reply(header.request_id, Count(removed))
-            elif keys:
-                self._remove(tenant, keys, bool(message.force), count)
-            else:
-                session.reactor.call_soon(proceed)
+    def remove_all(
+        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: Turns, then: Callable[[int], None]
+    ) -> None:
+        """Remove the blocks of one namespace or all (None) whose keys match, and call `then` with how many are gone."""
 
-        def count(gone: bytes) -> None:
-            nonlocal removed
-            removed += gone.count(1)
-            session.reactor.call_soon(proceed)
+        def remove(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            self._remove(tenant, keys, is_forced, lambda gone: done(gone.count(1)))
 
-        proceed()
+        turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
+
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: Turns, then: Callable[[int], None]) -> None:
+        """Pin the blocks of a namespace, or let them go, and call `then` with how many that are."""
+
+        def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            pinning = self._directory.pins.pin(tenant, keys, pinned=pinned)
+
+            def durable() -> None:
+                self._links.command(pinning.commands, lambda _answers: done(len(pinning.ops)))
+
+            self._committer.commit(pinning.ops, durable)
+
+        slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
+        turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
 
     def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None]) -> None:
         """Remove blocks, and call `then` with 1 for each key that was there and is gone."""

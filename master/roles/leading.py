@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.catalogs.interface import Catalog
@@ -18,12 +18,15 @@ from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.frames.service import FramesService, Reachable
+from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.node_status import node_status
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.guard import Guard
+
+T = TypeVar("T")
 
 log = logging.getLogger("kvstore.master")
 
@@ -56,7 +59,8 @@ class Leading:
         self._catalog = catalog
         self._settings = settings
         self._guard = guard
-        self._durable: set[Future[None]] = set()
+        self._is_ended = False
+        self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
         timing = Timing(
             settings.reserve_ttl_s,
@@ -94,6 +98,7 @@ class Leading:
 
     def end(self, why: KVStoreError) -> None:
         """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
+        self._is_ended = True
         self._committer.end()
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
@@ -151,19 +156,33 @@ class Leading:
 
     def forget(self, name: str) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
-        return self._promise(lambda then: self._forget(name, then))
+        return self._promise(lambda then: self._forget(name, lambda: then(None)))
 
     def drain(self, name: str, to: str) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
-        return self._promise(lambda then: self.frames.drains.drain(name, to, then))
+        return self._promise(lambda then: self.frames.drains.drain(name, to, lambda: then(None)))
 
-    def _promise(self, begin: Callable[[Callable[[], None]], None]) -> "Future[None]":
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool) -> "Future[int]":
+        """Pin the blocks of a namespace, or let them go: how many, once that is durable; fails with Unavailable at the end."""
+        return self._promise(lambda then: self.frames.clients.pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then))
+
+    def remove_all(self, tenant: str, namespace: str) -> "Future[int]":
+        """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
+        return self._promise(
+            lambda then: self.frames.clients.remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then)
+        )
+
+    def _turns(self) -> Turns:
+        return Turns(self._reactor.call_soon, lambda: not self._is_ended)
+
+    def _promise(self, begin: Callable[[Callable[[T], None]], None]) -> "Future[T]":
         """Done when what `begin` is given is called."""
-        durable: Future[None] = Future()
+        durable: Future[T] = Future()
 
-        def then() -> None:
-            self._durable.discard(durable)
-            durable.set_result(None)
+        def then(result: T) -> None:
+            if durable in self._durable:
+                self._durable.discard(durable)
+                durable.set_result(result)
 
         self._durable.add(durable)
         try:

@@ -60,6 +60,10 @@ class HttpServer:
         self._needs[handler] = needs
         self._app.router.add_route(method, path, handler)
 
+    def access(self, request: web.Request) -> Access:
+        """What the request may."""
+        return self._authorize(request)
+
     def start(self) -> None:
         """Answer from now on."""
         self._thread.start()
@@ -113,9 +117,9 @@ class HttpServer:
             self._requests -= 1
 
 
-def open_http(listen: str) -> HttpServer | None:
+def open_http(listen: str, *, authorize: Authorize = this_host_only) -> HttpServer | None:
     """The server of a daemon whose setting `http` is `listen`; None for "". Raises as HttpServer does."""
-    return HttpServer(listen) if listen else None
+    return HttpServer(listen, authorize=authorize) if listen else None
 
 
 async def asked(function: Callable[[], T]) -> T:

@@ -136,16 +136,18 @@ def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             listed(places, token="wrong")
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        with places.stub() as stub:
+            assert not stub.Contents(pb.ContentsRequest(tenant="red", token="secret", max_segments=9), timeout=TIMEOUT_S).namespaces
         with pytest.raises(grpc.RpcError) as refused, places.stub() as stub:
             stub.Contents(pb.ContentsRequest(tenant="red", token="wrong"), timeout=TIMEOUT_S)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_contents_are_those_of_the_tenant_that_asks(places: Places, node: NodeSide) -> None:
+def test_contents_are_those_of_all_where_everybody_is_let_in_and_the_tree_is_one_tenants(places: Places, node: NodeSide) -> None:
     node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="x", parent=b"a"), Event(b"c", tenant="blue"))
     with places.stub() as stub:
         found = stub.Contents(pb.ContentsRequest(tenant=TENANT, namespace="x", max_segments=10), timeout=TIMEOUT_S)
-    assert [(one.tenant, one.namespace, one.held.blocks) for one in found.namespaces] == [(TENANT, "x", 2)]
+    assert [(one.tenant, one.namespace, one.held.blocks) for one in found.namespaces] == [(TENANT, "x", 2), ("blue", "ns", 1)]
     assert [(one.key, one.held.blocks) for one in found.segments] == [(b"a", 2)]
 
 

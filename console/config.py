@@ -1,0 +1,24 @@
+"""The settings of a console, in one place for all that serve one."""
+
+from dataclasses import dataclass
+from typing import Final
+
+INTERVAL_DEFAULT_S: Final = 1.0
+INTERVAL_HELP: Final = "How often the console looks at the cluster, for rates, its hour of history and events; 0: there is no console."
+HISTORY_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """How much a console keeps, in memory alone: about 10 MB for a thousand nodes."""
+
+    interval_s: float = INTERVAL_DEFAULT_S
+    history_s: float = HISTORY_S
+    node_interval_s: float = 10.0
+    """Between samples of each node."""
+    max_nodes: int = 2048
+    """With a history of their own."""
+    max_events: int = 1000
+    contents_ttl_s: float = 5.0
+    """What the directory holds is copied anew after this, and only while somebody looks at it."""
+    topologies_ttl_s: float = 10.0

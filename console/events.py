@@ -1,0 +1,107 @@
+"""What happened: who came, died, returned, was drained or took over, told from one document of the cluster to the next. Sans-I/O."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from kvstore.console.model import NODE_FIELDS, Document
+
+INFO, WARNING, ERROR = "info", "warning", "error"
+MAX_AT_ONCE: Final = 20
+"""Events of one kind told one by one between two looks; of more there is one line: a rack that goes is one thing."""
+_NAME, _STATE, _DRAIN, _HEALTH = map(NODE_FIELDS.index, ("name", "state", "drain", "health"))
+
+
+class Event(NamedTuple):
+    """`subject` is the node's name, or "" for the cluster."""
+
+    level: str
+    subject: str
+    text: str
+
+
+class EventLog:
+    """The last `limit` events, numbered from 1. Not thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._events: deque[dict[str, Any]] = deque(maxlen=limit)
+        self.last = 0
+        """The number of the newest; 0 for none."""
+
+    def add(self, event: Event, wall_s: float) -> None:
+        self.last += 1
+        self._events.append({"number": self.last, "time_s": wall_s, **event._asdict()})
+
+    def after(self, number: int) -> list[dict[str, Any]]:
+        """Those that are newer than `number`, and not forgotten."""
+        return [event for event in self._events if event["number"] > number]
+
+
+def differences(before: Document, after: Document) -> Iterator[Event]:
+    """What has happened between two looks at one cluster."""
+    yield from _of_master(before, after)
+    if "following" in (before["master"]["role"], after["master"]["role"]):
+        return  # one that follows knows no nodes: they neither went nor came
+    former, now = _by_name(before), _by_name(after)
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name, row in now.items():
+        for level, what in _of_node(former.get(name), row):
+            kinds.setdefault((level, what), []).append(name)
+    for name in former.keys() - now.keys():
+        kinds.setdefault((INFO, "is forgotten"), []).append(name)
+    for (level, what), names in kinds.items():
+        if len(names) > MAX_AT_ONCE:
+            yield Event(level, "", f"{len(names)} nodes, {names[0]} among them: each {what}")
+        else:
+            yield from (Event(level, name, f"{name} {what}") for name in sorted(names))
+
+
+def _by_name(document: Document) -> dict[str, list[Any]]:
+    return {row[_NAME]: row for row in document["nodes"]["rows"]}
+
+
+def _of_master(before: Document, after: Document) -> Iterator[Event]:
+    owner, former = after["master"]["owner"], before["master"]["owner"]
+    if owner != former:
+        if owner["name"]:
+            yield Event(WARNING if former["name"] else INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
+        else:
+            yield Event(ERROR, "", "Nobody owns the catalog")
+    health, was = after["catalog"]["health"], before["catalog"]["health"]
+    if health != was:
+        yield Event(INFO if health == "ok" else ERROR, "", f"Catalog: {health}")
+
+
+def _of_node(before: list[Any] | None, row: list[Any]) -> Iterator[tuple[str, str]]:
+    state, was = row[_STATE], before[_STATE] if before else None
+    if state != was:
+        yield from _STATES.get((was == "dead" or was is None, state), ())
+    if before is None:
+        return
+    if row[_DRAIN] != before[_DRAIN]:
+        yield INFO, {"": "takes blocks again", "draining": "is being drained", "drained": "is drained: it can be stopped"}[row[_DRAIN]]
+    if row[_HEALTH] != before[_HEALTH]:
+        yield (WARNING, f"has a tier that failed, {row[_HEALTH]}") if row[_HEALTH] else (INFO, "has no failed tier any more")
+
+
+_STATES: Final = {
+    (True, "alive"): ((INFO, "has come, and told what it has"),),
+    (True, "syncing"): ((INFO, "has come, and tells what it has"),),
+    (True, "dead"): ((INFO, "is known of, and dead"),),
+    (False, "dead"): ((ERROR, "is dead"),),
+    (False, "alive"): ((INFO, "has told what it has"),),
+    (False, "syncing"): ((INFO, "has returned, and tells what it has"),),
+}
+"""By whether it was dead or unknown, and by what it is now."""
+
+
+def first(document: Document) -> Iterator[Event]:
+    """What a log begins with, for nobody knows what was before."""
+    totals, owner = document["totals"], document["master"]["owner"]
+    yield Event(INFO, "", f"The console began to look: {totals['alive']} of {totals['nodes']} nodes are alive")
+    yield from itertools.islice(
+        (Event(WARNING, row[_NAME], f"{row[_NAME]} is dead") for row in document["nodes"]["rows"] if row[_STATE] == "dead"), MAX_AT_ONCE
+    )
+    if owner["name"]:
+        yield Event(INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")

@@ -1,0 +1,201 @@
+"""The cluster as one document for JSON, made of a master's status and the look before it. Sans-I/O: the time is passed in.
+
+Nodes are rows under one line of field names: a thousand of them take 200 kB so, and half as much again as objects. Rates are per second,
+sizes bytes, shares 0 to 1; null is what is not known.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvstore.console.rates import Rates
+from kvstore.protocol import control_pb2 as pb
+
+TIERS: Final = ("hbm", "dram", "nvme")
+"""From the fastest to the slowest."""
+TIER_COUNTERS: Final = ("hits", "evictions", "demotions", "promotions")
+NODE_FIELDS: Final = (
+    "id", "name", "state", "drain", "left_blocks", "health", "address", "host", "version", "transports", "heartbeat_age_s", "blocks",
+    "used_bytes", "capacity_bytes", *(f"{tier}_{what}" for tier in TIERS for what in ("used_bytes", "capacity_bytes")),
+    "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s", "connections",
+)  # fmt: skip
+MASTER: Final = "\n"
+"""Names the master among those that rates are taken of: no node is called so."""
+FULL_SHARE: Final = 0.95
+"""Of the slowest tier of a cluster: blocks leave it from about there on."""
+
+Document = dict[str, Any]
+
+
+class Model:
+    """Makes the documents, one look after the other. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._rates = Rates()
+
+    def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float) -> Document:
+        """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day."""
+        nodes = [self._node(node, at_s) for node in sorted(status.nodes, key=lambda node: node.name)]
+        own = self._rates.of(MASTER, at_s=at_s, epoch=status.epoch, counters=dict(status.counters))
+        self._rates.keep([MASTER, *(node["name"] for node in nodes)])
+        tiers = [tier for name in TIERS if (tier := _tier(name, nodes))]
+        totals = _totals(nodes, tiers, status, own)
+        owner = status.owner
+        return {
+            "time_s": wall_s,
+            "master": {
+                "name": status.name,
+                "role": status.role,
+                "version": status.version,
+                "uptime_s": status.uptime_s,
+                "rss_bytes": status.rss_bytes,
+                "owner": {"name": owner.name, "address": owner.address, "epoch": owner.epoch},
+            },
+            "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records},
+            "troubles": troubles(status, nodes, tiers),
+            "totals": totals,
+            "tiers": tiers,
+            "ways": _ways(status),
+            "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
+        }
+
+    def _node(self, node: pb.NodeStatus, at_s: float) -> Document:
+        counters: dict[str, float] = dict(node.counters)
+        counters |= {f"{tier.name}_{name}": getattr(tier, name) for tier in node.tiers for name in TIER_COUNTERS}
+        rates = self._rates.of(node.name, at_s=at_s - node.heartbeat_age_s, epoch=node.registration_epoch, counters=counters)
+        if node.state == "dead":
+            rates = {}
+        found: Document = {
+            "id": node.node_id,
+            "name": node.name,
+            "state": node.state,
+            "drain": "" if not node.HasField("drain") else "drained" if node.drain.is_done else "draining",
+            "left_blocks": node.drain.left_blocks,
+            "health": "; ".join(f"{tier.name}: {tier.health}" for tier in node.tiers if tier.health not in ("", "ok")),
+            "address": node.tcp or node.unix,
+            "host": node.host_id,
+            "version": node.version,
+            "transports": list(node.transports),
+            "heartbeat_age_s": round(node.heartbeat_age_s, 1),
+            "blocks": node.blocks,
+            "misses_per_s": _short(rates.get("misses", 0)),
+            "in_bytes_per_s": _short(rates.get("in_bytes", 0)),
+            "out_bytes_per_s": _short(rates.get("out_bytes", 0) + rates.get("engine_bytes", 0)),
+            "connections": node.counters.get("connections", 0),
+            "tiers": {tier.name: tier for tier in node.tiers},
+            "rates": rates,
+        }
+        for what in ("used_bytes", "capacity_bytes"):
+            found[what] = sum(getattr(tier, what) for tier in node.tiers)
+            found |= {f"{name}_{what}": getattr(found["tiers"].get(name), what, 0) for name in TIERS}
+        for what in ("hits", "evictions"):
+            found[f"{what}_per_s"] = _short(sum(rates.get(f"{name}_{what}", 0) for name in TIERS))
+        return found
+
+
+def figures(document: Document) -> dict[str, float | None]:
+    """What the history keeps of the cluster, by name."""
+    totals = document["totals"]
+    tiers = {f"{tier['name']}_{name}": tier[name] for tier in document["tiers"] for name in ("used_bytes", "hits_per_s", "evictions_per_s")}
+    return {name: totals[name] for name in TOTALS_KEPT} | tiers
+
+
+def node_figures(document: Document) -> dict[str, dict[str, float | None]]:
+    """What it keeps of each node, by the node's name."""
+    fields, name_at = document["nodes"]["fields"], NODE_FIELDS.index("name")
+    places = [(name, fields.index(name)) for name in NODE_KEPT]
+    return {row[name_at]: {name: row[place] for name, place in places} for row in document["nodes"]["rows"]}
+
+
+TOTALS_KEPT: Final = (
+    "alive", "blocks", "used_bytes", "hit_ratio", "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s",
+    "keys_per_s",
+)  # fmt: skip
+KEPT: Final = (*TOTALS_KEPT, *(f"{tier}_{name}" for tier in TIERS for name in ("used_bytes", "hits_per_s", "evictions_per_s")))
+NODE_KEPT: Final = ("used_bytes", "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s")
+
+
+def troubles(status: pb.StatusReply, nodes: list[Document], tiers: list[Document]) -> list[dict[str, str]]:
+    """What an operator should know first, the worst first: `level` error or warning, and a line."""
+    found: list[tuple[str, str]] = []
+    if status.role == "following":
+        owner = status.owner
+        found.append(
+            ("warning", f"This master follows; the cluster is seen at its owner, {owner.name} at {owner.address}")
+            if owner.name
+            else ("error", "No master owns the catalog now: nothing can be changed until one does")
+        )
+    elif status.role == "cut off":
+        found.append(("error", "This master is cut off from its catalog, which another one may own by now"))
+    if status.catalog_health not in ("", "ok"):
+        found.append(("error", f"Catalog: {status.catalog_health}"))
+    dead = [node["name"] for node in nodes if node["state"] == "dead"]
+    if dead:
+        found.append(("error" if len(dead) == len(nodes) else "warning", f"{_named(dead)} dead"))
+    failed = [node for node in nodes if node["health"] and node["state"] != "dead"]
+    if failed:
+        why = f"{failed[0]['name']}, {failed[0]['health']}"
+        found.append(("warning", f"A tier of {why}" if len(failed) == 1 else f"{len(failed)} nodes have a tier that failed: {why}"))
+    stuck = [node.name for node in status.nodes if node.drain.lacks_room and node.drain.left_blocks]
+    if stuck:
+        found.append(("warning", f"No node has room for what is left of {stuck[0]}'s drain"))
+    if status.role not in ("", "following") and not any(node["state"] != "dead" for node in nodes) and not dead:
+        found.append(("warning", "No node has come yet"))
+    return [{"level": level, "text": text} for level, text in sorted(found, key=lambda one: one[0] != "error")]
+
+
+def _named(names: list[str]) -> str:
+    """One node by its name, several by their number, as what follows is said of them."""
+    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} nodes are"
+
+
+def _tier(name: str, nodes: list[Document]) -> Document | None:
+    """A tier of all nodes that live, added up; None where no node has it."""
+    having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] != "dead"]
+    if not having:
+        return None
+    sums = {what: sum(getattr(tier, what) for tier, _rates in having) for what in ("used_bytes", "capacity_bytes", "blocks")}
+    rates = {f"{what}_per_s": _short(sum(rates.get(f"{name}_{what}", 0) for _tier, rates in having)) for what in TIER_COUNTERS}
+    return {"name": name, "nodes": len(having), **sums, **rates}
+
+
+def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply, own: Mapping[str, float]) -> Document:
+    def added(name: str) -> float:
+        return _short(sum(node[name] for node in nodes))
+
+    hits = added("hits_per_s")
+    misses = _short(added("misses_per_s") + own.get("lookup_misses", 0))
+    return {
+        "nodes": len(nodes),
+        "alive": sum(node["state"] == "alive" for node in nodes),
+        "syncing": sum(node["state"] == "syncing" for node in nodes),
+        "draining": sum(bool(node["drain"]) for node in nodes),
+        "blocks": status.blocks,
+        "reserved": status.reserved,
+        "pinned": status.pinned,
+        "used_bytes": sum(tier["used_bytes"] for tier in tiers),
+        "capacity_bytes": sum(tier["capacity_bytes"] for tier in tiers),
+        "hits_per_s": hits,
+        "misses_per_s": misses,
+        "hit_ratio": round(hits / (hits + misses), 4) if hits + misses else None,
+        "in_bytes_per_s": added("in_bytes_per_s"),
+        "out_bytes_per_s": added("out_bytes_per_s"),
+        "evictions_per_s": added("evictions_per_s"),
+        "requests_per_s": _short(own.get("requests", 0)),
+        "keys_per_s": _short(own.get("keys", 0)),
+        "corrupt_reads": sum(node.counters.get("corrupt_reads", 0) for node in status.nodes),
+    }
+
+
+MAX_WAYS: Final = 200
+
+
+def _ways(status: pb.StatusReply) -> list[Document]:
+    """What was measured lately from node to node, the slowest first."""
+    names = {node.node_id: node.name for node in status.nodes}
+    found = [(rate.bytes_per_s, names.get(rate.node_id, f"node {rate.node_id}"), node.name) for node in status.nodes for rate in node.rates]
+    return [{"from": source, "to": target, "bytes_per_s": _short(rate)} for rate, source, target in sorted(found)[:MAX_WAYS]]
+
+
+def _short(value: float) -> float:
+    """Rates to four digits: what is shown, in half of the characters."""
+    return float(f"{value:.4g}")

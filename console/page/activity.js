@@ -1,0 +1,32 @@
+// What happened, the newest first.
+import { choice, h } from "./dom.js";
+import { clock } from "./format.js";
+
+export function happened(event) {
+  const time = h("time", { dateTime: new Date(event.time_s * 1000).toISOString(), title: new Date(event.time_s * 1000).toLocaleString("en-GB") }, clock(event.time_s));
+  const level = event.level === "info" ? null : h("span", { className: "visually-hidden" }, `${event.level}: `);
+  return h("li", { className: event.level }, time, h("span", {}, level, event.text));
+}
+
+const LEVELS = { all: ["info", "warning", "error"], warnings: ["warning", "error"], errors: ["error"] };
+const SHOWN = 300;
+
+export function activity() {
+  let level = "all", text = "", last = null, shown = "";
+  const list = h("ol", { className: "happened" });
+  const note = h("span", { className: "note" });
+  const filter = h("input", { type: "search", placeholder: "Filter by text", ariaLabel: "Filter events by text", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
+  const element = h("div", { className: "grid" }, h("section", { className: "panel", ariaLabel: "Events" },
+    h("header", {}, h("h1", { className: "visually-hidden" }, "Activity"), h("h2", {}, "Events"), note, h("div", { className: "push" }, filter,
+      choice("Which events", [["all", "All"], ["warnings", "Warnings"], ["errors", "Errors"]], level, (value) => { level = value; draw(); }))), list));
+  function draw() {
+    if (!last) return;
+    const found = last.events.filter((event) => LEVELS[level].includes(event.level) && event.text.toLowerCase().includes(text));
+    const key = `${level} ${text} ${found.at(-1)?.number} ${found.length}`;
+    if (key === shown) return;
+    shown = key;
+    note.textContent = `${found.length} of ${last.events.length}, as long as the console runs`;
+    list.replaceChildren(...found.slice(-SHOWN).reverse().map(happened), ...(found.length ? [] : [h("li", { className: "info" }, h("span", {}), h("span", { className: "soft" }, "Nothing of this kind has happened."))]));
+  }
+  return { element, filter, update(store) { last = store; draw(); } };
+}

@@ -1,0 +1,72 @@
+// What is held: tenants and namespaces, and the prefixes of one of them as a tree, wide as they are large.
+import { act } from "./dialogs.js";
+import { h, say, swatch } from "./dom.js";
+import { TIERS, count, percent, share, size } from "./format.js";
+import { icicle } from "./icicle.js";
+import { get } from "./store.js";
+
+const REFRESH_MS = 10000;
+const SEGMENTS = 400;
+
+export function contents() {
+  let found = null, chosen = null, loaded = 0, last = null, text = "", isLoading = false;
+  const rows = h("tbody", {}), tenants = h("tbody", {}), blank = h("p", { className: "blank" }, "Looking through the directory…"), note = h("span", { className: "note" });
+  const filter = h("input", { type: "search", placeholder: "Filter by tenant or namespace", ariaLabel: "Filter namespaces", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
+  const tree = icicle(), title = h("h2", {}, "Prefixes"), treeNote = h("span", { className: "note" });
+  const head = (...names) => h("thead", {}, h("tr", {}, names.map(([name, isNumber]) => h("th", { scope: "col", className: isNumber ? "number" : "" }, name))));
+  const region = (label, table) => h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table);
+  const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Blocks", true], ["Size", true], ["In tiers"], [""]), rows));
+  const keys = h("ul", { className: "legend" }, Object.entries({ ...TIERS, unknown: "tier not told" }).map(([name, label]) => h("li", {}, swatch(name), label)));
+  const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Contents"),
+    h("section", { className: "panel w8", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
+    h("section", { className: "panel w4", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true]), tenants))),
+    h("section", { className: "panel", ariaLabel: "Prefixes" }, h("header", {}, title, treeNote), tree.element, keys));
+
+  const name = (one) => one.namespace || "(none)";
+  const isSame = (one, other) => other && one.tenant === other.tenant && one.namespace === other.namespace;
+
+  async function load() {
+    if (isLoading) return;
+    isLoading = true;
+    loaded = Date.now();
+    try {
+      const query = new URLSearchParams({ segments: SEGMENTS, ...(chosen && { tenant: chosen.tenant, namespace: chosen.namespace }) });
+      found = await get(`/api/prefixes?${query}`);
+      if (!chosen && found.namespaces.length) { [chosen] = found.namespaces; isLoading = false; await load(); return; }
+      draw();
+    } catch (error) { say(blank, error.message); blank.hidden = false; } finally { isLoading = false; }
+  }
+  function bar(one) {
+    const box = h("div", { className: "bar", role: "img", ariaLabel: Object.keys(TIERS).map((tier) => `${TIERS[tier]} ${percent(share(one[`${tier}_bytes`], one.bytes))}`).join(", ") });
+    for (const tier of Object.keys(TIERS)) { const piece = h("i", { className: tier }); piece.style.width = `${100 * (share(one[`${tier}_bytes`], one.bytes) || 0)}%`; box.append(piece); }
+    return box;
+  }
+  function actions(one) {
+    if (last.access !== "admin") return [];
+    const what = `${count(one.blocks)} blocks (${size(one.bytes)}) of namespace ${name(one)}`, body = { tenant: one.tenant, namespace: one.namespace };
+    const button = (label, className, then) => h("button", { type: "button", className, ariaLabel: `${label} ${name(one)}`, onclick: then }, label);
+    return [button("Pin", "", () => act("pin", { ...body, pinned: true }, { title: "Pin a namespace?", text: `${what} will neither be evicted nor removed until they are let go.`, button: "Pin" })), " ",
+      one.pinned ? button("Let go", "", () => act("pin", { ...body, pinned: false }, { title: "Let a namespace go?", text: `Pins of ${what} end.`, button: "Let go" })) : null, " ",
+      button("Remove", "danger", () => act("remove", body, { title: "Remove a namespace?", text: `${what} will be gone, but for those that are pinned.`, button: "Remove", isDangerous: true, word: one.namespace || "remove" }))];
+  }
+  function draw() {
+    if (!found || !last) return;
+    const shown = found.namespaces.filter((one) => `${one.tenant} ${one.namespace}`.toLowerCase().includes(text));
+    say(note, shown.length === found.namespaces.length ? count(shown.length) : `${shown.length} of ${found.namespaces.length}`);
+    blank.hidden = Boolean(shown.length);
+    table.hidden = !shown.length;
+    say(blank, found.namespaces.length ? "No namespace is like that." : "Nothing is held yet.");
+    const focused = rows.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
+    rows.replaceChildren(...shown.slice(0, 200).map((one) => h("tr", {}, h("td", {}, h("button", { type: "button", className: "name", ariaPressed: String(Boolean(isSame(one, chosen))), ariaLabel: `Show the prefixes of ${name(one)}`, onclick: () => { chosen = one; load(); } }, name(one))),
+      h("td", {}, one.tenant || h("span", { className: "soft" }, "(none)")), h("td", { className: "number" }, count(one.blocks)), h("td", { className: "number" }, size(one.bytes)), h("td", {}, bar(one)), h("td", { className: "number" }, actions(one)))));
+    if (focused) [...rows.querySelectorAll("button")].find((button) => button.ariaLabel === focused)?.focus({ preventScroll: true });
+    const sums = new Map(), whole = found.namespaces.reduce((sum, one) => sum + one.bytes, 0);
+    for (const one of found.namespaces) { const sum = sums.get(one.tenant) || { blocks: 0, bytes: 0, pinned: one.pinned }; sum.blocks += one.blocks; sum.bytes += one.bytes; sums.set(one.tenant, sum); }
+    tenants.replaceChildren(...[...sums].sort((one, other) => other[1].bytes - one[1].bytes).slice(0, 100).map(([tenant, sum]) => h("tr", {}, h("td", {}, tenant || h("span", { className: "soft" }, "(none)")),
+      ...[count(sum.blocks), count(sum.pinned), size(sum.bytes), percent(share(sum.bytes, whole))].map((told) => h("td", { className: "number" }, told)))));
+    say(title, chosen ? `Prefixes of ${name(chosen)}` : "Prefixes");
+    say(treeNote, found.segments.length ? `the ${count(found.segments.length)} largest; from the top, the beginning of prompts, down; wide as their bytes` : chosen ? "none" : "");
+    tree.update(found.segments);
+  }
+  return { element, filter, shown: load, update(store) { last = store; if (Date.now() - loaded > REFRESH_MS) load(); } };
+}

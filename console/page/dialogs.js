@@ -1,0 +1,39 @@
+// Dialogs: keys, the token, and the question before anything is done.
+import { h, toast } from "./dom.js";
+import { post, useToken } from "./store.js";
+
+function open(className, label, ...children) {
+  const dialog = h("dialog", { className, ariaLabel: label }, children);
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+const closer = (text = "Close") => h("button", { type: "button", onclick: (event) => event.target.closest("dialog").close() }, text);
+
+const KEYS = [["1 – 5", "the views, from left to right"], ["/", "filter what is listed"], ["t", "light, dark or as the system has it"], ["← ↑ → ↓", "from node to node in the map"], ["Enter", "open the node"], ["Esc", "close"], ["?", "this list"]];
+export function showKeys() {
+  open("narrow", "Keys", h("div", {}, h("h2", {}, "Keys"), h("dl", { className: "facts" }, KEYS.flatMap(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])), h("div", { className: "buttons" }, closer())));
+}
+
+export function askToken() {
+  if (document.querySelector("dialog[open]")) return;
+  const field = h("input", { type: "password", autocomplete: "current-password", required: true, ariaLabel: "Token" });
+  const form = h("form", { onsubmit: (event) => { event.preventDefault(); useToken(field.value.trim()); dialog.close(); } }, h("h2", {}, "This cluster wants a token"),
+    h("p", { className: "soft" }, "One of [admins], or of a tenant. It stays in this tab, and is forgotten with it."), h("label", {}, "Token", field), h("div", { className: "buttons" }, h("button", { className: "primary" }, "Go on")));
+  const dialog = open("narrow", "Token", form);
+}
+
+/** Asks first, then does it: says what came of it, or why not. `word` must be typed where it cannot be undone. */
+export function act(name, body, { title, text, button, isDangerous = false, word = "" }) {
+  const field = word && h("input", { type: "text", autocomplete: "off", ariaLabel: `Type ${word}`, oninput: () => { go.disabled = field.value !== word; } });
+  const go = h("button", { className: isDangerous ? "danger" : "primary", disabled: Boolean(word) }, button);
+  const form = h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    try { toast((await post(`/api/actions/${name}`, body)).text); } catch (error) { toast(error.message, true); }
+    dialog.close();
+  } }, h("h2", {}, title), h("p", {}, text), word && h("label", {}, `To go on type ${word}`, field), h("div", { className: "buttons" }, closer("Leave it"), go));
+  const dialog = open("narrow", title, form);
+}

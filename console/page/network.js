@@ -1,0 +1,68 @@
+// Hosts with their rails and what flows, and what was measured from node to node.
+import { h, say } from "./dom.js";
+import { count, sizeRate } from "./format.js";
+import { hostDrawing } from "./hosts.js";
+import { pill } from "./nodes.js";
+import { nodesOf } from "./nodes_model.js";
+import { get } from "./store.js";
+
+const PAGE = 12;
+
+export function network({ openNode }) {
+  let text = "", page = 0, last = null, drawn = "", flows = new Map();
+  const hosts = h("div", { className: "hosts" }), where = h("span", {}), note = h("span", { className: "note" });
+  const filter = h("input", { type: "search", placeholder: "Filter by name or transport", ariaLabel: "Filter hosts", oninput: () => { text = filter.value.toLowerCase(); page = 0; draw(); } });
+  const turn = (by) => () => { page += by; draw(); };
+  const before = h("button", { type: "button", onclick: turn(-1) }, "Previous"), after = h("button", { type: "button", onclick: turn(1) }, "Next");
+  const pages = h("nav", { className: "pages", ariaLabel: "Pages of hosts" }, where, before, after);
+  const ways = h("tbody", {}), waysBox = h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Measured ways" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), h("th", { scope: "col" }, "To"), h("th", { scope: "col", className: "number" }, "Measured"))), ways));
+  const noWays = h("p", { className: "blank" }, "Nothing large enough has gone from node to node lately.");
+  const element = h("div", { className: "grid" },
+    h("section", { className: "panel", ariaLabel: "Hosts" }, h("header", {}, h("h1", { className: "visually-hidden" }, "Network"), h("h2", {}, "Hosts and rails"), note, h("div", { className: "push" }, filter)),
+      h("p", { className: "soft small" }, "Lines lead from memory to its preferred rails. Green edge: RDMA; amber: GPU; red: the link is down."), hosts, pages),
+    h("section", { className: "panel", ariaLabel: "From node to node" }, h("header", {}, h("h2", {}, "From node to node"), h("span", { className: "note" }, "as measured while blocks were fetched, the slowest first")), waysBox, noWays));
+
+  async function load(shown) {
+    const key = shown.map((node) => node.name).join();
+    if (key === drawn) return;
+    drawn = key;
+    flows = new Map();
+    if (!shown.length) { hosts.replaceChildren(h("p", { className: "blank" }, last.cluster.nodes.rows.length ? "No host is like that." : "No node has come yet.")); return; }
+    try {
+      const found = await get(`/api/hosts?${shown.map((node) => `node=${encodeURIComponent(node.name)}`).join("&")}`);
+      if (key !== drawn) return;
+      hosts.replaceChildren(...found.map((one) => {
+        const flow = h("span", { className: "soft small" }), state = h("span", {});
+        flows.set(one.node, { flow, state });
+        return h("article", { className: "host" }, h("h3", {}, h("button", { type: "button", onclick: () => openNode(one.node) }, one.node), state, flow), one.topology ? hostDrawing(one.topology) : h("p", { className: "soft" }, one.note));
+      }));
+      flow();
+    } catch (error) { drawn = ""; hosts.replaceChildren(h("p", { className: "blank" }, error.message)); }
+  }
+  function flow() {
+    for (const node of nodesOf(last.cluster)) {
+      const shown = flows.get(node.name);
+      if (!shown) continue;
+      say(shown.flow, `out ${sizeRate(node.out_bytes_per_s)}, in ${sizeRate(node.in_bytes_per_s)}${node.transports.length ? `; by ${node.transports.join(", ")}` : ""}`);
+      if (shown.state.textContent !== pill(node).textContent) shown.state.replaceChildren(pill(node));
+    }
+  }
+  function draw() {
+    if (!last?.cluster) return;
+    const found = nodesOf(last.cluster).filter((node) => `${node.name} ${node.transports.join(" ")} ${node.address}`.toLowerCase().includes(text));
+    page = Math.max(0, Math.min(page, Math.ceil(found.length / PAGE) - 1));
+    const shown = found.slice(page * PAGE, (page + 1) * PAGE);
+    say(note, count(found.length));
+    pages.hidden = found.length <= PAGE;
+    say(where, `${page * PAGE + 1} to ${page * PAGE + shown.length} of ${count(found.length)}`);
+    before.disabled = page === 0;
+    after.disabled = (page + 1) * PAGE >= found.length;
+    load(shown);
+    flow();
+    const slow = last.cluster.ways.slice(0, 50);
+    noWays.hidden = Boolean(slow.length);
+    waysBox.hidden = !slow.length;
+    ways.replaceChildren(...slow.map((way) => h("tr", {}, h("td", {}, way.from), h("td", {}, way.to), h("td", { className: "number" }, sizeRate(way.bytes_per_s)))));
+  }
+  return { element, filter, update(store) { last = store; draw(); } };
+}

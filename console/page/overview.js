@@ -1,0 +1,108 @@
+// The view that stays open: is all well, how full, how fast, and which node is not as the others.
+import { chart, sparkline } from "./charts.js";
+import { choice, h, say, swatch } from "./dom.js";
+import { TIERS, count, countParts, countRate, duration, percent, share, size, sizeParts, sizeRate } from "./format.js";
+import { happened } from "./activity.js";
+import { heatMap, heatScale } from "./heat.js";
+import { METRICS, nodesOf } from "./nodes_model.js";
+
+const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
+
+function tile(name, className, series) {
+  const figure = h("span", {}), unit = h("span", { className: "unit" }), more = h("div", { className: "more" }), spark = sparkline(className);
+  return {
+    element: h("div", { className: "tile" }, h("div", { className: "name" }, name), h("div", { className: "figure" }, figure, unit), more, spark.element),
+    update([text, word], detail, values, samples) { say(figure, text); say(unit, word); say(more, detail); spark.update((values[series] || []).slice(-samples)); },
+  };
+}
+
+export function overview({ openNode }) {
+  const notes = h("ul", { className: "notes", ariaLabel: "State of the cluster" });
+  const tiles = {
+    nodes: tile("Nodes alive", "plainline", "alive"), full: tile("Occupancy", "plainline", "used_bytes"), blocks: tile("Blocks", "plainline", "blocks"),
+    ratio: tile("Hit ratio", "plainline", "hit_ratio"), reads: tile("Blocks read", "dram", "hits_per_s"), out: tile("Bytes out", "out", "out_bytes_per_s"), in: tile("Bytes in", "in", "in_bytes_per_s"),
+  };
+  let span = 900, metric = "share", last = null;
+  const hits = chart({ title: "Blocks asked for, by the tier that answered", show: countRate, isStacked: true, series: [
+    { name: "hbm_hits_per_s", label: "HBM", className: "hbm" }, { name: "dram_hits_per_s", label: "DRAM", className: "dram" },
+    { name: "nvme_hits_per_s", label: "NVMe", className: "nvme" }, { name: "misses_per_s", label: "missed", className: "miss" }] });
+  const bytes = chart({ title: "Bytes that messages and the transfer engine moved", show: sizeRate, base: 1024, series: [
+    { name: "out_bytes_per_s", label: "out of nodes", className: "out" }, { name: "in_bytes_per_s", label: "into nodes", className: "in" }] });
+  const ratio = chart({ title: "Hit ratio", show: percent, most: 1, series: [{ name: "hit_ratio", label: "hits of all blocks asked for", className: "plainline" }] });
+  const evictions = chart({ title: "Evictions", show: countRate, isStacked: true, series: [
+    { name: "hbm_evictions_per_s", label: "HBM", className: "hbm" }, { name: "dram_evictions_per_s", label: "DRAM", className: "dram" }, { name: "nvme_evictions_per_s", label: "NVMe", className: "nvme" }] });
+  const charts = [hits, bytes, ratio, evictions];
+  const tiers = h("div", { className: "tiers" });
+  const map = heatMap(openNode), scale = heatScale();
+  const select = h("select", { ariaLabel: "Colour nodes by", onchange: () => { metric = select.value; draw(); } },
+    Object.entries(METRICS).map(([value, one]) => h("option", { value }, one.label)));
+  const facts = h("dl", { className: "facts" });
+  const lately = h("ol", { className: "happened" });
+  const mapNote = h("span", { className: "note" });
+  const panel = (width, title, note, push, ...children) =>
+    h("section", { className: `panel ${width}`, ariaLabel: title }, h("header", {}, h("h2", {}, title), note, push && h("div", { className: "push" }, push)), children);
+  const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Overview"), notes, h("div", { className: "tiles" }, Object.values(tiles).map((one) => one.element)),
+    panel("w6", "Blocks asked for", null, choice("Span of the charts", SPANS, span, (value) => { span = value; draw(); }), hits.element, hits.legend),
+    panel("w6", "Bytes moved", null, null, bytes.element, bytes.legend),
+    panel("w8", "Nodes", mapNote, select, map.element, scale.element),
+    panel("w4", "Tiers", null, null, tiers),
+    panel("w3", "Hit ratio", null, null, ratio.element, ratio.legend),
+    panel("w3", "Evictions", null, null, evictions.element, evictions.legend),
+    panel("w3", "Catalog", null, null, facts),
+    panel("w3", "Lately", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
+
+  function draw() {
+    if (!last?.cluster) return;
+    const { cluster, history, state, events } = last;
+    const { totals } = cluster, values = history.series, samples = Math.round(span / history.interval_s);
+    const wrong = state.failure ? [{ level: "error", text: `The cluster does not answer: ${state.failure}` }, ...cluster.troubles] : cluster.troubles;
+    const shown = wrong.length ? wrong : [{ level: "ok", text: `All is well: ${totals.alive} of ${totals.nodes} nodes alive, the catalog ${cluster.catalog.health || "is not checked"}` }];
+    if (notes.dataset.shown !== JSON.stringify(shown)) {
+      notes.dataset.shown = JSON.stringify(shown);
+      notes.replaceChildren(...shown.map(({ level, text }) => h("li", { className: level }, text)));
+    }
+    const states = [[totals.nodes - totals.alive - totals.syncing, "dead"], [totals.syncing, "coming"], [totals.draining, "drained"]].filter(([number]) => number).map(([number, word]) => `${number} ${word}`);
+    tiles.nodes.update([`${totals.alive}`, `of ${totals.nodes}`], states.join(", ") || "all of them", values, samples);
+    tiles.full.update(parts(percent(share(totals.used_bytes, totals.capacity_bytes))), `${size(totals.used_bytes)} of ${size(totals.capacity_bytes)}`, values, samples);
+    tiles.blocks.update(countParts(totals.blocks), `${count(totals.pinned)} pinned`, values, samples);
+    tiles.ratio.update(parts(percent(totals.hit_ratio)), totals.hit_ratio === null ? "nothing asked for now" : `${countRate(totals.misses_per_s)} missed`, values, samples);
+    tiles.reads.update(rated(countParts(totals.hits_per_s)), `${count(totals.keys_per_s)} keys/s asked`, values, samples);
+    tiles.out.update(rated(sizeParts(totals.out_bytes_per_s)), "messages, engine", values, samples);
+    tiles.in.update(rated(sizeParts(totals.in_bytes_per_s)), `${countRate(totals.evictions_per_s)} evicted`, values, samples);
+    for (const one of charts) one.update(values, history.interval_s, cluster.time_s, samples);
+    const nodes = nodesOf(cluster);
+    map.update(nodes, metric);
+    scale.update(nodes, metric);
+    say(mapNote, nodes.length ? "" : "none has come yet");
+    tiers.replaceChildren(...(cluster.tiers.length ? cluster.tiers.map(tierRow) : [h("p", { className: "blank" }, "No node has told of a tier.")]));
+    showFacts(facts, cluster);
+    const newest = events.slice(-6).reverse();
+    const key = newest.map((event) => event.number).join();
+    if (lately.dataset.shown !== key) { lately.dataset.shown = key; lately.replaceChildren(...newest.map(happened)); }
+  }
+  return { element, update(store) { last = store; draw(); } };
+}
+
+const parts = (text) => { const at = text.indexOf(" "); return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 1)]; };
+const rated = ([text, unit]) => [text, text === "–" ? "" : `${unit}/s`];
+
+function tierRow(tier) {
+  const full = share(tier.used_bytes, tier.capacity_bytes);
+  const bar = h("i", { className: tier.name });
+  bar.style.width = `${100 * Math.min(1, full ?? 0)}%`;
+  return h("div", { className: "row" }, h("h3", {}, swatch(tier.name), TIERS[tier.name] || tier.name, h("span", { className: "soft small" }, ` ${count(tier.nodes)} ${tier.nodes === 1 ? "node" : "nodes"}`)), h("strong", {}, percent(full)),
+    h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier.name]}: ${percent(full)} full` }, bar),
+    h("div", { className: "more" }, h("span", {}, `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)}`), h("span", {}, `${count(tier.blocks)} blocks`), h("span", {}, `${countRate(tier.hits_per_s)} hit`),
+      h("span", {}, `${countRate(tier.evictions_per_s)} evicted`), tier.promotions_per_s || tier.demotions_per_s ? h("span", {}, `${countRate(tier.promotions_per_s)} up, ${countRate(tier.demotions_per_s)} down`) : null));
+}
+
+function showFacts(box, { master, catalog }) {
+  const { owner } = master;
+  const rows = [["Kept in", catalog.address], ["Health", catalog.health || "not told"], ["Records", count(catalog.records)],
+    ["Owner of all shards", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"], ["This master", `${master.name || "not told"}, ${master.role}`],
+    ["Version", master.version], ["Up for", duration(master.uptime_s)], ["Memory", size(master.rss_bytes)]];
+  const key = JSON.stringify(rows);
+  if (box.dataset.shown === key) return;
+  box.dataset.shown = key;
+  box.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}

@@ -1,0 +1,104 @@
+// What the page knows: the last state, an hour of it, what happened, and whether the stream lives. One connection, by fetch: it may carry a
+// token, which an EventSource cannot.
+export const store = { state: null, cluster: null, history: null, events: [], access: "none", live: "connecting", heard: 0, needsToken: false };
+const listeners = new Set();
+const MAX_EVENTS = 1000;
+const QUIET_MS = 15000; // no look for so long: the connection is dead though nobody said so
+let token = sessionStorage.getItem("token") || "";
+let stream = null;
+
+export const subscribe = (listener) => listeners.add(listener);
+const tell = () => { for (const listener of listeners) listener(store); };
+
+export function useToken(text) {
+  token = text;
+  if (text) sessionStorage.setItem("token", text);
+  else sessionStorage.removeItem("token");
+  store.needsToken = false;
+  stream?.abort();
+}
+
+async function request(path, options = {}) {
+  const headers = { ...options.headers };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const answer = await fetch(path, { ...options, headers, credentials: "omit", redirect: "error" });
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => ({}));
+  const error = new Error(said.error || `${answer.status} ${answer.statusText}`);
+  error.status = answer.status;
+  throw error;
+}
+
+export const get = async (path, signal) => (await request(path, { signal })).json();
+export const post = async (path, body) =>
+  (await request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
+
+function remember(cluster) {
+  const { series, interval_s: interval } = store.history;
+  const figures = { ...cluster.totals };
+  for (const tier of cluster.tiers) for (const [name, value] of Object.entries(tier)) figures[`${tier.name}_${name}`] = value;
+  const missed = store.seen ? Math.round((cluster.time_s - store.seen) / interval) - 1 : 0;
+  if (store.seen && missed < 0) return;
+  store.seen = cluster.time_s;
+  for (const [name, values] of Object.entries(series)) {
+    for (let index = 0; index < Math.min(missed, 3600); index += 1) values.push(null);
+    values.push(figures[name] ?? null);
+    if (values.length > 3600) values.splice(0, values.length - 3600);
+  }
+}
+
+function take(name, data) {
+  store.heard = Date.now();
+  if (name === "happened") {
+    store.events.push(data);
+    if (store.events.length > MAX_EVENTS) store.events.shift();
+    return;
+  }
+  store.state = data;
+  if (data.cluster && !data.failure) remember(data.cluster);
+  store.cluster = data.cluster;
+  store.live = data.failure ? "lost" : "live";
+  tell();
+}
+
+async function read(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const [event, data] = part.split("\n");
+      take(event.slice(7), JSON.parse(data.slice(6)));
+    }
+  }
+}
+
+/** Follows the cluster until the page is closed. */
+export async function follow() {
+  let wait = 1000;
+  setInterval(() => { if (store.live === "live" && Date.now() - store.heard > Math.max(QUIET_MS, 5000 * store.state.interval_s)) stream?.abort(); }, 2000);
+  for (;;) {
+    stream = new AbortController();
+    try {
+      store.access = (await get("/api/access", stream.signal)).access;
+      store.history = await get("/api/history?samples=3600", stream.signal);
+      store.seen = 0;
+      const after = store.events.at(-1)?.number || 0;
+      const answer = await request(`/api/events?after=${after}`, { signal: stream.signal });
+      wait = 1000;
+      await read(answer.body);
+      throw new Error("the stream has ended");
+    } catch (error) {
+      store.needsToken = error.status === 401;
+      store.live = "lost";
+      store.why = error.status ? error.message : "";
+      if (error.status === 401) store.access = "none";
+      tell();
+    }
+    if (store.needsToken) await new Promise((done) => { const id = setInterval(() => { if (!store.needsToken) { clearInterval(id); done(); } }, 200); });
+    else { await new Promise((done) => setTimeout(done, wait)); wait = Math.min(2 * wait, 10000); }
+  }
+}

@@ -1,0 +1,31 @@
+"""Where a console has its figures from, and who does as an operator asks: a master's own loop, or its control plane from outside."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvstore.protocol import control_pb2 as pb
+
+
+class Source(Protocol):
+    """Every call may block until a deadline of its own, comes from a thread of the console, and raises errors of protocol/errors.py."""
+
+    def status(self) -> pb.StatusReply:
+        """The whole cluster; of a master that follows, itself and the owner."""
+
+    def topologies(self) -> Sequence[pb.NodeTopology]:
+        """What the nodes last said of their hosts."""
+
+    def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
+        """What the directory holds, by tenant and namespace, and the largest prefixes of one namespace."""
+
+    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+        """As `kvstore drain`."""
+
+    def forget(self, node: str) -> None:
+        """As `kvstore forget`."""
+
+    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+        """Keep all blocks of a namespace from eviction and removal, or let them go; how many there were."""
+
+    def remove(self, tenant: str, namespace: str) -> int:
+        """Remove all blocks of a namespace that are not pinned; how many are gone."""

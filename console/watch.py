@@ -1,0 +1,146 @@
+"""Looks at a cluster again and again, in a thread of its own: the last document, its history and what happened, for any thread to read.
+
+A source that cannot answer is asked again at the next look; until it does, the last document stays, with what is wrong.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.events import ERROR, INFO, Event, EventLog, differences, first
+from kvstore.console.history import History
+from kvstore.console.model import KEPT, NODE_KEPT, Document, Model, figures, node_figures
+from kvstore.console.source import Source
+from kvstore.protocol.errors import KVStoreError
+
+log = logging.getLogger("kvstore.console")
+
+STOP_S = 10.0
+"""For a look under way to end."""
+
+
+class Watch:
+    """See the module. Thread-safe; `look` is for its own thread, and for tests."""
+
+    def __init__(
+        self,
+        source: Source,
+        settings: ConsoleSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Nothing is asked before `start`."""
+        self.source, self.settings = source, settings
+        self._clock, self._wall = clock, wall
+        self._model = Model()
+        self._history = History(
+            KEPT,
+            NODE_KEPT,
+            span_s=settings.history_s,
+            interval_s=settings.interval_s,
+            node_interval_s=settings.node_interval_s,
+            max_nodes=settings.max_nodes,
+        )
+        self._events = EventLog(settings.max_events)
+        self._document: Document | None = None
+        self._failure = ""
+        self._version = 0
+        self._encoded = b""
+        self._listeners: set[Callable[[], None]] = set()
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, *, wait_s: float = STOP_S) -> None:
+        """Look no more, and wait so long for a look under way. A second close is a no-op."""
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+
+    def look(self) -> None:
+        """Ask the source, and tell who listens."""
+        try:
+            status = self.source.status()
+        except KVStoreError as error:
+            self._fail(str(error))
+        else:
+            self._take(self._model.document(status, at_s=self._clock(), wall_s=self._wall()))
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have `listener` called in the watching thread after each look, until what is returned is called."""
+        with self._lock:
+            self._listeners.add(listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners.discard(listener)
+
+        return stop
+
+    def state(self) -> bytes:
+        """The last document as JSON, and how it came to be."""
+        with self._lock:
+            if not self._encoded:
+                about = {"version": self._version, "interval_s": self.settings.interval_s, "failure": self._failure}
+                self._encoded = json.dumps({**about, "cluster": self._document}, separators=(",", ":")).encode()
+            return self._encoded
+
+    def events(self, after: int) -> list[dict[str, Any]]:
+        """What happened since event `after`."""
+        with self._lock:
+            return self._events.after(after)
+
+    def history(self, node: str, samples: int) -> dict[str, Any]:
+        """The newest samples of a node, or of the cluster ("")."""
+        with self._lock:
+            return self._history.node(node, samples) if node else self._history.cluster(samples)
+
+    def note(self, event: Event) -> None:
+        """One event more: what an operator did."""
+        with self._lock:
+            self._events.add(event, self._wall())
+
+    def _run(self) -> None:
+        due_s = self._clock()
+        while not self._is_closed.is_set():
+            try:
+                self.look()
+            except Exception:  # a console that ends unseen shows what was for ever
+                log.exception("a look at the cluster failed")
+            due_s = max(due_s + self.settings.interval_s, self._clock())
+            self._is_closed.wait(due_s - self._clock())
+
+    def _take(self, document: Document) -> None:
+        with self._lock:
+            before, self._document = self._document, document
+            happened = list(differences(before, document)) if before else list(first(document))
+            if self._failure:
+                happened.append(Event(INFO, "", "The cluster answers again"))
+            self._failure = ""
+            if before:  # the first look knows no rates
+                self._history.add(self._clock(), figures(document), node_figures(document))
+            self._told(happened)
+
+    def _fail(self, failure: str) -> None:
+        with self._lock:
+            happened = [] if self._failure else [Event(ERROR, "", f"The cluster does not answer: {failure}")]
+            self._failure = failure
+            self._told(happened)
+
+    def _told(self, happened: list[Event]) -> None:
+        for event in happened:
+            self._events.add(event, self._wall())
+        self._version += 1
+        self._encoded = b""

@@ -1,0 +1,173 @@
+"""The console on a daemon's HTTP port: the page, what it shows as JSON and as a stream, and what an operator does.
+
+Nothing of the page comes from elsewhere, and a browser is told to refuse it if it did (the Content-Security-Policy). Actions are POSTs of
+JSON, which a page of another site cannot send: the server refuses its Origin, and a form has another type.
+"""
+
+import asyncio
+import hashlib
+import json
+from importlib.resources import files
+from typing import Any, Final
+
+from aiohttp import web
+
+from kvstore.console.actions import ACTIONS
+from kvstore.console.cached import Cached
+from kvstore.console.documents import contents, host
+from kvstore.console.watch import Watch
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.server import HttpServer, asked
+
+TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+SECURITY: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+MAX_NODES_ASKED: Final = 64
+MAX_SEGMENTS: Final = 1000
+
+
+def add_console(server: HttpServer, watch: Watch) -> None:
+    """Serve the console of what `watch` looks at. Before `HttpServer.start`; the caller starts and closes the watch."""
+    page, api = _Page(), _Api(server, watch)
+    server.add("GET", "/", page.index, needs=Access.NONE)
+    server.add("GET", "/console/{name}", page.file, needs=Access.NONE)
+    server.add("GET", "/api/access", api.access, needs=Access.NONE)
+    server.add("GET", "/api/state", api.state, needs=Access.READ)
+    server.add("GET", "/api/events", api.events, needs=Access.READ)
+    server.add("GET", "/api/history", api.history, needs=Access.READ)
+    server.add("GET", "/api/hosts", api.hosts, needs=Access.READ)
+    server.add("GET", "/api/prefixes", api.prefixes, needs=Access.READ)
+    server.add("POST", "/api/actions/{name}", api.act, needs=Access.ADMIN)
+
+
+class _Page:
+    """The files of page/, read once."""
+
+    def __init__(self) -> None:
+        folder = files("kvstore.console") / "page"
+        self._files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name.rpartition(".")[2] in TYPES}
+        self._tags = {name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in self._files.items()}
+
+    async def index(self, request: web.Request) -> web.Response:
+        return self._answer(request, "index.html")
+
+    async def file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._files:
+            raise web.HTTPNotFound(text=f"the console has no file {name}")
+        return self._answer(request, name)
+
+    def _answer(self, request: web.Request, name: str) -> web.Response:
+        headers = {**SECURITY, "ETag": self._tags[name]}
+        if request.headers.get("If-None-Match") == self._tags[name]:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=self._files[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8", headers=headers)
+
+
+class _Api:
+    """What the page asks for."""
+
+    def __init__(self, server: HttpServer, watch: Watch) -> None:
+        self._server, self._watch = server, watch
+        self._contents = Cached(watch.settings.contents_ttl_s)
+        self._topologies = Cached(watch.settings.topologies_ttl_s)
+
+    async def access(self, request: web.Request) -> web.Response:
+        """What whoever asks may do: none, read, admin."""
+        return _json({"access": self._server.access(request).name.lower()})
+
+    async def state(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._watch.state(), content_type="application/json", headers=SECURITY)
+
+    async def history(self, request: web.Request) -> web.Response:
+        samples = _number(request, "samples", most=100_000)
+        return _json(await asked(lambda: self._watch.history(request.query.get("node", ""), samples)))
+
+    async def hosts(self, request: web.Request) -> web.Response:
+        """The hosts of the nodes named."""
+        wanted = request.query.getall("node", [])
+        if not 1 <= len(wanted) <= MAX_NODES_ASKED:
+            raise InvalidArgument(f"name 1 to {MAX_NODES_ASKED} nodes")
+
+        def found() -> list[dict[str, Any]]:
+            told = {one.name: one for one in self._topologies.get("", self._watch.source.topologies)}
+            return [host(told[name]) for name in wanted if name in told]
+
+        return _json(await asked(found))
+
+    async def prefixes(self, request: web.Request) -> web.Response:
+        """What each namespace takes, and the largest prefixes of one of them."""
+        query = request.query
+        segments = _number(request, "segments", most=MAX_SEGMENTS)
+        wanted = pb.ContentsRequest(tenant=query.get("tenant", ""), namespace=query.get("namespace", ""), max_segments=segments)
+        key = wanted.SerializeToString()
+        return _json(await asked(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(wanted)))))
+
+    async def act(self, request: web.Request) -> web.Response:
+        """Do as the operator asks; answered when it is done."""
+        action = ACTIONS.get(request.match_info["name"])
+        if action is None:
+            raise web.HTTPNotFound(text=f"there is no action {request.match_info['name']}; there are: {', '.join(ACTIONS)}")
+        if request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType(text="an action is told in JSON (Content-Type: application/json)")
+        try:
+            told = json.loads(await request.text())
+        except ValueError as error:
+            raise InvalidArgument(f"this is not JSON: {error}") from None
+        act = action(told)
+        return _json({"text": await asked(lambda: act(self._watch))})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """The state now and after each look, and what happens, as server-sent events `state` and `happened`."""
+        after = _number(request, "after", most=1 << 53)
+        looked, loop = asyncio.Event(), asyncio.get_running_loop()
+        looked.set()
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(looked.set)
+
+        stream = web.StreamResponse(headers={**SECURITY, "Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await stream.prepare(request)
+        stop = self._watch.listen(tell)
+        try:
+            while True:
+                await looked.wait()
+                looked.clear()
+                for event in self._watch.events(after):
+                    await stream.write(_sent("happened", json.dumps(event).encode()))
+                    after = event["number"]
+                await stream.write(_sent("state", self._watch.state()))
+        except ConnectionError:
+            return stream
+        finally:
+            stop()
+
+
+def _sent(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def _json(value: Any) -> web.Response:
+    return web.json_response(value, headers=SECURITY, dumps=_compact)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _number(request: web.Request, name: str, *, most: int) -> int:
+    """A whole number of the query, 0 where it is not given. Raises InvalidArgument."""
+    text = request.query.get(name, "0")
+    if not text.isascii() or not text.isdigit() or int(text) > most:
+        raise InvalidArgument(f"{name} is {text!r}: it must be a whole number up to {most}")
+    return int(text)

@@ -1,0 +1,56 @@
+"""A console on a free port of the loopback, of a simulated cluster or a real one, with a history that was there before."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.source import Source
+from kvstore.console.watch import Watch
+from kvstore.console.web import add_console
+from kvstore.telemetry.http.access import Authorize, this_host_only
+from kvstore.telemetry.http.server import HttpServer
+from tests.console.simulated import Simulated
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time of its own, in seconds: goes on when told."""
+
+    now_s: float = 100_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    address: str
+    watch: Watch
+
+
+@contextlib.contextmanager
+def served(source: Source, watch: Watch, *, authorize: Authorize = this_host_only) -> Iterator[Served]:
+    server = HttpServer("127.0.0.1:0", authorize=authorize)
+    try:
+        add_console(server, watch)
+        server.start()
+        yield Served(f"http://{server.address}", watch)
+    finally:
+        watch.close()
+        server.close()
+
+
+@contextlib.contextmanager
+def simulated(
+    count: int, *, looks: int = 120, dead: tuple[int, ...] = (), step_s: float = 10.0
+) -> Iterator[tuple[Served, Simulated, Clock]]:
+    """`looks` looks at a simulated cluster have been taken, `step_s` apart; another comes with `look` of the watch."""
+    clock = Clock()
+    source = Simulated(count, clock, dead=dead)
+    watch = Watch(source, ConsoleSettings(interval_s=step_s), clock=clock, wall=lambda: clock() + 1_700_000_000)
+    for _ in range(looks):
+        watch.look()
+        clock.now_s += step_s
+    with served(source, watch) as found:
+        yield found, source, clock

@@ -1,0 +1,196 @@
+"""A cluster that is not there: any number of nodes whose counters grow as they would, for the page, the model and their tests.
+
+A node's figures follow from its number and the time, so that two runs show the same.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+
+GIB = 1 << 30
+CAPACITIES = {"hbm": 64 * GIB, "dram": 512 * GIB, "nvme": 4096 * GIB}
+
+
+class Simulated:
+    """A Source. `clock` is in seconds; what was asked of it is in `done`."""
+
+    def __init__(self, count: int, clock: Callable[[], float], *, dead: Sequence[int] = (), role: str = "owner") -> None:
+        self.count, self.clock = count, clock
+        self.dead, self.drained, self.gone = set(dead), dict[str, bool](), set[str]()
+        self.role, self.health = role, "ok"
+        self.failure: KVStoreError | None = None
+        self.done: list[tuple[object, ...]] = []
+
+    def status(self) -> pb.StatusReply:
+        if self.failure is not None:
+            raise self.failure
+        at_s = self.clock()
+        following = self.role == "following"
+        nodes = [] if following else [self._node(index, at_s) for index in range(self.count) if _name(index) not in self.gone]
+        return pb.StatusReply(
+            version="0.9.0",
+            epoch=7,
+            uptime_s=at_s,
+            catalog="etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379",
+            catalog_health=self.health,
+            blocks=sum(node.blocks for node in nodes),
+            reserved=12 * self.count,
+            pinned=340,
+            rss_bytes=600 << 20,
+            nodes=nodes,
+            counters={"requests": int(900 * at_s), "keys": int(40_000 * at_s), "lookup_misses": int(600 * self.count * at_s)},
+            name="master-1:7440",
+            role=self.role,
+            owner=pb.CatalogOwner(name="master-1:7440", address="master-1:7440", epoch=7),
+            records=40_000 * self.count,
+        )
+
+    def topologies(self) -> Sequence[pb.NodeTopology]:
+        return [
+            pb.NodeTopology(name=_name(index), state="alive", topology=b"" if index % 7 == 3 else _topology(index))
+            for index in range(self.count)
+        ]
+
+    def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
+        if not self.count:
+            return pb.ContentsReply()
+        names = [("acme", "llama3-70b/bf16/16"), ("acme", "qwen3-32b/fp8/32"), ("beta", "deepseek-v3/fp8/64"), ("", "demo")]
+        namespaces = [
+            pb.NamespaceUsage(tenant=tenant, namespace=name, held=_held(40_000 // (place + 1), place), pinned=17 if tenant == "acme" else 0)
+            for place, (tenant, name) in enumerate(names)
+        ]
+        return pb.ContentsReply(namespaces=namespaces, segments=_tree(request.max_segments))
+
+    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+        self.done.append(("drain", node, to, cancel))
+        if cancel:
+            self.drained.pop(node, None)
+        else:
+            self.drained[node] = False
+
+    def forget(self, node: str) -> None:
+        if int(node.rpartition("-")[2]) not in self.dead:
+            raise InvalidArgument(f"node {node!r} is alive: stop it first")
+        self.done.append(("forget", node))
+        self.gone.add(node)
+
+    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+        self.done.append(("pin", tenant, namespace, pinned))
+        return 1234
+
+    def remove(self, tenant: str, namespace: str) -> int:
+        self.done.append(("remove", tenant, namespace))
+        return 1200
+
+    def _node(self, index: int, at_s: float) -> pb.NodeStatus:
+        name = _name(index)
+        phase = (index * 37 % 100) / 100
+        busy = (0.35 + 0.65 * phase) * (1 + 0.35 * math.sin(at_s / 140 + 6 * phase))
+        counted = (0.35 + 0.65 * phase) * (at_s - 49 * math.cos(at_s / 140 + 6 * phase))  # the integral of `busy`
+        full = min(1.0, 0.35 + 0.6 * ((index * 61) % 97) / 97)
+        tiers = []
+        for place, (tier, capacity) in enumerate(CAPACITIES.items()):
+            if tier == "hbm" and index % 3:
+                continue
+            used = int(capacity * min(1.0, full * (1.05 - 0.2 * place)))
+            tiers.append(
+                pb.TierStatus(
+                    name=tier,
+                    capacity_bytes=capacity,
+                    used_bytes=used,
+                    blocks=used >> 20,
+                    hits=max(0, int(counted * (900, 2600, 500)[place])),
+                    evictions=max(0, int(counted * (0, 30, 110)[place])),
+                    demotions=max(0, int(counted * (60, 120, 0)[place])),
+                    promotions=max(0, int(counted * (40, 80, 0)[place])),
+                    health="I/O error: the disk fails" if index % 211 == 5 and tier == "nvme" else "ok",
+                )
+            )
+        is_dead = index in self.dead
+        node = pb.NodeStatus(
+            node_id=index + 1,
+            name=name,
+            host_id=f"host-{index}",
+            tcp=f"10.1.{index // 250}.{index % 250 + 1}:7450",
+            state="dead" if is_dead else "syncing" if index % 97 == 50 else "alive",
+            registration_epoch=1,
+            heartbeat_age_s=at_s if is_dead else 0.0,
+            blocks=sum(tier.blocks for tier in tiers),
+            tiers=tiers,
+            counters={
+                "misses": max(0, int(counted * 240)),
+                "in_bytes": max(0, int(counted * (180 << 20))),
+                "out_bytes": max(0, int(counted * (260 << 20))),
+                "engine_bytes": max(0, int(counted * (700 << 20))),
+                "connections": 8 + index % 5 + int(busy),
+            },
+            version="0.9.0",
+            transports=["tcp eth0", "ucx mlx5_0"],
+            rates=[pb.PeerRate(node_id=(index + 1) % self.count + 1, bytes_per_s=(1 + phase) * 1e9, basis_bytes=1 << 30)],
+        )
+        if name in self.drained:
+            node.drain.CopyFrom(pb.DrainStatus(to="peers", is_done=self.drained[name], left_blocks=0 if self.drained[name] else 1234))
+        return node
+
+
+def _name(index: int) -> str:
+    return f"node-{index}"
+
+
+def _held(blocks: int, place: int = 1) -> pb.Held:
+    each = 5 << 20
+    hbm, dram = (blocks * (4 - place) // 10 * each), (blocks * 4 // 10 * each)
+    return pb.Held(blocks=blocks, bytes=blocks * each, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=blocks * each - hbm - dram)
+
+
+def _tree(limit: int) -> list[pb.PrefixSegment]:
+    """System prompts, conversations on them, turns of these; the deeper, the colder."""
+    found: list[pb.PrefixSegment] = []
+
+    def grow(parent: int, depth: int, blocks: int, place: int) -> int:
+        if len(found) >= limit:
+            return 0
+        size = blocks * (5 << 20)
+        tier = ("hbm", "dram", "nvme")[min(2, (depth + place % 3) // 2)]
+        found.append(
+            pb.PrefixSegment(
+                parent=parent,
+                key=bytes([depth, place % 256]) * 8,
+                held=pb.Held(blocks=blocks, bytes=size, **{f"{tier}_bytes": size}),
+                branches=0 if depth > 4 else 3 + place % 4,
+            )
+        )
+        number, total = len(found), size
+        if depth < 5:
+            for child in range(3 + place % 4 if depth else 6):
+                total += grow(number, depth + 1, max(1, blocks * (6 - child) // 9), place * 5 + child)
+        found[number - 1].subtree_bytes = total
+        return total
+
+    for root in range(5):
+        grow(0, 0, 900 // (root + 1), root)
+    return found
+
+
+def _topology(index: int) -> bytes:
+    nics = [
+        {
+            "name": f"mlx5_{place}",
+            "kind": "roce",
+            "interface": f"eth{place}",
+            "addresses": [f"10.{place}.{index // 250}.{index % 250 + 1}"],
+            "numa_node": place // 2,
+            "speed_gbit_s": 400.0,
+            "is_up": not (index % 13 == 4 and place == 1),
+            "pci_path": "",
+        }
+        for place in range(4)
+    ]
+    gpus = [{"index": place, "name": "H100 80GB", "numa_node": place // 2, "pci_path": ""} for place in range(4)]
+    matrix: dict[str, list[list[str]]] = {f"cpu:{node}": [[f"mlx5_{2 * node}", f"mlx5_{2 * node + 1}"], []] for node in range(2)}
+    matrix |= {f"cuda:{place}": [[f"mlx5_{place}"], []] for place in range(4)}
+    numa = [{"number": node, "distances": [10, 20] if node == 0 else [20, 10]} for node in range(2)]
+    return json.dumps({"version": 1, "host": f"host-{index}", "numa_nodes": numa, "nics": nics, "gpus": gpus, "matrix": matrix}).encode()

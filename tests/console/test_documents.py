@@ -1,0 +1,29 @@
+"""Promises of documents.py."""
+
+from kvstore.console.documents import contents, host
+from kvstore.protocol import control_pb2 as pb
+from tests.console.simulated import Simulated
+
+
+def test_a_host_has_its_topology_or_says_why_not() -> None:
+    told = host(Simulated(1, lambda: 0.0).topologies()[0])
+    assert [nic["name"] for nic in told["topology"]["nics"]] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
+    assert host(pb.NodeTopology(name="n", state="dead"))["note"] == "it has not told its topology"
+    assert host(pb.NodeTopology(name="n", topology=b"{"))["note"].startswith("its topology cannot be read: ")
+
+
+def test_segments_name_their_parents_by_index() -> None:
+    held = pb.Held(blocks=2, bytes=10, dram_bytes=10)
+    reply = pb.ContentsReply(
+        namespaces=[pb.NamespaceUsage(tenant="t", namespace="n", held=held, pinned=1)],
+        segments=[
+            pb.PrefixSegment(key=b"\x01", held=held, subtree_bytes=20, branches=1),
+            pb.PrefixSegment(parent=1, key=b"\x02", held=held, subtree_bytes=10),
+        ],
+    )
+    told = contents(reply)
+    assert told["namespaces"] == [
+        {"tenant": "t", "namespace": "n", "pinned": 1, "blocks": 2, "bytes": 10, "hbm_bytes": 0, "dram_bytes": 10, "nvme_bytes": 0}
+    ]
+    segments = [(one["parent"], one["key"], one["subtree_bytes"], one["branches"]) for one in told["segments"]]
+    assert segments == [(None, "01", 20, 1), (0, "02", 10, 0)]

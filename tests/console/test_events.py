@@ -1,0 +1,79 @@
+"""Promises of events.py."""
+
+from kvstore.console.events import MAX_AT_ONCE, Event, EventLog, differences, first
+from kvstore.console.model import Document, Model
+from kvstore.protocol import control_pb2 as pb
+
+
+def document(*nodes: pb.NodeStatus, role: str = "owner", owner: str = "m", epoch: int = 1, health: str = "ok") -> Document:
+    status = pb.StatusReply(role=role, owner=pb.CatalogOwner(name=owner, epoch=epoch), catalog_health=health, nodes=nodes)
+    return Model().document(status, at_s=1, wall_s=1)
+
+
+def node(name: str = "n", state: str = "alive", drain: bool | None = None, health: str = "ok") -> pb.NodeStatus:
+    status = pb.DrainStatus(is_done=drain) if drain is not None else None
+    return pb.NodeStatus(name=name, state=state, drain=status, tiers=[pb.TierStatus(name="nvme", health=health)])
+
+
+def told(before: Document, after: Document) -> list[tuple[str, str]]:
+    return [(event.level, event.text) for event in differences(before, after)]
+
+
+def test_nodes_come_die_return_and_are_forgotten() -> None:
+    none, alive, syncing, dead = document(), document(node()), document(node(state="syncing")), document(node(state="dead"))
+    assert told(none, syncing) == [("info", "n has come, and tells what it has")]
+    assert told(none, alive) == [("info", "n has come, and told what it has")]
+    assert told(none, dead) == [("info", "n is known of, and dead")]
+    assert told(syncing, alive) == [("info", "n has told what it has")]
+    assert told(alive, dead) == [("error", "n is dead")]
+    assert told(dead, syncing) == [("info", "n has come, and tells what it has")]
+    assert told(alive, syncing) == [("info", "n has returned, and tells what it has")]
+    assert told(dead, none) == [("info", "n is forgotten")]
+    assert told(alive, alive) == []
+
+
+def test_drains_and_failing_tiers() -> None:
+    plain, draining, drained = document(node()), document(node(drain=False)), document(node(drain=True))
+    assert told(plain, draining) == [("info", "n is being drained")]
+    assert told(draining, drained) == [("info", "n is drained: it can be stopped")]
+    assert told(drained, plain) == [("info", "n takes blocks again")]
+    failed = document(node(health="I/O error"))
+    assert told(plain, failed) == [("warning", "n has a tier that failed, nvme: I/O error")]
+    assert told(failed, plain) == [("info", "n has no failed tier any more")]
+
+
+def test_a_rack_that_goes_is_one_event() -> None:
+    names = [f"n{number}" for number in range(MAX_AT_ONCE + 1)]
+    alive, dead = document(*(node(name) for name in names)), document(*(node(name, "dead") for name in names))
+    assert told(alive, dead) == [("error", "21 nodes, n0 among them: each is dead")]
+
+
+def test_who_owns_the_catalog_and_how_it_is() -> None:
+    assert told(document(), document(owner="o", epoch=2)) == [("warning", "o owns the catalog, epoch 2")]
+    assert told(document(), document(owner="")) == [("error", "Nobody owns the catalog")]
+    assert told(document(owner=""), document()) == [("info", "m owns the catalog, epoch 1")]
+    assert told(document(), document(health="no space")) == [("error", "Catalog: no space")]
+    assert told(document(health="no space"), document()) == [("info", "Catalog: ok")]
+
+
+def test_a_master_that_begins_to_follow_has_lost_no_node() -> None:
+    assert told(document(node()), document(role="following")) == []
+    assert told(document(role="following"), document(node())) == []
+
+
+def test_a_log_begins_with_what_is() -> None:
+    assert [event.text for event in first(document(node(), node("o", "dead")))] == [
+        "The console began to look: 1 of 2 nodes are alive",
+        "o is dead",
+        "m owns the catalog, epoch 1",
+    ]
+    assert len(list(first(document(owner="")))) == 1
+
+
+def test_the_log_keeps_the_newest_and_numbers_them() -> None:
+    log = EventLog(2)
+    assert (log.last, log.after(0)) == (0, [])
+    for text in "abc":
+        log.add(Event("info", "", text), 5.0)
+    assert [(event["number"], event["text"], event["time_s"]) for event in log.after(0)] == [(2, "b", 5.0), (3, "c", 5.0)]
+    assert [event["text"] for event in log.after(2)] == ["c"]

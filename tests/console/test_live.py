@@ -1,0 +1,78 @@
+"""The console of a real master over a real cluster: what it shows is so, and what an operator does happens."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.transfer.testing.waiting import eventually
+from tests.client.embedded import embedded
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    cluster: Cluster
+    address: str
+
+    def ask(self, path: str, told: Any = None) -> Any:
+        data = json.dumps(told).encode() if told is not None else None
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+
+    def node(self, name: str) -> dict[str, Any] | None:
+        cluster = self.ask("/api/state")["cluster"]
+        rows = [dict(zip(cluster["nodes"]["fields"], row, strict=True)) for row in cluster["nodes"]["rows"]] if cluster else []
+        return next((row for row in rows if row["name"] == name), None)
+
+    def has(self, name: str, **facts: Any) -> bool:
+        found = self.node(name)
+        return found is not None and all(found[key] == value for key, value in facts.items())
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with embedded(ClusterPlan(dram="4MiB", nodes=2, is_private=True)) as cluster:
+        with cluster.control() as control:
+            http = control.status().http
+        yield Live(cluster, f"http://{http}")
+
+
+def test_what_is_held_and_where_is_shown(live: Live) -> None:
+    with Client(live.cluster.address) as client:
+        client.put_batch([b"a", b"b"], [b"x" * 100, b"y" * 50], namespace="shown", parents=[None, b"a"], ack="cluster")
+    eventually(lambda: live.has("node-0", state="alive"), "the node is shown alive")
+    eventually(lambda: live.ask("/api/state")["cluster"]["totals"]["blocks"] >= 2, "the blocks are counted")
+    found = live.ask("/api/prefixes?namespace=shown&segments=10")
+    assert ("shown", 2, 150, 150) in [(one["namespace"], one["blocks"], one["bytes"], one["dram_bytes"]) for one in found["namespaces"]]
+    assert [(bytes.fromhex(one["key"]), one["blocks"], one["subtree_bytes"]) for one in found["segments"]] == [(b"a", 2, 150)]
+    assert [host["topology"]["host"] != "" for host in live.ask("/api/hosts?node=node-0")] == [True]
+
+
+def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:
+    with Client(live.cluster.address) as client:
+        client.put_batch([b"p", b"q"], [b"1", b"2"], namespace="kept", ack="cluster")
+        client.put(b"other", b"3", namespace="elsewhere", ack="cluster")
+        assert "pinned 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": True})["text"]
+        assert "removed 0 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
+        assert "let go 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": False})["text"]
+        assert "removed 2 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
+        assert [client.get(key) for key in (b"p", b"q", b"other")] == [None, None, b"3"]
+
+
+def test_a_node_is_drained_takes_blocks_again_dies_and_is_forgotten(live: Live) -> None:
+    live.ask("/api/actions/drain", {"node": "node-1"})
+    eventually(lambda: live.has("node-1", drain="drained"), "it is drained")
+    live.ask("/api/actions/drain", {"node": "node-1", "cancel": True})
+    eventually(lambda: live.has("node-1", drain=""), "it takes blocks again")
+    live.cluster.kill_node(1)
+    eventually(lambda: live.has("node-1", state="dead"), "it is dead")
+    live.ask("/api/actions/forget", {"node": "node-1"})
+    eventually(lambda: live.node("node-1") is None, "it is forgotten")

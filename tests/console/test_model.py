@@ -1,0 +1,125 @@
+"""Promises of model.py, of a simulated cluster."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvstore.console.model import KEPT, MAX_WAYS, NODE_FIELDS, NODE_KEPT, Document, Model, figures, node_figures
+from kvstore.protocol import control_pb2 as pb
+from tests.console.serving import Clock
+from tests.console.simulated import Simulated
+
+NOBODY = "No master owns the catalog now: nothing can be changed until one does"
+
+
+def looked(source: Simulated, clock: Clock, seconds: float = 10.0) -> Document:
+    """The second of two looks."""
+    model = Model()
+    model.document(source.status(), at_s=clock(), wall_s=1.0)
+    clock.now_s += seconds
+    return model.document(source.status(), at_s=clock(), wall_s=2.0)
+
+
+def node(document: Document, name: str) -> dict[str, Any]:
+    rows = {row[1]: dict(zip(NODE_FIELDS, row, strict=True)) for row in document["nodes"]["rows"]}
+    return rows[name]
+
+
+def test_totals_are_the_sums_of_the_nodes_and_rates_those_of_their_counters() -> None:
+    clock = Clock()
+    document = looked(Simulated(12, clock), clock)
+    totals, rows = document["totals"], [dict(zip(NODE_FIELDS, row, strict=True)) for row in document["nodes"]["rows"]]
+    for name in ("hits_per_s", "out_bytes_per_s", "in_bytes_per_s", "evictions_per_s"):
+        assert totals[name] == pytest.approx(sum(row[name] for row in rows), rel=1e-3)
+        assert totals[name] > 0
+    assert totals["misses_per_s"] == pytest.approx(sum(row["misses_per_s"] for row in rows) + 600 * 12, rel=1e-3), "the master's too"
+    assert totals["hit_ratio"] == pytest.approx(totals["hits_per_s"] / (totals["hits_per_s"] + totals["misses_per_s"]), abs=1e-3)
+    assert totals["keys_per_s"] == pytest.approx(40_000)
+    assert [tier["name"] for tier in document["tiers"]] == ["hbm", "dram", "nvme"]
+    assert totals["used_bytes"] == sum(tier["used_bytes"] for tier in document["tiers"])
+    assert totals["hits_per_s"] == pytest.approx(sum(tier["hits_per_s"] for tier in document["tiers"]), rel=1e-3)
+    assert set(figures(document)) <= set(KEPT)
+    assert node_figures(document)["node-3"] == {name: node(document, "node-3")[name] for name in NODE_KEPT}
+
+
+def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
+    clock = Clock()
+    document = looked(Simulated(3, clock, dead=[1]), clock)
+    assert node(document, "node-1")["hits_per_s"] == 0
+    assert (document["totals"]["alive"], document["totals"]["nodes"]) == (2, 3)
+    assert [tier["nodes"] for tier in document["tiers"]] == [1, 2, 2]
+
+
+def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> None:
+    document = Model().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
+    assert (document["totals"]["hit_ratio"], document["tiers"], document["nodes"]["rows"]) == (None, [], [])
+    assert [trouble["text"] for trouble in document["troubles"]] == ["No node has come yet"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "troubles"),
+    [
+        ({}, []),
+        ({"role": "following", "nodes": []}, [("warning", "This master follows; the cluster is seen at its owner, m at m:1")]),
+        (
+            {"role": "following", "owner": None, "nodes": []},
+            [("error", "No master owns the catalog now: nothing can be changed until one does")],
+        ),
+        ({"role": "cut off"}, [("error", "This master is cut off from its catalog, which another one may own by now")]),
+        ({"catalog_health": "no space"}, [("error", "Catalog: no space")]),
+        ({"nodes": [pb.NodeStatus(name="n", state="dead")]}, [("error", "n is dead")]),
+        (
+            {
+                "nodes": [
+                    pb.NodeStatus(name="n", state="dead"),
+                    pb.NodeStatus(name="o", state="dead"),
+                    pb.NodeStatus(name="p", state="alive"),
+                ]
+            },
+            [("warning", "2 nodes are dead")],
+        ),
+        (
+            {"nodes": [pb.NodeStatus(name="n", state="alive", tiers=[pb.TierStatus(name="nvme", health="gone")])]},
+            [("warning", "A tier of n, nvme: gone")],
+        ),
+        (
+            {"nodes": [pb.NodeStatus(name=name, state="alive", tiers=[pb.TierStatus(name="nvme", health="gone")]) for name in "no"]},
+            [("warning", "2 nodes have a tier that failed: n, nvme: gone")],
+        ),
+        (
+            {"nodes": [pb.NodeStatus(name="n", state="alive", drain=pb.DrainStatus(lacks_room=True, left_blocks=2))]},
+            [("warning", "No node has room for what is left of n's drain")],
+        ),
+    ],
+)
+def test_troubles_are_told_the_worst_first(changes: dict[str, Any], troubles: list[tuple[str, str]]) -> None:
+    facts: dict[str, Any] = {
+        "role": "owner",
+        "catalog_health": "ok",
+        "owner": pb.CatalogOwner(name="m", address="m:1"),
+        "nodes": [pb.NodeStatus(name="n", state="alive")],
+    }
+    document = Model().document(pb.StatusReply(**(facts | changes)), at_s=1, wall_s=1)
+    assert [(trouble["level"], trouble["text"]) for trouble in document["troubles"]] == troubles
+
+
+def test_ways_are_the_slowest_by_name_and_a_thousand_nodes_fit() -> None:
+    clock = Clock()
+    source = Simulated(1000, clock, dead=[3])
+    document = Model().document(source.status(), at_s=1, wall_s=1)
+    assert len(document["ways"]) == MAX_WAYS
+    assert document["ways"][0]["bytes_per_s"] <= document["ways"][-1]["bytes_per_s"]
+    assert len(json.dumps(document, separators=(",", ":"))) < 400_000
+
+
+def test_a_drain_is_told_with_what_is_left() -> None:
+    clock = Clock()
+    source = Simulated(3, clock)
+    source.drained = {"node-0": True, "node-1": False}
+    document = Model().document(source.status(), at_s=1, wall_s=1)
+    assert [(node(document, name)["drain"], node(document, name)["left_blocks"]) for name in ("node-0", "node-1", "node-2")] == [
+        ("drained", 0),
+        ("draining", 1234),
+        ("", 0),
+    ]

@@ -1,0 +1,85 @@
+"""Promises of watch.py: on a clock of its own, but for the thread."""
+
+import json
+import threading
+
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.events import Event
+from kvstore.console.watch import Watch
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Unavailable
+from tests.console.serving import Clock
+from tests.console.simulated import Simulated
+
+WAIT_S = 60.0
+
+
+def watch_of(source: Simulated, clock: Clock) -> Watch:
+    return Watch(source, ConsoleSettings(interval_s=1), clock=clock, wall=clock)
+
+
+def texts(watch: Watch, after: int = 0) -> list[str]:
+    return [event["text"] for event in watch.events(after)]
+
+
+def test_looks_make_a_state_a_history_and_events() -> None:
+    clock = Clock()
+    source = Simulated(3, clock)
+    watch = watch_of(source, clock)
+    assert json.loads(watch.state()) == {"version": 0, "interval_s": 1, "failure": "", "cluster": None}
+    for _ in range(4):
+        watch.look()
+        clock.now_s += 1
+    state = json.loads(watch.state())
+    assert (state["version"], state["cluster"]["totals"]["nodes"]) == (4, 3)
+    assert len(watch.history("", 100)["series"]["hits_per_s"]) == 3, "the first look knows no rates"
+    assert watch.history("node-1", 100)["series"]["hits_per_s"][0] > 0
+    source.dead = {1}
+    watch.look()
+    assert texts(watch, 2) == ["node-1 is dead"]
+    watch.note(Event("warning", "", "somebody did something"))
+    assert texts(watch)[-1] == "somebody did something"
+
+
+def test_a_source_that_cannot_answer_leaves_the_last_state_and_says_so_once() -> None:
+    clock = Clock()
+    source = Simulated(1, clock)
+    watch = watch_of(source, clock)
+    watch.look()
+    source.failure = Unavailable("nobody is there")
+    for _ in range(3):
+        watch.look()
+    state = json.loads(watch.state())
+    assert (state["failure"], state["cluster"]["totals"]["nodes"]) == ("nobody is there", 1)
+    source.failure = None
+    watch.look()
+    assert json.loads(watch.state())["failure"] == ""
+    assert texts(watch, 2) == ["The cluster does not answer: nobody is there", "The cluster answers again"]
+
+
+def test_who_listens_is_told_of_each_look_until_he_stops() -> None:
+    clock = Clock()
+    watch, told = watch_of(Simulated(1, clock), clock), list[int]()
+    stop = watch.listen(lambda: told.append(1))
+    watch.look()
+    stop()
+    watch.look()
+    assert told == [1]
+
+
+def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
+    looks = threading.Semaphore(0)
+
+    class Odd(Simulated):
+        def status(self) -> pb.StatusReply:
+            looks.release()
+            raise RuntimeError("a bug")
+
+    watch = Watch(Odd(1, lambda: 0.0), ConsoleSettings(interval_s=0.001))
+    watch.start()
+    try:
+        for _ in range(3):
+            assert looks.acquire(timeout=WAIT_S)
+    finally:
+        watch.close()
+    watch.close()

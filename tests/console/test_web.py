@@ -1,0 +1,158 @@
+"""Promises of web.py and actions.py, by HTTP."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.watch import Watch
+from kvstore.telemetry.http.access import Access
+from tests.console.serving import Clock, Served, served, simulated
+from tests.console.simulated import Simulated
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[tuple[Served, Simulated, Clock]]:
+    with simulated(5, looks=4, dead=(2,)) as found:
+        yield found
+
+
+def ask(served: Served, path: str, told: Any = None, **headers: str) -> Any:
+    data = json.dumps(told).encode() if told is not None else None
+    kind = {"Content-Type": "application/json"} if told is not None else {}
+    request = urllib.request.Request(served.address + path, data, {**kind, **headers})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        body = answer.read()
+        return json.loads(body) if answer.headers.get_content_type() == "application/json" else (answer.status, answer.headers, body)
+
+
+def refused(served: Served, path: str, told: Any = None, **headers: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        ask(served, path, told, **headers)
+    with error.value as answer:
+        return answer.code, json.loads(answer.read())["error"]
+
+
+def test_the_page_and_its_files_come_from_here_and_may_fetch_nothing_from_elsewhere(console: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = console
+    status, headers, body = ask(found, "/")
+    assert (status, headers.get_content_type()) == (200, "text/html")
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert b"http://" not in body
+    assert b"https://" not in body
+    assert b"style=" not in body
+    assert ask(found, "/console/main.js")[1].get_content_type() == "text/javascript"
+    with pytest.raises(urllib.error.HTTPError, match="304"):
+        ask(found, "/", **{"If-None-Match": headers["ETag"]})
+    assert refused(found, "/console/other.js") == (404, "the console has no file other.js")
+    assert refused(found, "/console/..%2Fweb.py")[0] == 404
+
+
+def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = console
+    assert ask(found, "/api/state")["cluster"]["totals"]["nodes"] == 5
+    assert len(ask(found, "/api/history?samples=2")["series"]["hit_ratio"]) == 2
+    assert len(ask(found, "/api/history?node=node-1&samples=9")["series"]["hits_per_s"]) == 3
+    assert [host["node"] for host in ask(found, "/api/hosts?node=node-1&node=none&node=node-3")] == ["node-1", "node-3"]
+    assert refused(found, "/api/hosts") == (400, "name 1 to 64 nodes")
+    told = ask(found, "/api/prefixes?tenant=acme&namespace=x&segments=7")
+    assert (len(told["namespaces"]), len(told["segments"])) == (4, 7)
+    assert refused(found, "/api/prefixes?segments=1001") == (400, "segments is '1001': it must be a whole number up to 1000")
+    assert refused(found, "/api/history?samples=-1")[0] == 400
+    assert ask(found, "/api/access") == {"access": "admin"}
+
+
+def test_the_stream_tells_what_happened_then_the_state_and_both_again_after_a_look(console: tuple[Served, Simulated, Clock]) -> None:
+    found, source, clock = console
+    with urllib.request.urlopen(f"{found.address}/api/events?after=1", timeout=TIMEOUT_S) as stream:
+        assert stream.headers.get_content_type() == "text/event-stream"
+        seen = [_event(stream) for _ in range(3)]
+        assert [name for name, _data in seen] == ["happened", "happened", "state"]
+        source.dead = {2, 3}
+        clock.now_s += 10
+        found.watch.look()
+        name, data = _event(stream)
+        assert (name, data["text"]) == ("happened", "node-3 is dead")
+        name, data = _event(stream)
+        assert (name, data["cluster"]["totals"]["alive"]) == ("state", 3)
+
+
+def _event(stream: Any) -> tuple[str, Any]:
+    name, data, _blank = stream.readline(), stream.readline(), stream.readline()
+    return name.decode().removeprefix("event: ").strip(), json.loads(data.removeprefix(b"data: "))
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "done", "text"),
+    [
+        ("drain", {"node": "node-1"}, ("drain", "node-1", "peers", False), "An operator has begun to drain node-1"),
+        ("drain", {"node": "node-1", "to": "nvme"}, ("drain", "node-1", "nvme", False), "An operator has begun to drain node-1"),
+        ("drain", {"node": "node-1", "cancel": True}, ("drain", "node-1", "peers", True), "An operator has ended the drain of node-1"),
+        ("forget", {"node": "node-2"}, ("forget", "node-2"), "An operator has had node-2 forgotten"),
+        (
+            "pin",
+            {"tenant": "t", "namespace": "n", "pinned": True},
+            ("pin", "t", "n", True),
+            "An operator has pinned 1,234 blocks of namespace n of tenant t",
+        ),
+        ("pin", {"namespace": "n", "pinned": False}, ("pin", "", "n", False), "An operator has let go 1,234 blocks of namespace n"),
+        ("remove", {"tenant": "t"}, ("remove", "t", ""), "An operator has removed 1,200 blocks of namespace (none) of tenant t"),
+    ],
+)
+def test_an_action_is_done_and_noted(console: tuple[Served, Simulated, Clock], name: str, told: Any, done: Any, text: str) -> None:
+    found, source, _clock = console
+    assert ask(found, f"/api/actions/{name}", told) == {"text": text}
+    assert source.done[-1] == done
+    assert found.watch.events(0)[-1]["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "status", "text"),
+    [
+        ("drain", {}, 400, "node is missing, or no text"),
+        ("drain", [], 400, "an action is told in an object"),
+        ("drain", {"node": "n", "to": "the moon"}, 400, "a drain goes to one of peers, nvme, and cancel is true or false"),
+        ("drain", {"node": "n", "cancel": "no"}, 400, "a drain goes to one of peers, nvme, and cancel is true or false"),
+        ("forget", {"node": "node-0"}, 400, "node 'node-0' is alive: stop it first"),
+        ("pin", {"namespace": "n"}, 400, "pinned is true or false"),
+        ("remove", {"tenant": 5}, 400, "tenant is missing, or no text"),
+        ("explode", {}, 404, "there is no action explode; there are: drain, forget, pin, remove"),
+    ],
+)
+def test_bad_actions_say_what_is_wrong(console: tuple[Served, Simulated, Clock], path: str, told: Any, status: int, text: str) -> None:
+    assert refused(console[0], f"/api/actions/{path}", told) == (status, text)
+
+
+def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simulated, Clock]) -> None:
+    found, source, _clock = console
+    before = len(source.done)
+    told = {"node": "node-1"}
+    assert refused(found, "/api/actions/drain", told, Origin="http://evil.example") == (403, "this is not for pages of other sites")
+    assert refused(found, "/api/actions/drain", told, **{"Content-Type": "text/plain"})[0] == 415
+    assert refused(found, "/api/state", Host="evil.example") == (403, "this is not for pages of other sites")
+    request = urllib.request.Request(found.address + "/api/actions/drain", b"{", {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    assert len(source.done) == before
+
+
+def test_who_may_only_look_changes_nothing_and_who_may_not_sees_nothing() -> None:
+    clock = Clock()
+    source = Simulated(1, clock)
+    accesses = {"": Access.NONE, "Bearer looks": Access.READ}
+    watch = Watch(source, ConsoleSettings(), clock=clock)
+    watch.look()
+    with served(source, watch, authorize=lambda request: accesses[request.headers.get("Authorization", "")]) as found:
+        assert ask(found, "/api/access") == {"access": "none"}
+        assert ask(found, "/")[0] == 200
+        assert refused(found, "/api/state")[0] == 401
+        assert refused(found, "/api/events")[0] == 401
+        assert ask(found, "/api/state", Authorization="Bearer looks")["version"] == 1
+        assert refused(found, "/api/actions/drain", {"node": "node-0"}, Authorization="Bearer looks")[0] == 401
+    assert source.done == []
