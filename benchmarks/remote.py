@@ -129,10 +129,17 @@ def _cluster(hosts: TwoHosts, stack: ExitStack, clients: int = 1) -> "list[subpr
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-"))
     master = f"{hosts.rails[0].addresses[1]}:{MASTER_PORT}"
     run_dirs = [f"--run-dir={folder}/{name}" for name in ("master", *(f"node{i}" for i in range(len(hosts.rails))))]
-    daemons = [_start(hosts, 1, "kvstore.master.daemon", f"--listen={master}", run_dirs[0])]
+    daemons = [_start(hosts, 1, "kvstore.master.daemon", f"--listen={master}", "--allow-unauthenticated", run_dirs[0])]
     answer_of(daemons[0])
     for i, rail in enumerate(hosts.rails):
-        flags = [f"--name=node{i}", f"--master={master}", f"--listen={rail.addresses[1]}:{NODE_PORT}", "--dram=1GiB", run_dirs[i + 1]]
+        flags = [
+            f"--name=node{i}",
+            f"--master={master}",
+            f"--listen={rail.addresses[1]}:{NODE_PORT}",
+            "--dram=1GiB",
+            "--allow-unauthenticated",
+            run_dirs[i + 1],
+        ]
         daemons.append(_start(hosts, 1, "kvstore.store.daemon", *flags, KVSTORE_TRANSFER_RAILS=rail.device))
     for daemon in daemons[1:]:
         while answer_of(daemon)["event"] != "ready":

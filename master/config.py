@@ -9,6 +9,7 @@ from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
+from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
 
@@ -59,6 +60,7 @@ class MasterSettings(ServerTlsSettings):
         "TOML file with the tokens of tenants, nodes, instances and operators (docs/security.md); without it everybody is let in. It is "
         "read again at SIGHUP and when it has changed.",
     )
+    allow_unauthenticated: bool = setting(False, ALLOW_HELP)
     tokens_check_interval_s: float = setting(
         2.0,
         "How often it is looked at whether the tokens file has changed, and whether a token by which somebody is connected has ended.",

@@ -40,6 +40,7 @@ from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
 from kvstore.security.tls.certificates import Certificates
 from kvstore.telemetry.http.health import ALIVE_S, add_health
@@ -131,6 +132,15 @@ class Master:
         listen = parse_address(self._settings.listen)
         if listen.unix:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
+        for name, place in (("listen", self._settings.listen), ("control", self._settings.control)):
+            if place:
+                check_binding(
+                    name,
+                    parse_address(place).host,
+                    is_authenticated=not self._guard.lets_everybody_in,
+                    allow_unauthenticated=self._settings.allow_unauthenticated,
+                    mend="name a tokens file",
+                )
         tcp = self._server.listen_tcp(listen.host, listen.port)
         run_dir = Path(self._settings.run_dir) if self._settings.run_dir else default_run_dir()
         access = SocketAccess.chosen(self._settings.socket_group, self._settings.socket_mode)

@@ -7,6 +7,8 @@ from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, setting
 from kvstore.protocol.variables import MASTER
+from kvstore.rpc.address import parse_address
+from kvstore.security.binding import check_binding
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "router"
@@ -17,6 +19,10 @@ class RouterSettings(TlsSettings):
     """See docs/settings.md, which is made from this."""
 
     listen: str = setting("127.0.0.1:8000", "HOST:PORT for clients (HTTP).")
+    allow_unauthenticated: bool = setting(
+        False,
+        "Listen also where other hosts reach this. The router asks nobody who he is: rather put a proxy that does before it.",
+    )
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks count as cached.")
     token: str = setting("", "The tenant's token.")
@@ -53,6 +59,14 @@ def check_settings(settings: RouterSettings) -> None:
     """Raises ConfigError for what no single setting can be blamed for alone."""
     if not settings.model:
         raise ConfigError("no model is named: give --model NAME, as the engines' blocks have it")
+    address = parse_address(settings.listen)
+    check_binding(
+        "listen",
+        address.host,
+        is_authenticated=False,
+        allow_unauthenticated=settings.allow_unauthenticated or bool(address.unix),
+        mend="have it listen on the loopback, behind a proxy that asks",
+    )
     if settings.default_output_tokens > settings.max_output_tokens:
         raise ConfigError(
             f"default_output_tokens is {settings.default_output_tokens}, above max_output_tokens, which is {settings.max_output_tokens}"

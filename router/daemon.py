@@ -26,7 +26,7 @@ from kvstore.router.relay import Relay
 from kvstore.router.scheduling import AsyncScheduler
 from kvstore.router.serving import serve
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
-from kvstore.rpc.daemon import begin_logging, say
+from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.server import allow_many_descriptors
 from kvstore.telemetry.http.listening import host_port, listening
 
@@ -49,6 +49,7 @@ def main(config: str | None, **flags: Any) -> None:
             namespace_id=settings.namespace_id,
         )
         allow_many_descriptors()
+        on_hangup(None)
         asyncio.run(_run(settings, tokenizer, naming))
     except KVStoreError as error:
         click.echo(f"kvstore-router: error: {error}", err=True)

@@ -10,6 +10,7 @@ from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
@@ -31,6 +32,7 @@ class NodeSettings(ServerTlsSettings):
         "lists processes: rather give it by join_token_file, or by its variable.",
     )
     join_token_file: str = setting("", "File whose text is that token, read each time that the node looks for a master.")
+    allow_unauthenticated: bool = setting(False, ALLOW_HELP)
     listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)

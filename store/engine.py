@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 from kvstore.protocol.errors import Broken
+from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
@@ -31,5 +32,4 @@ def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_o
     is not either."""
     names = [name for name in chosen_transports(transfer, topology, is_tls=is_tls) if name != "shm"]
     loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
-    is_inside = listens_on in ("127.0.0.1", "::1", "localhost")
-    return replace(transfer, rails=transfer.rails or (loopback if is_inside else ""), transports=",".join(names) or "tcp")
+    return replace(transfer, rails=transfer.rails or (loopback if is_loopback(listens_on) else ""), transports=",".join(names) or "tcp")

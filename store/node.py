@@ -21,6 +21,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.session import Session
+from kvstore.security.binding import check_binding
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
@@ -228,6 +229,13 @@ class Node:
     def _listen(self, opened: ExitStack) -> None:
         """Take the addresses, and with them the name."""
         settings, listen = self._settings, parse_address(self._settings.listen)
+        check_binding(
+            "listen",
+            listen.host,
+            is_authenticated=bool(join_token(settings)),
+            allow_unauthenticated=settings.allow_unauthenticated,
+            mend="give tokens to the masters, and this node a join_token",
+        )
         self._server = Server(
             self.reactor,
             Nobody(),

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab")
 PARTS = {
     "rpc": "busy_poll deadline exchange incoming owners",
-    "security": "credentials grpc_metadata guard identity rules",
+    "security": "binding credentials grpc_metadata guard identity rules",
     "security/tls": "authority certificates identities own refusals subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",

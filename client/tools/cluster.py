@@ -16,10 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from kvstore.client.config import ClientSettings
+from kvstore.client.config import SECTION, ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.tools.child import Child, OnLog, Process, launched
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
+from kvstore.protocol.settings import load_settings
 
 START_DEADLINE_S: Final = 30.0
 """For a daemon to listen; what it recovers from NVMe is read before."""
@@ -97,8 +98,10 @@ class Cluster:
         return self._master.pid
 
     def control(self) -> Control:
-        """The master's control plane; the caller closes it."""
-        return Control(self.control_address, ClientSettings())
+        """The master's control plane; the caller closes it. Who this program is there, its own settings say."""
+        if self._plan.is_private:
+            return Control(self.control_address, ClientSettings())
+        return Control(self.control_address, load_settings(ClientSettings, SECTION, flags={}, config=self._plan.config or None))
 
     def wait_ready(self, on_progress: OnProgress = lambda done, whole: None) -> None:
         """Wait until the master knows all nodes and their DRAM has been touched, however long that takes. Raises as `check`,

@@ -19,7 +19,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
-from kvstore.rpc.daemon import begin_logging, say
+from kvstore.rpc.daemon import begin_logging, on_hangup, say
 
 log = logging.getLogger("kvstore.publisher")
 
@@ -53,6 +53,7 @@ def _run(settings: PublisherSettings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    on_hangup(None)
     sockets = PublishingSockets(settings.events, settings.events_replay, topic=settings.topic, kept_batches=settings.kept_batches)
     try:
         with Recorder(of_master, log.warning) as recorder:

@@ -20,7 +20,7 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
-from kvstore.rpc.daemon import begin_logging, say
+from kvstore.rpc.daemon import begin_logging, on_hangup, say
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,6 +71,7 @@ def _run(settings: SidecarSettings) -> None:
         telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: telling.stop())
+        on_hangup(None)
         telling.run()
 
 

@@ -26,7 +26,7 @@ from kvstore.router.standin.blocks import BlockStore, TiedClient
 from kvstore.router.standin.config import PREFILL, SECTION, StandinSettings
 from kvstore.router.standin.decode import DecodeEngine
 from kvstore.router.standin.prefill import PrefillEngine
-from kvstore.rpc.daemon import begin_logging, say
+from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu
 from kvstore.telemetry.http.listening import host_port, listening
@@ -43,6 +43,7 @@ SCHEDULER_DEADLINE_S: Final = 2.0
 def main(config: str | None, **flags: Any) -> None:
     """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
     begin_logging()
+    on_hangup(None)
     try:
         asyncio.run(Standin(load_settings(StandinSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:

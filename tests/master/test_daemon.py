@@ -144,6 +144,8 @@ def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: 
         ((*free, "--catalog", "etcd://127.0.0.1:1", "--catalog-timeout-s", "0.3"), "127.0.0.1:1"),
         ((*free, "--tokens", str(tmp_path / "none")), "tokens"),
         (("--listen", "nowhere"), "HOST:PORT"),
+        (("--listen", "0.0.0.0:0", "--control", "127.0.0.1:0"), "listen is 0.0.0.0, which other hosts reach"),
+        ((*free, "--control", "[::]:0"), "control is ::, which other hosts reach"),
         (("--listen", "unix:/tmp/x"), "HOST:PORT"),
         ((*free, "--node-ttl-s", "soon"), "--node-ttl-s"),
     ):
@@ -233,7 +235,7 @@ def test_a_catalog_that_is_something_elses_ends_who_follows_it_with_one_line(sta
 
 
 def test_a_master_whose_address_no_other_host_reaches_is_refused_with_etcd_only(start: Start, etcd_url: str) -> None:
-    flags = ("--listen", "0.0.0.0:0", "--control", "127.0.0.1:0")
+    flags = ("--allow-unauthenticated", "--listen", "0.0.0.0:0", "--control", "127.0.0.1:0")
     code, errors = refusal(*flags, "--catalog", f"{etcd_url}/wildcard")
     assert (code, "advertise" in one_line(errors)) == (2, True), errors
     _master, places = start(*flags)

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import os
-from kvstore.rpc.daemon import begin_logging, say, serve, stop_on_signals
+from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
 from kvstore.rpc.reactor import Reactor
 begin_logging()
 reactor = Reactor()
@@ -44,6 +44,18 @@ def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signa
     process.send_signal(signal.SIGTERM)
     assert json.loads(process.stdout.readline()) == {"event": "asked"}
     process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=120)
+    assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
+
+
+@pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: say("hung up", {}))', ["hung up"])])
+def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> None:
+    process = start(f")\non_hangup({act}")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    assert [json.loads(process.stdout.readline())["event"] for _ in said] == said
+    process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 

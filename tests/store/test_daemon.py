@@ -258,7 +258,8 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--nvme", "FOLDER:big"], "not a size"),
         (["--listen", "nonsense"], "HOST:PORT"),
         (["--listen", "unix:/tmp/x"], "HOST:PORT"),
-        (["--listen", "192.0.2.1:0"], "cannot listen"),
+        (["--listen", "192.0.2.1:0", "--allow-unauthenticated"], "cannot listen"),
+        (["--listen", "192.0.2.1:0"], "allow_unauthenticated"),
         (["--advertise", "unix:/tmp/x"], "HOST:PORT"),
         (["--master", "nonsense"], "HOST:PORT"),
         (["--policy", "random"], "one of default, arc, gdsf"),
@@ -269,7 +270,7 @@ def refusal(tmp_path: Path, *flags: str) -> str:
         (["--run-dir", "/proc/nowhere"], "/proc/nowhere"),
         (["--run-dir", "/tmp/" + "x" * 120], "107"),
         (["--config", "/nowhere.toml"], "settings file"),
-        (["--listen", "0.0.0.0:0"], "advertise"),
+        (["--listen", "0.0.0.0:0", "--allow-unauthenticated"], "advertise"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
 )

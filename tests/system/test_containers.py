@@ -40,11 +40,31 @@ class Containers:
     def daemons(self) -> Iterator[None]:
         with ExitStack() as stack:
             address = self.hosts.rails[0].addresses[0]
-            flags = ["--listen", self.master, "--control", f"{address}:7442", "--run-dir", str(self.run_dir), "--catalog", "memory:"]
+            flags = [
+                "--allow-unauthenticated",
+                "--listen",
+                self.master,
+                "--control",
+                f"{address}:7442",
+                "--run-dir",
+                str(self.run_dir),
+                "--catalog",
+                "memory:",
+            ]
             prefix = [*self.hosts.prefix(0), *self._inside[0]]
             stack.enter_context(running("master", *flags, "--slow-start-s", "0", log=self._folder / "master.log", prefix=prefix))
             for host, address in enumerate(self.hosts.rails[0].addresses):
-                flags = ["--master", self.master, "--listen", f"{address}:{NODE}", "--name", f"n{host}", "--run-dir", str(self.run_dir)]
+                flags = [
+                    "--allow-unauthenticated",
+                    "--master",
+                    self.master,
+                    "--listen",
+                    f"{address}:{NODE}",
+                    "--name",
+                    f"n{host}",
+                    "--run-dir",
+                    str(self.run_dir),
+                ]
                 prefix = [*self.hosts.prefix(host), *self._inside[host]]
                 log = self._folder / f"node{host}.log"
                 node = stack.enter_context(running("node", *flags, "--dram", "32MiB", log=log, prefix=prefix))

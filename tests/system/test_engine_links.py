@@ -35,8 +35,9 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
     config = folder / "node.toml"
     config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\nlink_poll_interval_s = 0.05\n')
     here, address = hosts.prefix(0), hosts.rails[0].addresses[0]
-    master = ["--listen", f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
-    node = ["--master", f"{address}:{MASTER}", "--listen", f"{address}:{NODE}", "--name", "n0", "--run-dir", str(folder / "n")]
+    public = ["--allow-unauthenticated", "--listen"]
+    master = [*public, f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
+    node = ["--master", f"{address}:{MASTER}", *public, f"{address}:{NODE}", "--name", "n0", "--run-dir", str(folder / "n")]
     with (
         running("master", *master, log=folder / "master.log", prefix=here),
         running("node", *node, "--dram", "64MiB", "--config", str(config), log=folder / "node.log", prefix=here) as daemon,

@@ -28,7 +28,17 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
     with two_hosts(RATE_GBIT_S) as hosts:
         here, there = hosts.rails[0].addresses
         master = f"{here}:{MASTER}"
-        flags = ["--listen", master, "--control", f"{here}:{CONTROL}", "--catalog", "memory:", "--heartbeat-interval-s", "0.05"]
+        flags = [
+            "--allow-unauthenticated",
+            "--listen",
+            master,
+            "--control",
+            f"{here}:{CONTROL}",
+            "--catalog",
+            "memory:",
+            "--heartbeat-interval-s",
+            "0.05",
+        ]
         flags += ["--node-ttl-s", "60", "--instance-ttl-s", "600", "--measured-rate-ttl-s", "600"]
         # Namespaces share files: without this node `b` would reach `a` by its Unix socket.
         apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {tmp_path / "a"} && exec "$@"', "sh"]
@@ -37,7 +47,7 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
         with (
             running("master", *flags, "--run-dir", str(tmp_path / "m"), log=tmp_path / "master.log", prefix=hosts.prefix(0)),
             running(
-                *("node", *node, "--name", "a", "--listen", f"{here}:{NODE}", "--run-dir", str(tmp_path / "a")),
+                *("node", *node, "--allow-unauthenticated", "--name", "a", "--listen", f"{here}:{NODE}", "--run-dir", str(tmp_path / "a")),
                 log=tmp_path / "a.log",
                 prefix=hosts.prefix(0),
             ) as a,
@@ -46,7 +56,7 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
             with FarClient(hosts, 0, master) as client:
                 assert client.put([*FIRST, *SECOND], MIB)["done"] == [True] * 42
             with running(
-                *("node", *node, "--name", "b", "--listen", f"{there}:{NODE}", "--run-dir", str(tmp_path / "b")),
+                *("node", *node, "--allow-unauthenticated", "--name", "b", "--listen", f"{there}:{NODE}", "--run-dir", str(tmp_path / "b")),
                 log=tmp_path / "b.log",
                 prefix=[*hosts.prefix(1), *apart],
             ) as b:

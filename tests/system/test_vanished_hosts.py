@@ -50,9 +50,10 @@ def daemons(
 ) -> Iterator[Daemon]:
     """A master on host 0, reached by every rail, and a node that knows it by these addresses and does not see its Unix socket."""
     quick = ["--peer-timeout-s", str(peer_timeout_s)]
-    flags = ["--listen", f"0.0.0.0:{MASTER}", "--control", "0.0.0.0:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:", *quick]
+    public = ["--allow-unauthenticated", "--listen"]
+    flags = [*public, f"0.0.0.0:{MASTER}", "--control", "0.0.0.0:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:", *quick]
     address = hosts.rails[0].addresses[node_on]
-    node = ["--master", ",".join(masters), "--listen", f"0.0.0.0:{NODE}", "--advertise", f"{address}:{NODE}", "--name", "n0"]
+    node = ["--master", ",".join(masters), *public, f"0.0.0.0:{NODE}", "--advertise", f"{address}:{NODE}", "--name", "n0"]
     node += ["--run-dir", str(folder / "n"), "--dram", "64MiB", "--control-timeout-s", "1", *quick, *node_flags]
     (folder / "m").mkdir()
     apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {folder / "m"} && exec "$@"', "sh"]

@@ -1,0 +1,33 @@
+"""Promises of binding.py."""
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.binding import check_binding, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [("127.0.0.1", True), ("127.9.8.7", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False)],
+)
+def test_only_the_loopback_is_out_of_reach(host: str, is_it: bool) -> None:
+    assert is_loopback(host) is is_it
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 300])
+def test_a_name_without_an_address_is_for_whoever_listens_to_refuse(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_authenticated", "is_allowed"), [("127.0.0.1", False, False), ("0.0.0.0", True, False), ("0.0.0.0", False, True)]
+)
+def test_it_listens_where_nobody_comes_or_who_comes_is_asked_or_the_operator_says_so(
+    host: str, is_authenticated: bool, is_allowed: bool
+) -> None:
+    check_binding("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
+
+
+def test_else_it_is_refused_and_told_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"^listen is 0\.0\.0\.0, which other .*: give tokens \(.*\), or say allow_unauthenticated"):
+        check_binding("listen", "0.0.0.0", is_authenticated=False, allow_unauthenticated=False, mend="give tokens")
