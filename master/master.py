@@ -84,8 +84,7 @@ class Master:
         self.on_role: Callable[[Told], None] = lambda _told: None
         """Called at each change of the role, or of the owner that is followed."""
         self._tls = Certificates.of(settings)
-        has_certificates = self._tls is not None and self._tls.serves and self._tls.requires_client_cert
-        self._guard = Guard(settings.tokens, nodes_have_certificates=has_certificates, wall_s=wall_s)
+        self._guard = Guard(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
         make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
@@ -127,6 +126,9 @@ class Master:
             self.reactor.close()
             raise
 
+    def _asks_for_certificates(self) -> bool:
+        return self._tls is not None and self._tls.serves and self._tls.requires_client_cert
+
     def _listen(self) -> tuple[str, str]:
         """Take the addresses before the catalog: a master with a port in use has no business to stand for election."""
         listen = parse_address(self._settings.listen)
@@ -137,9 +139,9 @@ class Master:
                 check_binding(
                     name,
                     parse_address(place).host,
-                    is_authenticated=not self._guard.lets_everybody_in,
+                    is_authenticated=self._asks_for_certificates() or not self._guard.lets_everybody_in,
                     allow_unauthenticated=self._settings.allow_unauthenticated,
-                    mend="name a tokens file",
+                    mend="name a tokens file, or ask for certificates (tls_require_client_cert)",
                 )
         tcp = self._server.listen_tcp(listen.host, listen.port)
         run_dir = Path(self._settings.run_dir) if self._settings.run_dir else default_run_dir()

@@ -232,7 +232,7 @@ class Node:
         check_binding(
             "listen",
             listen.host,
-            is_authenticated=bool(join_token(settings)),
+            is_authenticated=bool(join_token(settings)) or (self._tls is not None and self._tls.requires_client_cert),
             allow_unauthenticated=settings.allow_unauthenticated,
             mend="give tokens to the masters, and this node a join_token",
         )

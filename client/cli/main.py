@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "topology": "topology",
     "top": "status",
     **{name: name for name in ("instances", "doctor", "certs", "drain", "forget", "replay", "record", "lab", "simulate", "plan", "bench")},
+    "token": "token",
     **dict.fromkeys(("put", "get", "exists", "locate", "keys", "rm", "pin", "unpin"), "blocks"),
 }
 """Which module of this folder has a command, in the order that a newcomer needs them."""

@@ -23,6 +23,7 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.models.named import find_model
 from tests.client.embedded import embedded
+from tests.credentials import JOIN, tokens_file
 from tests.namespaces import TwoHosts, two_hosts
 
 ROOT = Path(__file__).parents[2]
@@ -184,11 +185,14 @@ def test_make_targets_are_there() -> None:
 def small(words: list[str], folder: Path) -> list[str]:
     """A daemon's command line on this machine: its places are loopback's and the test's folder, its tiers small, its catalog in memory."""
     line = shlex.join(words)
+    tokens_file(folder)
+    (folder / "join-token").write_text(JOIN)
     for shown, here in (
         (r"etcd://\S+", "memory:"),
         (r"\b(master|node)-(host|\d)\b", "127.0.0.1"),
         (r"--nvme \S+:\S+", f"--nvme {folder}/nvme:64MiB"),
         (r"--dram \S+", "--dram 16MiB"),
+        (r"/etc/kvstore/", f"{folder}/"),
     ):
         line = re.sub(shown, here, line)
     return [sys.executable, "-m", PROGRAMS[words[0]], *shlex.split(line)[1:]]
