@@ -1,6 +1,10 @@
-"""`kvstore doctor`: what of this machine the fast transports need, and what to do about what is not there."""
+"""`kvstore doctor`: what of this machine the fast transports and a cluster need, how the cluster fares, and what to do about what is amiss.
+
+Exit status 1: something is wrong that keeps a cluster from working."""
 
 import dataclasses
+import datetime
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,27 +14,42 @@ from rich.text import Text
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools import sharing
+from kvstore.client.tools import cluster_checks, host_checks, sharing
 from kvstore.client.tools.doctor import Check, Verdict, examine
 
-_STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red"}
+_STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red", Verdict.WRONG: "bold red"}
+WRONG_STATUS: Final = 1
 
 
 @click.command(short_help="Check what this machine offers to the fast transports.")
+@click.option(
+    "--nvme", default="", envvar="KVSTORE_NODE_NVME", metavar="DIR[:SIZE]", help="Look at the disk there, as for a node's NVMe tier."
+)
 @json_option
 @client_options
-def doctor(as_json: bool, settings: ClientSettings) -> None:
-    """Check this machine: the libraries and devices of the fast transports, the limits that they run into, and whether this user shares
-    memory with the nodes of this host, where a master answers that tells of them.
+def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
+    """Check this machine: the libraries and devices of the fast transports and the limits that they run into; disk, ports and
+    certificate; and, where a master answers, the cluster: catalog, etcd, nodes, releases, clocks, and who shares memory on this host.
 
-    Each line is ok, a warning (it works, but slower or for fewer) or missing (a transport is not used for want of it). Without UCX,
-    NIXL and RDMA devices kvstore uses TCP and shared memory.
+    Each line is ok, a warning (it works, but slower or for fewer), missing (a transport is not used for want of it) or wrong (a cluster
+    does not work before it is mended: exit status 1), with what to do about it. Without UCX, NIXL and RDMA devices kvstore uses TCP
+    and shared memory.
     """
-    checks = [*examine(), *sharing.checks(settings)]
+    now = datetime.datetime.now(datetime.UTC)
+    host = [
+        host_checks.numa(),
+        host_checks.gids(),
+        host_checks.nvme(nvme),
+        host_checks.ports(),
+        host_checks.certificate(settings.tls_cert, now),
+    ]
+    checks = [*examine(), *host, *cluster_checks.checks(settings), *sharing.checks(settings)]
     if as_json:
         echo_json([{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks])
     else:
         console().print(doctor_table(checks))
+    if not cluster_checks.are_well(checks):
+        sys.exit(WRONG_STATUS)
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:

@@ -39,11 +39,13 @@ class Verdict(Enum):
     """Works, but slower or for fewer."""
     MISSING = "missing"
     """A transport cannot be used for want of this; the others can."""
+    WRONG = "wrong"
+    """A cluster does not work, or will not for long, before this is mended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line. `advice` is empty where nothing needs to be done."""
+    """One line. `advice` says what mends it, by a command where there is one; empty where nothing needs to be done."""
 
     name: str
     verdict: Verdict

@@ -9,7 +9,8 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.doctor import Verdict, examine
 from tests.ports import free_ports
 
-CHECKS = [*(check.name for check in examine()), "shared memory"]
+HOST = ["NUMA", "GIDs", "NVMe folder", "ports", "TLS certificate"]
+CHECKS = [*(check.name for check in examine()), *HOST, "cluster", "shared memory"]
 
 
 def output(*arguments: str) -> str:
@@ -29,3 +30,10 @@ def test_json_has_each_check_with_its_verdict() -> None:
     assert [check["name"] for check in found] == CHECKS
     assert all(set(check) == {"name", "verdict", "found", "advice"} for check in found)
     assert {check["verdict"] for check in found} <= {verdict.value for verdict in Verdict}
+
+
+def test_what_keeps_a_cluster_from_working_is_the_exit_status() -> None:
+    result = CliRunner().invoke(kvstore, ["doctor", "--nvme", "/not/mounted/here:1GiB", "--json", "--master", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    (disk,) = [check for check in json.loads(result.stdout) if check["name"] == "NVMe folder"]
+    assert (disk["verdict"], disk["advice"]) == ("wrong", "mount its disk, or mkdir -p /not/mounted")

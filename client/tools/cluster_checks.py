@@ -1,0 +1,172 @@
+"""How the cluster that this machine belongs to fares, as far as a client sees it: its masters, etcd, releases, clocks and sockets.
+
+Each check says what mends it, as those of doctor.py do. Nothing here changes anything; all of it is over in a few seconds.
+"""
+
+import email.utils
+import grp
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from stat import S_IMODE
+from typing import Final
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.tools.doctor import Check, Verdict
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.version import VERSION
+
+LOOK_S: Final = 3.0
+"""For the master, and for each of what is asked by HTTP."""
+MAX_SKEW_S: Final = 2.0
+"""HTTP tells the time in whole seconds. Leases count on nobody's clock; tokens, certificates and logs do."""
+MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
+"""By branch the first release without faults that lose data, as README.md says."""
+
+Fetch = Callable[[str], tuple[str, str]]
+"""Body and Date header of what answers at a URL; raises OSError."""
+
+
+def fetch(url: str) -> tuple[str, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=LOOK_S) as answer:
+            return answer.read(1 << 16).decode(), answer.headers.get("Date", "")
+    except urllib.error.HTTPError as error:
+        with error:  # an answer, though not 200
+            return error.read(1 << 16).decode(), error.headers.get("Date", "")
+
+
+def checks(settings: ClientSettings) -> list[Check]:
+    """One says why where no master answers."""
+    try:
+        with Control.find(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))) as control:
+            status = control.status()
+    except KVStoreError as error:
+        return [Check("cluster", Verdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
+    return examine(status, fetch)
+
+
+def examine(status: pb.StatusReply, ask: Fetch, *, now_s: Callable[[], float] = time.time) -> list[Check]:
+    """Those of a cluster whose master has told this."""
+    return [catalog(status), *etcd(status, ask), nodes(status), releases(status), clock(status, ask, now_s), sockets(status)]
+
+
+def catalog(status: pb.StatusReply) -> Check:
+    found = f"{status.catalog}, {status.catalog_health or 'unknown'}"
+    if status.catalog_health == "ok":
+        return Check("catalog", Verdict.OK, found)
+    return Check("catalog", Verdict.WRONG, found, "docs/operations.md, etcd is full; etcdctl endpoint status --cluster -w table")
+
+
+def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
+    """Version and health of each member, asked as curl would; nothing where the catalog is not in an etcd that talks plainly."""
+    scheme, _, rest = status.catalog.partition("://")
+    if scheme != "etcd":
+        return []
+    members = rest.partition("/")[0].split(",")
+    with ThreadPoolExecutor(len(members)) as threads:
+        return list(threads.map(lambda member: _member(member, ask), members))
+
+
+def _member(member: str, ask: Fetch) -> Check:
+    name = f"etcd {member}"
+    try:
+        version = str(json.loads(ask(f"http://{member}/version")[0])["etcdserver"])
+        health = json.loads(ask(f"http://{member}/health")[0])
+        is_healthy = str(health["health"]).lower() == "true"
+    except OSError as error:
+        return Check(name, Verdict.WARNING, f"does not answer here: {error}", f"curl http://{member}/health, on a master's host too")
+    except (ValueError, KeyError, TypeError):
+        return Check(
+            name, Verdict.WARNING, "does not answer as etcd does", f"curl http://{member}/version: is it etcd, and its client port?"
+        )
+    if not is_healthy:
+        return Check(name, Verdict.WRONG, f"version {version}, unhealthy: {health}", f"etcdctl --endpoints {member} alarm list")
+    if _is_old(version):
+        wanted = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in MIN_ETCD.items())
+        return Check(name, Verdict.WARNING, f"version {version} has known faults", f"upgrade it to one of {wanted}, or later")
+    return Check(name, Verdict.OK, f"version {version}, healthy")
+
+
+def _is_old(version: str) -> bool:
+    major, minor, patch = (*(int(part) for part in version.partition("-")[0].split(".") if part.isdecimal()), 0, 0, 0)[:3]
+    branch = (major, minor)
+    return branch < min(MIN_ETCD) or patch < MIN_ETCD.get(branch, 0)
+
+
+def nodes(status: pb.StatusReply) -> Check:
+    states = Counter(node.state for node in status.nodes)
+    found = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
+    dead = [node.name for node in status.nodes if node.state == "dead"]
+    if dead:
+        return Check(
+            "nodes", Verdict.WARNING, f"{found}: {', '.join(dead)}", f"start it again; if it is gone for good: kvstore forget {dead[0]}"
+        )
+    if not states:
+        return Check("nodes", Verdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
+    return Check("nodes", Verdict.OK, found)
+
+
+def releases(status: pb.StatusReply) -> Check:
+    """Two that follow one another understand one another; more than that is somebody who was forgotten."""
+    found = Counter([VERSION, status.version, *(node.version for node in status.nodes)])
+    if len(found) == 1:
+        return Check("releases", Verdict.OK, f"{VERSION} everywhere")
+    told = ", ".join(f"{version or 'unknown'} ({count})" for version, count in sorted(found.items()))
+    return Check(
+        "releases", Verdict.WARNING, f"{told}; this is {VERSION}", "finish the upgrade: docs/operations.md, Upgrade; kvstore nodes --json"
+    )
+
+
+def clock(status: pb.StatusReply, ask: Fetch, now_s: Callable[[], float]) -> Check:
+    """This machine's against that of the master's host, which its HTTP port tells."""
+    if not status.http:
+        return Check("clock", Verdict.OK, "not compared: the master has no HTTP port")
+    try:
+        date = ask(f"http://{status.http}/healthz")[1]
+        skew_s = now_s() - email.utils.parsedate_to_datetime(date).timestamp()
+    except (OSError, ValueError) as error:
+        return Check("clock", Verdict.OK, f"not compared: the master's HTTP port cannot be reached from here ({error})")
+    # The header has whole seconds, rounded down.
+    off_s = max(0.0, abs(skew_s - 0.5) - 0.5)
+    if off_s > MAX_SKEW_S:
+        return Check("clock", Verdict.WARNING, f"{off_s:.0f} s off the master's", "timedatectl set-ntp true, here or on the master's host")
+    return Check("clock", Verdict.OK, "as the master's")
+
+
+def sockets(status: pb.StatusReply) -> Check:
+    """Who may use the Unix sockets of the nodes on this host, as files say it."""
+    found, is_open = [], False
+    for node in status.nodes:
+        path = Path(node.unix)
+        if node.unix and node.state != "dead" and path.is_socket():
+            mode, group = S_IMODE(path.stat().st_mode), path.stat().st_gid
+            is_open |= bool(mode & 0o006)
+            whom = "every user" if mode & 0o006 else f"group {_group(group)}" if mode & 0o060 else "their owner only"
+            found.append(f"{node.name}: {mode:04o}, {whom}")
+    if is_open:
+        return Check(
+            "Unix sockets", Verdict.WARNING, "; ".join(found), "kvstore-node --socket-group GROUP --socket-mode 0660: docs/sharing.md"
+        )
+    return Check("Unix sockets", Verdict.OK, "; ".join(found) or "no node on this host")
+
+
+def _group(gid: int) -> str:
+    try:
+        found = grp.getgrgid(gid)
+    except KeyError:
+        return str(gid)
+    return f"{found.gr_name} ({', '.join(found.gr_mem) or 'nobody else'})"
+
+
+def are_well(found: Iterable[Check]) -> bool:
+    """Whether nothing is wrong that keeps a cluster from working."""
+    return all(check.verdict is not Verdict.WRONG for check in found)

@@ -1,0 +1,128 @@
+"""A stranger's first ten minutes: the wheel in an empty environment, a cluster by one command, ten lines of Python, a look at it, a second
+node, and that node's death. Everything is done with what is installed; of the checkout it knows nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.transfer.testing.waiting import eventually
+from tests.packages.installed import built, installed
+from tests.ports import free_ports
+
+PROGRAM = """
+from kvstore import Client
+
+with Client() as client:
+    print(f"a master answers in {client.ping():.3f} s")
+    client.put(b"first", b"a block of a prompt", namespace="minutes")
+    print(client.get(b"first"), client.exists(b"second"))
+    with client.view(b"first") as block:
+        print(block.nbytes, "bytes without a copy")
+    print(client.keys("minutes"), [node["name"] for node in client.status()["nodes"]])
+    print(client.remove_all("minutes"), "removed")
+"""
+
+
+class Stranger:
+    """The commands of an environment, and what they are told by variables."""
+
+    def __init__(self, commands: Path, folder: Path, listen: str) -> None:
+        self._commands = commands
+        self.listen = listen
+        self._environment = {
+            "PATH": f"{commands}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(folder),
+            "KVSTORE_MASTER": listen,
+        }
+
+    def says(self, program: str, *arguments: str) -> str:
+        command = [str(self._commands / program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def runs(self, program: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+        """Until the end of the block, or its own."""
+        command = [str(self._commands / program), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def status(self) -> Any:
+        return json.loads(self.says("kvstore", "status", "--json"))
+
+
+def await_line(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
+    """The JSON line of that event; the test's own timeout ends the wait."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        facts: dict[str, Any] = json.loads(line)
+        if facts["event"] == event:
+            return facts
+    raise AssertionError(f"it ended before it was {event}")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (wheel,) = built(tmp_path_factory.mktemp("built")).glob("*.whl")
+    return installed(tmp_path_factory.mktemp("installed") / "env", wheel)
+
+
+@pytest.fixture
+def stranger(commands: Path, tmp_path: Path) -> Stranger:
+    return Stranger(commands, tmp_path, f"127.0.0.1:{free_ports(2)[0]}")
+
+
+def answer(url: str) -> int:
+    """Its status."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answered:
+            return int(answered.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_strangers_first_ten_minutes(stranger: Stranger) -> None:
+    with stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
+        await_line(up, "ready")
+
+        said = stranger.says("python", "-c", PROGRAM).splitlines()
+        assert said[0].startswith("a master answers in ")
+        assert said[1:] == [
+            "b'a block of a prompt' False",
+            "19 bytes without a copy",
+            "[b'first'] ['node-0']",
+            "1 removed",
+        ]
+        assert "1 of 1 alive" in stranger.says("kvstore", "status")
+        assert "catalog" in stranger.says("kvstore", "doctor")
+
+        with stranger.runs("kvstore-node", "--name", "second", "--dram", "64MiB") as second:
+            await_line(second, "ready")
+            eventually(lambda: {node["state"] for node in stranger.status()["nodes"]} == {"alive"}, "both nodes are alive")
+            status = stranger.status()
+            for http in (status["http"], *(node["http"] for node in status["nodes"])):
+                assert answer(f"http://{http}/healthz") == answer(f"http://{http}/readyz") == 200
+
+            os.kill(second.pid, signal.SIGKILL)
+            eventually(lambda: "dead" in {node["state"] for node in stranger.status()["nodes"]}, "the master knows that it is dead")
+        assert "1 of 2 alive" in stranger.says("kvstore", "status")
+        stranger.says("kvstore", "forget", "second")
+        assert "1 of 1 alive" in stranger.says("kvstore", "status")
