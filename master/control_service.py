@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from kvstore.master.callers import Callers
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
-from kvstore.master.grpc_calls import abort, in_loop
+from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.master.roles.standing import Standing
@@ -33,6 +33,7 @@ from kvstore.security.identity import Identity
 from kvstore.security.rules import RPCS, check_complete
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import add_port
+from kvstore.telemetry.metrics.histogram import Histograms
 
 T = TypeVar("T")
 
@@ -197,13 +198,15 @@ class ControlServer:
         port: int,
         *,
         threads: int,
+        durations: Histograms,
         tls: Certificates | None = None,
     ) -> None:
-        """Raises ConfigError when the port cannot be had, InvalidArgument for a method without a rule."""
+        """`durations` get how long calls take. Raises ConfigError when the port cannot be had, InvalidArgument for a method
+        without a rule."""
         check_complete(RPCS, METHODS)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="control"),
-            interceptors=[callers],
+            interceptors=[TimedCalls(durations), callers],
             options=[("grpc.so_reuseport", 0)],  # two masters of one port would each get half of the calls: a port in use is an error
         )
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]

@@ -1,12 +1,15 @@
 """How a gRPC call reaches the loop: carried into its thread, with its result or typed error carried back. It knows no service."""
 
+import time
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from kvstore.protocol.errors import KVStoreError, grpc_status
 from kvstore.rpc.reactor import Reactor
+from kvstore.telemetry.metrics.histogram import Histograms
+from kvstore.telemetry.metrics.requests import in_words
 
 T = TypeVar("T")
 
@@ -17,6 +20,28 @@ def in_loop(reactor: Reactor, context: grpc.ServicerContext, function: Callable[
         return reactor.call(function, deadline_s=timeout_s)
     except KVStoreError as error:
         abort(context, error)
+
+
+class TimedCalls(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Tells how long each call took that has one answer, by its method: `register`, `heartbeat`."""
+
+    def __init__(self, durations: Histograms) -> None:
+        self._durations = durations
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        name = in_words(details.method.rpartition("/")[2])
+
+        def timed(request: Any, context: grpc.ServicerContext) -> Any:
+            began_ns = time.monotonic_ns()
+            try:
+                return handler.unary_unary(request, context)
+            finally:
+                self._durations.observe(name, time.monotonic_ns() - began_ns)
+
+        return grpc.unary_unary_rpc_method_handler(timed, handler.request_deserializer, handler.response_serializer)
 
 
 def abort(context: grpc.ServicerContext, error: KVStoreError) -> NoReturn:

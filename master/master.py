@@ -4,6 +4,7 @@ It owns all of them and the order in which they start and stop. Any number of ma
 follow, and take over. It does not read settings files or print: daemon.py does.
 """
 
+import functools
 import logging
 import resource
 import socket
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
@@ -27,6 +28,7 @@ from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
 from kvstore.master.http_access import by_token
+from kvstore.master.measures import MasterMeasures, of_owner
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.relay import Relay
 from kvstore.master.roles.standing import Role, Standing
@@ -43,11 +45,11 @@ from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
 from kvstore.security.tls.certificates import Certificates
-from kvstore.telemetry.http.health import ALIVE_S, add_health
 from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.server import HttpServer, open_http
-
-T = TypeVar("T")
+from kvstore.telemetry.metrics.catalog import MASTER
+from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.signals import ALIVE_S, add_signals
 
 TICK_S: Final = 0.1
 STOP_GRACE_S: Final = 0.5
@@ -91,7 +93,8 @@ class Master:
         """Set when the catalog cannot be followed: this master has stopped."""
         self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
-        self._is_ready = False
+        self._is_ready = self._was_owner = False
+        self._measures = MasterMeasures()
         self._server = Server(
             self.reactor,
             Nobody(),
@@ -100,6 +103,7 @@ class Master:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
             tls=self._tls,
+            observer=self._measures.requests,
         )
         self.http: HttpServer | None = None
         self._watch: Watch | None = None
@@ -182,7 +186,14 @@ class Master:
             timeout_s=settings.control_timeout_s,
         )
         self._control = ControlServer(
-            service, scheduler, callers, control_host, control_port, threads=settings.control_threads, tls=self._tls
+            service,
+            scheduler,
+            callers,
+            control_host,
+            control_port,
+            threads=settings.control_threads,
+            durations=self._measures.control,
+            tls=self._tls,
         )
         told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
         self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
@@ -190,7 +201,8 @@ class Master:
         self._server.handler = self._standby
         self._control.start()
         if self.http is not None:
-            add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
+            ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
+            add_signals(self.http, MASTER, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             if settings.console_interval_s:
                 self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
                 add_console(self.http, self._watch)
@@ -247,6 +259,8 @@ class Master:
 
     def _changed(self) -> None:
         role = self.standing.role
+        self._measures.takeovers += role is Role.OWNER and not self._was_owner
+        self._was_owner = role is Role.OWNER
         handler = self._standby if role is Role.FOLLOWING else self.standing.answering().frames
         if handler is not self._server.handler:
             if self._server.handler is not self._standby:  # who asked there was told of the owner, and no more
@@ -279,9 +293,19 @@ class Master:
         reasons += [] if told.owner else ["nobody owns the catalog, as far as this master knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
-    def _in_loop(self, function: Callable[[], T]) -> T:
-        """For other threads."""
-        return self.reactor.call(function, deadline_s=ALIVE_S)
+    def readings(self) -> Readings:
+        """What its metrics tell now."""
+        role = self.standing.role
+        told = self._measures.read(
+            self._me.name,
+            self._catalog.written,
+            epoch=self.told().epoch,
+            is_ready=not self.unready(),
+            is_healthy=self._catalog.health == "ok",
+            connections=len(self._server.sessions),
+            records=self.standing.records(),
+        )
+        return {**told, **of_owner(self.standing.leading())} if role is Role.OWNER else told
 
     def _watched(self) -> Watched:
         settings = self._settings

@@ -15,6 +15,7 @@ from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.protocol.frames import Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import SocketAccess
+from kvstore.rpc.observing import Observer
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
@@ -51,10 +52,12 @@ class Server:
         max_strangers: int = MAX_STRANGERS,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         tls: Certificates | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """`tls`: connections over TCP are TLS, if it serves; a handshake is a stranger's."""
+        """`tls`: connections over TCP are TLS, if it serves; a handshake is a stranger's. `observer` is told of all sessions' requests."""
         self._tls = tls if tls is not None and tls.serves else None
         self._reactor = reactor
+        self._observer = observer
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self._max_connections = max_connections
@@ -145,7 +148,7 @@ class Server:
                 sock = self._tls.begin_from(sock)
             except OSError:  # gone already
                 return
-        session = Session(self._reactor, sock, _Tracked(self), self._limits)
+        session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer)
         self.sessions.add(session)
         self._meet(session)
 

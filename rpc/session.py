@@ -16,6 +16,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure, Hello
 from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.observing import Observer, Stopwatch
 from kvstore.rpc.outbox import TURN_BYTES, Outbox, SendLimits, advance, first
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
 from kvstore.security.tls.subjects import CertifiedPeer, check_hello
@@ -56,7 +57,9 @@ class Handler(Protocol):
 class Session:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, handler: Handler, limits: SendLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, reactor: Reactor, sock: socket.socket, handler: Handler, limits: SendLimits = DEFAULT_LIMITS, observer: Observer | None = None
+    ) -> None:
         sock.setblocking(False)
         self.reactor = reactor
         self.is_local = sock.family == socket.AF_UNIX
@@ -82,6 +85,7 @@ class Session:
         self._events = READABLE
         self._requests: dict[int, tuple[Reply, Timer]] = {}
         self._next_request = 1
+        self._stopwatch = Stopwatch(observer) if observer is not None else None
         self.is_open = True
         reactor.register(self._fd, self._on_ready if self._tls is None else self._on_tls_ready)
         if self._tls is not None:
@@ -219,6 +223,8 @@ class Session:
         if header.type in REPLIES:
             self._on_reply(header, body)
             return
+        if self._stopwatch is not None and not header.payload_bytes:
+            self._stopwatch.begin(header.request_id, header.type)
         try:
             if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
                 check_hello(self._tls.certified, Hello.unpack_of(header.version, body))
@@ -233,6 +239,8 @@ class Session:
             raise ProtocolError(f"an answer of type {header.type} carries values that nobody asked for")
         self._header, self._body, self._left_bytes = header, bytes(body), header.payload_bytes
         self._waiting_for_room = True
+        if self._stopwatch is not None:
+            self._stopwatch.begin(header.request_id, header.type)
         try:
             views = self._handler.payload(self, header, memoryview(self._body))
         except Exception as error:
@@ -332,6 +340,8 @@ class Session:
         `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
         """
         if self.is_open:
+            if self._stopwatch is not None:
+                self._stopwatch.answered(request_id)
             version = min(message.SINCE, self.peer_version)
             self._send(message.TYPE, request_id, 0, message.pack_for(version), payload, on_sent, fds, version)
         elif on_sent is not None:
@@ -340,6 +350,8 @@ class Session:
     def reply_packed(self, request_id: int, kind: int, body: bytes) -> None:
         """As `reply`, with a message of that type that has been packed before."""
         if self.is_open:
+            if self._stopwatch is not None:
+                self._stopwatch.answered(request_id)
             self._send(kind, request_id, 0, body)
 
     def fail(self, request_id: int, error: Exception) -> None:
@@ -349,6 +361,8 @@ class Session:
             log.error("a request failed", exc_info=error)
         if request_id:
             told = typed(error)
+            if self._stopwatch is not None:
+                self._stopwatch.observer.refused(told)
             self.reply(request_id, Failure(told.code, str(told)))
 
     def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:

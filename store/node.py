@@ -3,6 +3,7 @@
 It owns all of them and the order in which they start and stop. It does not read settings files or print: daemon.py does.
 """
 
+import functools
 import logging
 import socket
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -34,6 +34,7 @@ from kvstore.store.engine import make_engine
 from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mastering import MasterSession
+from kvstore.store.measures import NodeMeasures
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.moves.saving import Saver
 from kvstore.store.naming import NodeName
@@ -56,15 +57,15 @@ from kvstore.store.service import NodeService
 from kvstore.store.shown.showing import Showing
 from kvstore.store.status import NodeStatus
 from kvstore.store.waiting import WaitingRoom
-from kvstore.telemetry.http.health import ALIVE_S, add_health
 from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.metrics.catalog import NODE
+from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
 from kvstore.transfer.config import TransferSettings
-
-T = TypeVar("T")
 
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
@@ -116,6 +117,7 @@ class Node:
         """
         check(settings)
         self._settings = settings
+        self._measures = NodeMeasures()
         self._transfer = transfer or TransferSettings()
         join_token(settings)  # refused now if not when it looks for a master
         self._tls = own_certificates(settings)
@@ -245,6 +247,7 @@ class Node:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
             tls=self._tls,
+            observer=self._measures.requests,
         )
         opened.callback(self._server.close)
         tcp = self._server.listen_tcp(listen.host, listen.port)
@@ -341,7 +344,8 @@ class Node:
             self._watch.start()
         self._link.start()
         if self.http is not None:
-            add_health(self.http, lambda: self._in_loop(lambda: None), lambda: self._in_loop(self.unready))
+            ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
+            add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
         identity = self._identity
         return Places(identity.name, identity.tcp, identity.unix, self.http.address if self.http is not None else "")
@@ -406,6 +410,7 @@ class Node:
             self._copies.step,
             self._showing.sweep,
             self._leaving.tick,
+            lambda: self._measures.tick(self._table, now_ns),
         ]
         if self._regions is not None:
             work.append(self._regions.sweep)
@@ -428,9 +433,10 @@ class Node:
         reasons = [] if self._publisher.is_synced else ["no master knows this node's blocks: it is not registered, or not yet"]
         return reasons + (["the node is to be stopped, and takes no new blocks"] if self._leaving.is_closed else [])
 
-    def _in_loop(self, function: Callable[[], T]) -> T:
-        """For other threads."""
-        return self.reactor.call(function, deadline_s=ALIVE_S)
+    def readings(self) -> Readings:
+        """What its metrics tell now."""
+        self._measures.tick(self._table, self.reactor.now_ns())
+        return self._measures.read(self._name.text, self._table, self.status, self._engine, is_ready=not self.unready())
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         return self._status.now()

@@ -13,14 +13,14 @@ from coverage import Coverage
 from coverage.exceptions import NoDataError
 
 ROOT = Path(__file__).resolve().parent.parent
-WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab")
+WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab", "telemetry")
 PARTS = {
-    "rpc": "busy_poll deadline exchange incoming owners",
+    "rpc": "busy_poll deadline exchange incoming observing owners",
     "security": "binding credentials grpc_metadata guard identity rules",
     "security/tls": "authority certificates identities own refusals subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
-    "transfer/paths": "choice bandwidth rails slices transports peer transfers carrier spans batches",
+    "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "master/directory": (

@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
@@ -31,6 +31,7 @@ from kvstore.transfer.paths.bandwidth import Measured
 from kvstore.transfer.paths.batches import begin_transfer
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
+from kvstore.transfer.paths.rail_counts import RailCount
 from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.spans import Batch, flat
 from kvstore.transfer.paths.transfers import Priority, Transfer
@@ -322,6 +323,11 @@ class TransferEngine:
     def peers(self) -> list[Peer]:
         with self._lock:
             return list(self._peers.values())
+
+    def rails(self) -> Mapping[tuple[str, str], RailCount]:
+        """What this engine has moved since it was made, by transport and rail of this host."""
+        with self._lock:
+            return self._carrier.rails.read()
 
     def measured(self, name: str) -> Measured | None:
         """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.interface import BlockPuts, Change, Done, Op
+from kvstore.master.catalogs.interface import BlockPuts, Change, Done, Op, Written
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
+from kvstore.telemetry.metrics.histogram import Histogram
 
 LOG = logging.getLogger("kvstore.master")
 
@@ -74,6 +75,7 @@ class GroupCommit(Generic[Owned]):
         self._trouble: str | None = None
         self._began_s: float | None = None
         """When the group under way was taken up."""
+        self._durations = Histogram()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -122,6 +124,10 @@ class GroupCommit(Generic[Owned]):
             return "ok" if took_s < SLOW_COMMIT_S else f"a commit has been under way for {took_s:.1f} s ({len(self._queue)} wait behind it)"
         return f"{self._trouble} ({len(self._queue)} commits wait behind it)"
 
+    def written(self, size_bytes: int) -> Written:
+        """`size_bytes` is what the place takes."""
+        return Written(self._durations.counts(), len(self._queue), size_bytes)
+
     def close(self) -> None:
         """Take no more batches, try once more what waits, fail the rest with Closed, and join the thread. A second call is a no-op."""
         with self._wake:
@@ -145,6 +151,7 @@ class GroupCommit(Generic[Owned]):
                 self._began_s = began_s = time.monotonic()
                 error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
                 self._began_s = None
+                self._durations.observe(round((time.monotonic() - began_s) * 1e9))
                 for _changes, done, _owned in group:
                     _tell(done, error)
             elif self._closing:

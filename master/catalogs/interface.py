@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from kvstore.protocol.errors import KVStoreError
+from kvstore.telemetry.metrics.histogram import Counts, Histogram
 
 IDENTITY_BYTES: Final = 8
 """Random bytes of an identity, in hexadecimal digits: two catalogs of one cluster are as good as never the same."""
@@ -99,6 +100,18 @@ class Follower(Protocol):
         """
 
 
+class Written(NamedTuple):
+    """How long groups of commits took until they were durable, how many batches wait now, and how many bytes the place takes, 0 where that
+    is not known."""
+
+    durations: Counts
+    waiting: int = 0
+    size_bytes: int = 0
+
+
+NOTHING_WRITTEN: Final = Written(Histogram().counts())
+
+
 class Catalog(ABC):
     """See the module. `commit` may be called from one thread while `health` is read from any."""
 
@@ -137,6 +150,11 @@ class Catalog(ABC):
     @abstractmethod
     def health(self) -> str:
         """`ok`, or one line that says what is wrong, for `status`."""
+
+    @property
+    def written(self) -> "Written":
+        """What was written so far, and what waits."""
+        return NOTHING_WRITTEN
 
     @abstractmethod
     def close(self) -> None:

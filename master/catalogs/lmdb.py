@@ -20,7 +20,7 @@ import lmdb
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written
 from kvstore.master.catalogs.segments.log import SEGMENTS, SHARDS, SegmentLog
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
@@ -106,6 +106,14 @@ class LmdbCatalog(Catalog):
     @property
     def health(self) -> str:
         return self._committer.health
+
+    @property
+    def written(self) -> Written:
+        try:
+            size_bytes = os.stat(self._folder / "data.mdb").st_size
+        except OSError:
+            size_bytes = 0
+        return self._committer.written(size_bytes)
 
     def close(self) -> None:
         self._closing.set()

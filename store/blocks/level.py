@@ -4,21 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.store.blocks.block import Block, Loss
+from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
 from kvstore.tiers.tier import Slot, Tier
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """What happened in one tier since the node started."""
-
-    hits: int = 0
-    evictions: int = 0
-    demotions: int = 0
-    promotions: int = 0
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class Room:
             return False  # it goes down once the master has decided
         if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
             return False
-        level.counts.evictions += 1
+        level.counts.evict(block.last_access)
         self._drop(block)
         return True
 

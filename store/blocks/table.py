@@ -14,9 +14,10 @@ from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MO
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.blocks.copies import Copies, Emit
+from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.level import EncodedTotals, Level, TierCounts, is_evictable
+from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
@@ -263,14 +264,14 @@ class BlockTable:
         for begin in range(0, len(blocks), READ_EVENT_BLOCKS):
             self.events.read(tenant, blocks[begin : begin + READ_EVENT_BLOCKS])
         if others:
-            self._landing.counts.hits += others
+            self._landing.counts.hit(tenant, others)
             self.events.missed(tenant, others)
 
     def hit(self, block: Block) -> None:
         """A reader gets the visible block: an access."""
         index = block.fastest()
         assert index is not None
-        self._levels[index].counts.hits += 1
+        self._levels[index].counts.hit(block.tenant)
         block.hits += 1
         self._visible.access(block)
         for index, slot in enumerate(block.slots):
@@ -303,7 +304,8 @@ class BlockTable:
             level, block = next(((level, block) for level, block in lowest_first if block is not None), (self._landing, None))
             if block is None:
                 return False
-            level.counts.evictions += 1
+            level.counts.evict(block.last_access)
+            level.counts.table_evictions += 1
             self.copies.drop(block)
         return True
 
@@ -377,6 +379,11 @@ class BlockTable:
         """Memory beside the tiers for what is known of blocks, also of those that left, estimated."""
         remembered = sum(level.order.remembered for level in self._levels.values())
         return (len(self._visible) + len(self._puts)) * TABLE_BYTES + remembered * REMEMBERED_BYTES
+
+    @property
+    def accesses(self) -> int:
+        """By which blocks' last ones are counted."""
+        return self._visible.accesses
 
     @property
     def open_puts(self) -> int:

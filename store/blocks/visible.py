@@ -12,7 +12,8 @@ class VisibleBlocks:
         self._blocks: dict[str, dict[bytes, Block]] = {}
         """By tenant and key. None of them empty."""
         self._count = 0
-        self._accesses = 0
+        self.accesses = 0
+        """Of all blocks so far, by which each one's last is counted."""
 
     def find(self, tenant: str, key: bytes) -> Block | None:
         """The visible block of a key; not an access."""
@@ -41,14 +42,14 @@ class VisibleBlocks:
     def add_all(self, blocks: Sequence[Block]) -> None:
         """As `add`, of blocks of one tenant; there is at least one."""
         of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
-        accesses = self._accesses
+        accesses = self.accesses
         for block in blocks:
             of_tenant[block.key] = block
             if block.parent and (above := of_tenant.get(block.parent)) is not None:
                 block.parent = above.key
             accesses += 1
             block.last_access = accesses
-        self._accesses = accesses
+        self.accesses = accesses
         self._count += len(blocks)
 
     def remove(self, block: Block) -> None:
@@ -59,8 +60,8 @@ class VisibleBlocks:
             del self._blocks[block.tenant]
 
     def access(self, block: Block) -> None:
-        self._accesses += 1
-        block.last_access = self._accesses
+        self.accesses += 1
+        block.last_access = self.accesses
 
     def of_tenant(self, tenant: str) -> list[Block]:
         return list(self._blocks.get(tenant, {}).values())

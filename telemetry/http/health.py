@@ -1,7 +1,6 @@
 """`/healthz` and `/readyz`: whether a daemon lives, and whether it serves, for whoever starts it, balances load or waits for it."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from aiohttp import web
 
@@ -13,8 +12,6 @@ Alive = Callable[[], None]
 """Returns while the daemon lives, and raises a KVStoreError when its loop does not answer in time. Called in a thread."""
 Unready = Callable[[], Sequence[str]]
 """Why the daemon does not serve, a line a reason; none where it does. May raise a KVStoreError, a reason too. Called in a thread."""
-ALIVE_S: Final = 5.0
-"""A daemon whose loop has not answered for so long hangs."""
 
 
 def add_health(server: HttpServer, alive: Alive, unready: Unready) -> None:

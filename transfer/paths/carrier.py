@@ -14,6 +14,7 @@ from kvstore.transfer.agent import Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import by_rail
 from kvstore.transfer.paths.peer import Peer
+from kvstore.transfer.paths.rail_counts import RailCounts
 from kvstore.transfer.paths.transfers import Slice, Transfer
 
 After = list[Callable[[], None]]
@@ -33,6 +34,7 @@ class Carrier:
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:
         self.lock = threading.Lock()
         self.is_closed = False
+        self.rails = RailCounts()
         self._settings = settings
         self._clock_ns = clock_ns
         self._thread = _Thread()
@@ -153,12 +155,13 @@ class Carrier:
         del transfer.in_flight[request]
         if error is None:
             chooser.succeeded(path, part.size_bytes, part.begun_ns, now_ns)
+            self.rails.delivered(path, part.size_bytes)
             transfer.slices_left -= 1
         elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
             chooser.cancelled(path, part.size_bytes)  # no fault of the path
             self._fail(transfer, error, after)
         else:
-            chooser.failed(path, part.size_bytes, now_ns)
+            self.rails.failed(path, rests=chooser.failed(path, part.size_bytes, now_ns))
             transfer.retries += 1
             part.tried += (path,)
             part.fences += tuple(request.unsettled)

@@ -178,19 +178,21 @@ class PathChooser:
             state.consecutive_failures = 0
         self._forget(state)
 
-    def failed(self, path: Path, size_bytes: int, now_ns: int) -> None:
-        """A slice failed: the path rests, each time twice as long. Others in flight that fail meanwhile do not prolong that."""
+    def failed(self, path: Path, size_bytes: int, now_ns: int) -> bool:
+        """A slice failed: the path rests, each time twice as long. Others in flight that fail meanwhile do not prolong that: False."""
         state = self._ended(path, size_bytes)
         state.bandwidth.restart(now_ns)
         self.bandwidth.restart(now_ns)
         state.failed_slices += 1
-        if not state.consecutive_failures or now_ns >= state.resting_until_ns:
+        begins_to_rest = not state.consecutive_failures or now_ns >= state.resting_until_ns
+        if begins_to_rest:
             factor = 2.0 ** min(state.consecutive_failures, 63)
             rest_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
             state.consecutive_failures += 1
             state.failed_ns = now_ns
             state.resting_until_ns = now_ns + int(rest_s * 1e9)
         self._forget(state)
+        return begins_to_rest
 
     def cancelled(self, path: Path, size_bytes: int) -> None:
         """A slice was given up for a reason that says nothing of the path."""

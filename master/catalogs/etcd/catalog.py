@@ -24,7 +24,7 @@ from kvstore.master.catalogs.etcd.owner_key import OwnerKey
 from kvstore.master.catalogs.etcd.version import warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written
 from kvstore.master.catalogs.segments.log import SHARDS
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
@@ -115,6 +115,10 @@ class EtcdCatalog(Catalog):
         writing = self._committer.health
         found = (self._following.health if self._following is not None else None, None if writing == "ok" else writing, self._keeper.health)
         return "; ".join(trouble for trouble in found if trouble) or "ok"
+
+    @property
+    def written(self) -> Written:
+        return self._committer.written(self._keeper.size_bytes)
 
     def close(self) -> None:
         self._closing.set()

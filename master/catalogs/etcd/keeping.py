@@ -57,6 +57,8 @@ class EtcdKeeper:
         self._seen = 0
         """The newest revision at the last look."""
         self.health: str | None = None
+        self.size_bytes = 0
+        """Of etcd's database, at the last look."""
         self._thread = threading.Thread(target=self._run, name="catalog-keep", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +80,7 @@ class EtcdKeeper:
 
     def _look(self) -> None:
         status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
+        self.size_bytes = int(status.dbSize)
         alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
         self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
         revision, seen = int(status.header.revision), self._seen

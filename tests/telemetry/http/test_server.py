@@ -137,6 +137,7 @@ def test_a_server_that_was_never_started_closes_too() -> None:
     with pytest.raises(ConfigError, match="already in use"):
         HttpServer(server.address)
     server.close()
+    server.close()
     HttpServer(server.address).close()
 
 

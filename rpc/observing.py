@@ -1,0 +1,52 @@
+"""How long requests take from their message to their answer, for whoever wants to know: one stopwatch a session.
+
+As a rule a request is answered before the next one is looked at, which costs two looks at the clock; those that wait for something are kept
+by their ids meanwhile.
+"""
+
+import time
+from typing import Final, Protocol
+
+from kvstore.protocol.errors import KVStoreError
+
+MAX_UNANSWERED: Final = 4096
+"""Requests of one peer that are observed while they wait for their answer."""
+
+
+class Observer(Protocol):
+    """Is told what became of requests, in the reactor's thread."""
+
+    def answered(self, kind: int, elapsed_ns: int) -> None:
+        """A request of that type has been answered, so long after its message was there."""
+
+    def refused(self, error: KVStoreError) -> None:
+        """The answer was that error."""
+
+
+class Stopwatch:
+    """Of one session. The reactor's thread is the only caller."""
+
+    __slots__ = ("_begun", "_unanswered", "observer")
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._begun: tuple[int, int, int] | None = None
+        """Of the request that is being served: its id, its type, and since when."""
+        self._unanswered: dict[int, tuple[int, int, int]] = {}
+
+    def begin(self, request_id: int, kind: int) -> None:
+        """A request is there. The one before, if it has no answer yet, gets it later; one without an id never does."""
+        begun = self._begun
+        if begun is not None and len(self._unanswered) < MAX_UNANSWERED:
+            self._unanswered[begun[0]] = begun
+        self._begun = (request_id, kind, time.monotonic_ns()) if request_id else None
+
+    def answered(self, request_id: int) -> None:
+        begun = self._begun
+        if begun is not None and begun[0] == request_id:
+            self._begun = None
+        else:
+            begun = self._unanswered.pop(request_id, None)
+            if begun is None:
+                return
+        self.observer.answered(begun[1], time.monotonic_ns() - begun[2])

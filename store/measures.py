@@ -1,0 +1,91 @@
+"""What a node measures, and what of it its metrics tell. The node's loop is the only caller."""
+
+from collections.abc import Callable
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.version import VERSION
+from kvstore.store.blocks.block import TIERS
+from kvstore.store.blocks.counts import AccessClock
+from kvstore.store.blocks.table import BlockTable
+from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
+from kvstore.telemetry.metrics.metric import Reading, Readings
+from kvstore.telemetry.metrics.requests import Requests
+from kvstore.transfer.engine import TransferEngine
+
+SAME = {
+    "misses": "misses",
+    "corrupt_reads": "corrupt_reads",
+    "in_bytes": "written_bytes",
+    "out_bytes": "read_bytes",
+    "table_bytes": "table_bytes",
+    "max_table_bytes": "table_limit_bytes",
+    "index_bytes": "index_bytes",
+    "index_clients": "index_clients",
+    "open_puts": "open_puts",
+    "leases": "leases",
+    "waiting": "waiting_requests",
+    "undecided": "undecided_blocks",
+    "moving": "moving_blocks",
+    "publish_backlog": "publish_backlog_events",
+    "copied_blocks": "copied_blocks",
+    "copied_bytes": "copied_bytes",
+    "copies_failed": "copies_failed",
+    "copies_waiting": "copies_waiting",
+    "engine_bytes": "engine_served_bytes",
+    "engine_connections": "engine_connections",
+    "connections": "connections",
+}
+"""Of the counters that the master hears of, too: the metric's name, less `kvstore_node_`."""
+
+
+class NodeMeasures:
+    """See the module. `requests` is the server's observer."""
+
+    def __init__(self) -> None:
+        self.requests = Requests()
+        self._clock = AccessClock()
+        self._ages: dict[int, Histogram] = {}
+
+    def tick(self, table: BlockTable, now_ns: int) -> None:
+        """Ten times a second: what was evicted since has its age now."""
+        self._clock.sample(table.accesses, now_ns)
+        for index, _, counts, _ in table.levels():
+            counts.tidy()
+            if not counts.evicted:
+                continue
+            evicted, counts.evicted = counts.evicted, []
+            ages = self._ages.setdefault(index, Histogram(AGE_BOUNDS_S))
+            for access in evicted:
+                ages.observe(self._clock.age_ns(access, now_ns))
+
+    def read(
+        self,
+        name: str,
+        table: BlockTable,
+        status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
+        engine: TransferEngine | None,
+        *,
+        is_ready: bool,
+    ) -> Readings:
+        """All metrics of the catalog's NODE."""
+        tiers, counters = status()
+        told: dict[str, Reading] = {f"kvstore_node_{metric}": counters[counter] for counter, metric in SAME.items()}
+        told["kvstore_node_info"] = {(name, VERSION): 1}
+        told["kvstore_node_ready"] = int(is_ready)
+        told["kvstore_node_request_duration_seconds"] = self.requests.durations()
+        told["kvstore_node_requests_refused"] = self.requests.refusals()
+        for field in ("capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "demotions", "promotions"):
+            told[f"kvstore_node_tier_{field}"] = {(tier.name,): getattr(tier, field) for tier in tiers}
+        told["kvstore_node_tier_healthy"] = {(tier.name,): int(tier.health == "ok") for tier in tiers}
+        levels = [(TIERS[index], counts) for index, _, counts, _ in table.levels()]
+        told["kvstore_node_tier_hits"] = {(tier, tenant): count for tier, counts in levels for tenant, count in counts.tenant_hits.items()}
+        told["kvstore_node_tier_evictions"] = {
+            (tier, reason): count
+            for tier, counts in levels
+            for reason, count in (("room", counts.evictions - counts.table_evictions), ("table", counts.table_evictions))
+        }
+        told["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
+        rails = engine.rails() if engine is not None else {}
+        for field in ("delivered_bytes", "failed_slices", "rests"):
+            told[f"kvstore_node_rail_{field}"] = {name: getattr(count, field) for name, count in rails.items()}
+        return told

@@ -1,0 +1,20 @@
+"""What every daemon answers on its HTTP port, in one call: health, metrics, diagnostics."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvstore.telemetry.http.health import Unready, add_health
+from kvstore.telemetry.http.server import HttpServer
+from kvstore.telemetry.metrics.exposition import Read
+from kvstore.telemetry.metrics.metric import Metric
+from kvstore.telemetry.metrics.route import add_metrics
+
+ALIVE_S: Final = 5.0
+"""A daemon whose loop has not answered for so long hangs."""
+
+
+def add_signals(server: HttpServer, metrics: Sequence[Metric], read: Read, *, alive: Callable[[], None], unready: Unready) -> None:
+    """`alive` raises a KVStoreError when the daemon's loop does not answer within ALIVE_S; `unready` tells why it does not serve, if it
+    does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop."""
+    add_health(server, alive, unready)
+    add_metrics(server, metrics, read)

@@ -1,0 +1,27 @@
+"""Promises of catalog.py: names by Prometheus' rules, each once, none labelled by what grows without bound."""
+
+import re
+
+from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, METRICS, NODE, ROUTER, SIDECAR
+from kvstore.telemetry.metrics.metric import Kind
+
+LABELS = {"name", "version", "operation", "method", "reason", "tier", "tenant", "transport", "rail", "state"}
+
+
+def test_names_follow_the_rules_and_are_unlike() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for role, metrics in (("node", NODE), ("master", MASTER), ("client", CLIENT), ("router", ROUTER), ("sidecar", SIDECAR)):
+        for metric in metrics:
+            assert re.fullmatch(rf"kvstore_{role}(_[a-z]+)+", metric.name), metric
+            assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_milliseconds", "_mib")), metric
+
+
+def test_times_are_histograms_in_seconds_and_each_says_what_it_tells() -> None:
+    for metric in METRICS:
+        assert (metric.kind is Kind.HISTOGRAM) == (metric.unit == "seconds"), metric
+        assert metric.help.endswith("."), metric
+
+
+def test_labels_are_few() -> None:
+    assert {label for metric in METRICS for label in metric.labels} <= LABELS
+    assert max(len(metric.labels) for metric in METRICS) == 2
