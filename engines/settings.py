@@ -9,12 +9,13 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, load_settings, setting
 from kvstore.protocol.variables import MASTER
+from kvstore.security.tls.config import TlsSettings
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreSettings(TlsSettings):
     """Where the store is, who asks, what its blocks are called beyond what the engine says, and how long the engine waits at the most."""
 
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)

@@ -23,16 +23,19 @@ from kvstore.handover.receiving.side import ReceiverSide, Wanted
 from kvstore.handover.resources import RankResources
 from kvstore.handover.sending.side import SenderSide
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
+from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.connection import Transport
+from kvstore.transfer.streams.tcp import TcpConnection
+from kvstore.transfer.streams.tls import TlsTransport
 
 log = logging.getLogger("kvstore.handover")
 
@@ -51,12 +54,15 @@ class Requests:
         reactor: Reactor,
         instance: bytes,
         store: PrefixStore | None,
-        connection: type[Connection] | None,
+        connection: Transport | None,
         rail: Rail,
     ) -> None:
         """Listens; raises ConfigError where it cannot."""
+        tls = Certificates.of_peer(settings, "a rank of a hand-over")
+        if tls is not None and connection is not None:
+            connection = _encrypted(connection, tls)
         streams = StreamListener(connection.listen(rail)) if connection is not None else None
-        self.links = Links(reactor, settings, instance, self)
+        self.links = Links(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
             layout=layout,
@@ -244,3 +250,10 @@ class Requests:
 
 def cancelled() -> Cancelled:
     return Cancelled("the request was cancelled")
+
+
+def _encrypted(connection: Transport, tls: Certificates) -> Transport:
+    """Raises ConfigError for a transport that nothing encrypts."""
+    if connection is not TcpConnection:
+        raise ConfigError(f"nothing encrypts {connection.transport}, and this rank has certificates: pass TcpConnection, or leave them out")
+    return TlsTransport(tls)

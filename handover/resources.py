@@ -20,7 +20,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.connection import Transport
 
 REASON_GRACE_S = 0.25
 """Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""
@@ -42,7 +42,7 @@ class RankResources:
     staging: StagingPool
     links: Links
     streams: StreamListener | None
-    connection: type[Connection] | None
+    connection: Transport | None
     rail: Rail
     begun: Callable[[bytes, int], None]
     """(request id, deadline): tell the executor."""

@@ -27,7 +27,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.streams.connection import Connection
+from kvstore.transfer.streams.connection import Transport
 
 CALL_S: Final = 30.0
 """For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""
@@ -53,7 +53,7 @@ class CacheTransceiver:
         settings: HandoverSettings | None = None,
         *,
         store: PrefixStore | None = None,
-        connection: type[Connection] | None = None,
+        connection: Transport | None = None,
         rail: Rail | None = None,
     ) -> None:
         """

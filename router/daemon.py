@@ -28,6 +28,7 @@ from kvstore.router.serving import serve
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.server import allow_many_descriptors
+from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 
 
@@ -57,7 +58,13 @@ def main(config: str | None, **flags: Any) -> None:
 
 
 async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -> None:
-    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, deadline_s=settings.schedule_timeout_s)
+    of_master = ClientSettings(
+        master=settings.master,
+        tenant=settings.tenant,
+        token=settings.token,
+        deadline_s=settings.schedule_timeout_s,
+        **tls_of(settings),
+    )
     listener = listening(settings.listen)
     facts = {"listen": host_port(listener), "pid": os.getpid()}
     engines, counters = Engines(settings), Counters()

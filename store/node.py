@@ -22,12 +22,12 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.security.binding import check_binding
+from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.certificates import own_certificates
 from kvstore.store.config import NodeSettings, join_token, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
@@ -120,7 +120,7 @@ class Node:
         self._measures = NodeMeasures()
         self._transfer = transfer or TransferSettings()
         join_token(settings)  # refused now if not when it looks for a master
-        self._tls = own_certificates(settings)
+        self._tls = Certificates.of_peer(settings, "a node")
         masters = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._instance = new_instance()
         self._codec = make_codec(settings.nvme_codec)

@@ -55,10 +55,11 @@ def node(folder: Path, name: str, hosts: tuple[str, ...], days: float) -> None:
 @certs.command(short_help="A certificate for clients of a tenant.")
 @FOLDER
 @click.argument("tenant", default="")
+@click.option("--host", "hosts", multiple=True, help="Of engines that hand caches over: where others reach them.")
 @DAYS
-def client(folder: Path, tenant: str, days: float) -> None:
+def client(folder: Path, tenant: str, hosts: tuple[str, ...], days: float) -> None:
     """Make FOLDER/client-TENANT.pem and .key, for clients of TENANT: without one those of no tenant; with "*" an operator's, for all."""
-    _issue(folder, f"client-{tenant}" if tenant else "client", Subject(CLIENT, tenant), (), days)
+    _issue(folder, f"client-{tenant}" if tenant else "client", Subject(CLIENT, tenant), hosts, days)
 
 
 def _issue(folder: Path, file: str, subject: Subject, hosts: tuple[str, ...], days: float) -> None:

@@ -22,12 +22,14 @@ from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys, by_namespace
 from kvstore.engines.lmcache.settings import from_extra_config
 from kvstore.kvcache.namespace import Namespace
+from kvstore.security.tls.config import tls_of
 
 log = logging.getLogger("kvstore.engines.lmcache")
 
@@ -63,7 +65,7 @@ class KVStoreConnector(RemoteConnector):
         self._allocator = context.local_cpu_backend
         self._names = Keys(settings)
         self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
+        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
         self._jobs = Jobs(self._client, settings.jobs())
         self._remove_deadline_s = settings.load_deadline_s
 

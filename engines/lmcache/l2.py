@@ -15,12 +15,14 @@ from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys
 from kvstore.engines.lmcache.settings import from_parameters
 from kvstore.engines.lmcache.tasks import Tasks
+from kvstore.security.tls.config import tls_of
 
 
 class KVStoreL2Adapter(L2AdapterInterface):
@@ -35,7 +37,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
         """Asks nobody: the store may come later. Raises ConfigError for settings that make no sense, as LMCache starts."""
         super().__init__()
         self._settings = settings = from_parameters(params)
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
+        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
         self._jobs = Jobs(self._client, settings.jobs())
         self._tasks: Tasks[ObjectKey] = Tasks(
             self._client, self._jobs, Keys(settings), on_stored=self._notify_keys_stored, on_loaded=self._notify_keys_accessed

@@ -5,12 +5,13 @@ from typing import Final
 
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "publisher"
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherSettings:
+class PublisherSettings(TlsSettings):
     """See docs/settings.md, which is made from this."""
 
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)

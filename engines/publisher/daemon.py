@@ -20,6 +20,7 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.security.tls.config import tls_of
 
 log = logging.getLogger("kvstore.publisher")
 
@@ -44,7 +45,7 @@ def _run(settings: PublisherSettings) -> None:
     from kvstore.engines.publisher.form import batch
     from kvstore.engines.publisher.sockets import PublishingSockets
 
-    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token)
+    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
     is_ending = False
 
     def end(*_: object) -> None:

@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
@@ -28,6 +29,7 @@ from kvstore.engines.sglang.hits import PoolPages, restorable_prefixes
 from kvstore.engines.sglang.pages import Pool, Rank
 from kvstore.engines.sglang.settings import SGLangSettings, from_extra_config
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.config import tls_of
 
 log = logging.getLogger("kvstore.engines.sglang")
 
@@ -56,7 +58,7 @@ class KVStoreHiCache(HiCacheStorage):
             raise ConfigError('hicache_storage_backend_extra_config: SGLang names no model; add "model"')
         self._config = storage_config
         self._pools: dict[str, tuple[Any, Pool]] = {}
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token)
+        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
         self._jobs = Jobs(self._client, settings.jobs())
 
     # --- pools ---

@@ -21,6 +21,7 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.security.tls.config import tls_of
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,6 +53,7 @@ def _run(settings: SidecarSettings) -> None:
         token=settings.token,
         instance_token=settings.instance_token,
         deadline_s=settings.deadline_s,
+        **tls_of(settings),
     )
     with ExitStack() as open_parts:
         client = open_parts.enter_context(SchedulerClient(of_master))

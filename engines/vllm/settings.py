@@ -8,6 +8,7 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.settings import settings_from
 from kvstore.protocol.settings import Size, setting
 from kvstore.protocol.variables import MASTER
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "vllm"
 LOAD_THREADS: Final = 4
@@ -15,7 +16,7 @@ LOAD_THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class VllmSettings:
+class VllmSettings(TlsSettings):
     """Where the store is, what blocks are called there, and how long the engine waits for it at the most."""
 
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)

@@ -14,7 +14,7 @@ from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, Proto
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
-from kvstore.transfer.streams.connection import Connection, Listener
+from kvstore.transfer.streams.connection import Connection, Listener, Transport
 
 log = logging.getLogger("kvstore.handover")
 
@@ -49,7 +49,7 @@ class Stream:
         if error is not None:
             on_end(error)
 
-    def connect(self, kind: type[Connection], metadata: bytes, rail: Rail, ticket: bytes, *, deadline_s: float) -> None:
+    def connect(self, kind: Transport, metadata: bytes, rail: Rail, ticket: bytes, *, deadline_s: float) -> None:
         """Open it from the sender's side, in a thread that then serves it. Failure ends the moves that wait."""
 
         def run() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo, unpack
-from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable, Untrusted
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
@@ -22,6 +22,8 @@ from kvstore.rpc.resolving import Found, resolve
 from kvstore.rpc.server import Server
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import notice_vanished_host
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.subjects import CertifiedPeer
 
 KINDS: Final[dict[int, type[Message]]] = {kind.TYPE: kind for kind in (Ask, Show, Part, Done, Stop, Report, Verdict)}
 Answer = Callable[[KVStoreError | None], None]
@@ -56,7 +58,9 @@ class _Link:
 class Links:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
-    def __init__(self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: Desk) -> None:
+    def __init__(self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: Desk, tls: Certificates | None = None) -> None:
+        """`tls`: connections are TLS, with ranks whose certificate is for one of those that this rank's is for."""
+        self._tls = tls
         self._reactor = reactor
         self._settings = settings
         self._instance = instance
@@ -70,6 +74,7 @@ class Links:
             hello_timeout_s=settings.hello_timeout_s,
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
+            tls=tls,
         )
         self._sessions: dict[bytes, Session] = {}
         """Introduced ones, by the peer's instance."""
@@ -145,6 +150,12 @@ class Links:
         self._sockets.discard(sock)
         self._reactor.unregister(sock.fileno())
         notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
+        if self._tls is not None:
+            try:
+                sock = self._tls.begin_to_subject(sock, str(link.info.control), self._check)
+            except OSError as error:  # gone already
+                self._not_connected(link, error.strerror or str(error))
+                return
         session = link.session = Session(self._reactor, sock, self)
         self._own.add(session)
         greet = Greet(link.info.instance, self.description)
@@ -195,9 +206,15 @@ class Links:
     def _greet(self, session: Session, header: Header, message: Greet) -> None:
         if message.instance != self._instance:
             raise StaleHandle("this rank is not, or no longer, the one described: describe and connect anew")
+        self._check(session.certified)
         session.context = unpack(message.description)
         self._sessions.setdefault(session.context.instance, session)
         session.reply(header.request_id, Ok())
+
+    def _check(self, found: CertifiedPeer | None) -> None:
+        """Raises Untrusted: the other rank's certificate is for none of those that this one's is for."""
+        if self._tls is not None and (found is None or not set(found.subjects) & set(self._tls.subjects)):
+            raise Untrusted(f"a rank's certificate is for {found}, and this one's for something else: make both for one tenant")
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError(f"a message of type {header.type} has no payload")

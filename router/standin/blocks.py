@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.client.aio import AsyncClient
+from kvstore.client.config import ClientSettings
 from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.block_bytes import BlockArena
 from kvstore.client.unshared import Unshared
@@ -25,8 +26,8 @@ class TiedClient(AsyncClient):
     While the master does not know that node, or no name is given, blocks go where there is room.
     """
 
-    def __init__(self, master: str, node: str, *, tenant: str, token: str) -> None:
-        super().__init__(master, tenant=tenant, token=token)
+    def __init__(self, master: str, node: str, *, tenant: str, token: str, settings: ClientSettings | None = None) -> None:
+        super().__init__(master, tenant=tenant, token=token, settings=settings)
         daemons = self._operations.resources.daemons
         daemons.nodes = _TiedNodes(node, daemons.unshared)
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from kvstore.protocol.settings import Size, setting
 from kvstore.protocol.variables import MASTER
+from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "standin"
 PREFILL: Final = "prefill"
@@ -12,7 +13,7 @@ DECODE: Final = "decode"
 
 
 @dataclass(frozen=True, slots=True)
-class StandinSettings:
+class StandinSettings(TlsSettings):
     """Flags of `python -m kvstore.router.standin.engine`, `KVSTORE_STANDIN_*`, or [standin] in the TOML file."""
 
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))

@@ -29,6 +29,7 @@ from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ class Standin:
             token=settings.token,
             instance_token=settings.instance_token,
             deadline_s=SCHEDULER_DEADLINE_S,
+            **tls_of(settings),
         )
         facts = {"listen": listen, "name": name, "pid": os.getpid()}
-        async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token) as client:
+        async with TiedClient(settings.master, settings.node, tenant=settings.tenant, token=settings.token, settings=of_master) as client:
             blocks = BlockStore(client, self._namespace, settings.block_bytes)
             with SchedulerClient(of_master) as scheduler:
                 app, reporter = (self._prefill if fixed.role is Role.PREFILL else self._decode)(fixed, blocks, scheduler)

@@ -69,6 +69,14 @@ class Certificates:
         """None where the settings name no TLS. Raises ConfigError."""
         return cls(settings) if settings.tls_ca or settings.tls_cert or settings.tls_key else None
 
+    @classmethod
+    def of_peer(cls, settings: ServerTlsSettings, who: str) -> "Certificates | None":
+        """As `of`, for a program (`who`) that connects and is connected to: TLS both ways, or neither. Raises ConfigError."""
+        found = cls.of(settings)
+        if found is not None and not (found.connects and found.serves):
+            raise ConfigError(f"{who} connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key, all three")
+        return found
+
     @property
     def connects(self) -> bool:
         """Connections that this program makes are TLS."""

@@ -1,6 +1,7 @@
 """The settings of TLS, the same for every program: its own settings inherit them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from kvstore.protocol.settings import setting
 
@@ -18,6 +19,11 @@ class TlsSettings:
     tls_reload_interval_s: float = setting(
         10.0, "The files of TLS are looked at again with a new connection after this long, and read if they changed.", minimum=0
     )
+
+
+def tls_of(settings: TlsSettings) -> dict[str, Any]:
+    """Those of who connects, by name: for the settings of a client that a program makes."""
+    return {field.name: getattr(settings, field.name) for field in fields(TlsSettings)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,9 @@ from click.testing import CliRunner
 from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
-from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Untrusted
+from kvstore.protocol.errors import KVStoreError, Unauthorized, Untrusted
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.subjects import MASTER, Subject
-from kvstore.store.certificates import own_certificates
-from kvstore.store.config import NodeSettings
 from kvstore.transfer.config import TransferSettings
 from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, swap
 from tests.system.history import value_of
@@ -192,13 +190,3 @@ def test_the_command_line_takes_the_same_settings(encrypted: Encrypted) -> None:
     found = CliRunner().invoke(kvstore, ["status", "--master", encrypted.system.address])
     assert found.exit_code == 2
     assert "this port speaks TLS" in found.output
-
-
-def test_a_node_has_all_of_tls_or_nothing(tmp_path: Path) -> None:
-    authority = Cluster(tmp_path)
-    whole = given_to(NodeSettings(), authority.node())
-    assert own_certificates(whole) is not None
-    assert own_certificates(NodeSettings()) is None
-    for lacking in ({"tls_ca": "", "tls_require_client_cert": False}, {"tls_cert": "", "tls_key": ""}):
-        with pytest.raises(ConfigError, match="for TLS it needs tls_ca, tls_cert and tls_key, all three"):
-            own_certificates(replace(whole, **lacking))

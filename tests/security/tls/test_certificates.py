@@ -168,3 +168,13 @@ def test_a_peer_over_v6_is_named_as_addresses_are_written() -> None:
         server.shake_hands(PATIENCE_S)
     near.close()
     server.close()
+
+
+def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:
+    whole = shared().node()
+    assert Certificates.of_peer(whole, "a node") is not None
+    assert Certificates.of_peer(ServerTlsSettings(), "a node") is None
+    without_ca = replace(whole, tls_ca="", tls_require_client_cert=False)
+    for lacking in (without_ca, replace(whole, tls_cert="", tls_key="")):
+        with pytest.raises(ConfigError, match="a node connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key"):
+            Certificates.of_peer(lacking, "a node")

@@ -1,0 +1,62 @@
+"""Ranks that have certificates hand over by TLS, and to nobody whose certificate is for something else."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.protocol.errors import ConfigError, KVStoreError
+from kvstore.protocol.settings import Size
+from kvstore.security.tls.config import TlsSettings
+from kvstore.security.tls.subjects import CLIENT, Subject
+from kvstore.transfer.streams.tcp import TcpConnection
+from tests.handover.scene import Executor, layout_of
+from tests.handover.test_transceiver import hand_over
+from tests.security.tls.certified import HOSTS, given_to, shared
+
+
+class Other(TcpConnection):
+    """A transport of one's own."""
+
+
+def executor(tls: TlsSettings | None, **how: Any) -> Executor:
+    settings = HandoverSettings(deadline_s=20, direct_min_bytes=Size(1 << 30), staging_part_bytes=Size(4096))
+    settings = given_to(settings, tls) if tls is not None else settings
+    return Executor(layout_of(), settings, transports="", **{"has_engine": False, "connection": TcpConnection, **how})
+
+
+def engine(tenant: str) -> TlsSettings:
+    return shared().server(Subject(CLIENT, tenant), hosts=HOSTS)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_cache_is_handed_over_by_tls(opened: ExitStack) -> None:
+    source, destination = opened.enter_context(executor(engine("red"))), opened.enter_context(executor(engine("red")))
+    hand_over(source, destination)
+
+
+@pytest.mark.parametrize("other", [None, "blue"])
+def test_ranks_of_another_tenant_or_without_a_certificate_get_nothing(opened: ExitStack, other: str | None) -> None:
+    source = opened.enter_context(executor(engine("red")))
+    destination = opened.enter_context(executor(engine(other) if other is not None else None))
+    sent = source.send(b"r", [0], 16)
+    wanted = destination.receive(b"r", [1], 16, source)
+    for sending in sent:
+        sending.all_ready()
+    with pytest.raises(KVStoreError, match=r"speaks TLS|is for kvstore://client/red"):
+        wanted[0].wait()
+    sent[0].cancel()
+
+
+def test_what_nothing_encrypts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing encrypts tcp, and this rank has certificates"):
+        executor(engine("red"), connection=Other)
+    with pytest.raises(ConfigError, match="a rank of a hand-over connects and is connected to: for TLS it needs"):
+        executor(TlsSettings(tls_ca=shared().client().tls_ca))
