@@ -11,6 +11,8 @@ import yaml
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
 from kvstore.protocol.settings import load_settings
+from kvstore.security.credentials import read_credentials
+from kvstore.security.identity import Kind
 from kvstore.store.config import NodeSettings
 from kvstore.store.opening import check
 from kvstore.transfer.config import TransferSettings
@@ -59,3 +61,13 @@ def test_prometheus_asks_every_daemon() -> None:
     ports = {"master": MASTER_HTTP.number, "node": NODE_HTTP.number}
     daemons = [name for name in SERVICES if name.partition("-")[0] in ports]
     assert sorted(targets) == sorted(f"{name}:{ports[name.partition('-')[0]]}" for name in daemons)
+
+
+def test_who_comes_shows_a_token_that_the_masters_know() -> None:
+    credentials = read_credentials(str(FILE.parent / "tokens.toml"))
+    operator = SERVICES["master-1"]["environment"]["KVSTORE_CLIENT_TOKEN"]
+    node = load_settings(NodeSettings, "node", flags={}, environ=SERVICES["node-1"]["environment"])
+    scraped = yaml.safe_load((FILE.parent / "prometheus.yml").read_text())["scrape_configs"]
+    assert {job["authorization"]["credentials"] for job in scraped} == {operator}
+    assert credentials.identify("", operator, now_s=0).kind is Kind.OPERATOR
+    assert credentials.identify("", node.join_token, now_s=0).kind is Kind.NODE
