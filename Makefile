@@ -134,6 +134,10 @@ build/grpc-tools-$(GRPC_TOOLS)/made: | $(BIN)/python
 	@echo "installing grpcio-tools $(GRPC_TOOLS) into $(@D)"
 	@$(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install -q --disable-pip-version-check grpcio-tools==$(GRPC_TOOLS) && touch $@
 
+.PHONY: site
+site: $(BIN)/.dev  ## the documentation as pages, in build/site
+	$(BIN)/python docs/make_site.py && echo "open build/site/index.html"
+
 .PHONY: typing
 typing:
 	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvstore

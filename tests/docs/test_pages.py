@@ -27,7 +27,7 @@ from tests.credentials import JOIN, tokens_file
 from tests.namespaces import TwoHosts, two_hosts
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "README.md"]
 PATIENCE_S = 240
 MASTER = "127.0.0.1:7440"
 """Where the pages' cluster is."""

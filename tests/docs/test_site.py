@@ -1,0 +1,43 @@
+"""Promises of docs/make_site.py: the pages are made without a link to nowhere, every page is in the navigation, and none of them needs
+another host."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.cli.main import kvstore
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(
+    r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+rel=["']?(?:stylesheet|preconnect)["']?[^>]+href=["']?(?:https?:)?//"""
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    made = subprocess.run([sys.executable, str(ROOT / "docs/make_site.py"), str(folder)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return folder
+
+
+def test_every_page_is_made_and_in_the_navigation(site: Path) -> None:
+    pages = sorted(page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md"))
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in pages if not (site / page.with_suffix(".html")).is_file()] == []
+    assert [page for page in pages if not re.search(rf"- {re.escape(str(page))}$", navigation, re.MULTILINE)] == []
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    assert [page.name for page in site.rglob("*.html") if LOADED.search(page.read_text())] == []
+
+
+def test_the_reference_has_what_users_call(site: Path) -> None:
+    library, commands = ((site / "reference" / name).read_text() for name in ("api.html", "cli.html"))
+    for name in ("sync.Client.get_batch_into", "aio.AsyncClient.put_batch", "tensors.cache.TensorCache", "jobs.jobs.Jobs"):
+        assert f'id="kvstore.client.{name}"' in library
+    assert 'id="kvstore.protocol.errors.Full"' in library
+    assert [name for name in kvstore.commands if f">kvstore {name}<" not in commands] == []
