@@ -33,7 +33,7 @@ class MasterSettings(ServerTlsSettings):
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)
-    catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH or etcd://HOST:PORT,...[/PREFIX].")
+    catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH, etcd://HOST:PORT,... (etcds://: by TLS).")
     catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
     lease_ttl_s: float = setting(
         2.0,

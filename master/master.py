@@ -113,6 +113,7 @@ class Master:
             compact_interval_s=settings.compact_interval_s,
             quota_bytes=settings.etcd_quota_bytes,
             quota_warning_share=settings.etcd_quota_warning_share,
+            tls=settings,
         )
         try:
             self._tcp, self._unix = self._listen()

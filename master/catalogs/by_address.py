@@ -3,10 +3,11 @@
 memory:
 lmdb:PATH
 etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]
+etcds://... the same, with the master's own tls_ca, tls_cert and tls_key where no others are named
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
@@ -15,12 +16,13 @@ from kvstore.master.catalogs.interface import Catalog
 from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.config import TlsSettings
 
 if TYPE_CHECKING:
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
     from kvstore.master.catalogs.etcd.channel import EtcdAccess
 
-FORMS = "memory:  lmdb:PATH  etcd://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
+FORMS = "memory:  lmdb:PATH  etcd[s]://HOST:PORT,HOST:PORT[/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]"
 DEFAULT_PREFIX = "/kvstore"
 MAX_PREFIX_BYTES = 100
 ETCD_SETTINGS = ("ca", "cert", "key", "user", "password_file")
@@ -29,7 +31,13 @@ _ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
 
 def make_catalog(
-    url: str, *, lease_ttl_s: float = 2.0, compact_interval_s: float = 60.0, quota_bytes: int = 2 << 30, quota_warning_share: float = 0.8
+    url: str,
+    *,
+    lease_ttl_s: float = 2.0,
+    compact_interval_s: float = 60.0,
+    quota_bytes: int = 2 << 30,
+    quota_warning_share: float = 0.8,
+    tls: TlsSettings | None = None,
 ) -> Catalog:
     """The catalog that `url` names, not yet opened. Raises ConfigError, which tells the three forms where the form is wrong.
 
@@ -42,12 +50,13 @@ def make_catalog(
         return MemoryCatalog()
     if scheme == LmdbCatalog.scheme and rest:
         return LmdbCatalog(Path(rest))
-    if scheme == "etcd" and rest.startswith("//"):
-        return _etcd(rest.removeprefix("//"), lease_ttl_s, (compact_interval_s, quota_bytes, quota_warning_share))
+    if scheme in ("etcd", "etcds") and rest.startswith("//"):
+        files = _own_files(tls or TlsSettings()) if scheme == "etcds" else None
+        return _etcd(rest.removeprefix("//"), files, lease_ttl_s, (compact_interval_s, quota_bytes, quota_warning_share))
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
-def _etcd(rest: str, lease_ttl_s: float, bounds: tuple[float, int, float]) -> "EtcdCatalog":
+def _etcd(rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float]) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
     from kvstore.master.catalogs.etcd.keeping import Bounds
@@ -57,7 +66,7 @@ def _etcd(rest: str, lease_ttl_s: float, bounds: tuple[float, int, float]) -> "E
     prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
         raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
-    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query), lease_ttl_s=lease_ttl_s, bounds=Bounds(*bounds))
+    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query, files), lease_ttl_s=lease_ttl_s, bounds=Bounds(*bounds))
 
 
 def _endpoints(hosts: str) -> Sequence[str]:
@@ -69,7 +78,7 @@ def _endpoints(hosts: str) -> Sequence[str]:
     return endpoints
 
 
-def _access(query: str) -> "EtcdAccess":
+def _access(query: str, own_files: Mapping[str, str] | None) -> "EtcdAccess":
     from kvstore.master.catalogs.etcd.channel import EtcdAccess
 
     try:
@@ -79,8 +88,18 @@ def _access(query: str) -> "EtcdAccess":
     for name in settings:
         if name not in ETCD_SETTINGS:
             raise ConfigError(f"catalog: {name!r} is not an etcd setting; there are {', '.join(ETCD_SETTINGS)}")
+    if own_files is not None:
+        settings = {**own_files, **settings} if not {"ca", "cert", "key"} & set(settings) else settings
+        if "ca" not in settings:
+            raise ConfigError("catalog: etcds:// needs tls_ca, or ?ca=FILE, the authority of etcd's certificate")
     files = {name: Path(settings[name]) if name in settings else None for name in ("ca", "cert", "key")}
     return EtcdAccess(**files, user=settings.get("user"), password=_password(settings.get("password_file")))
+
+
+def _own_files(tls: TlsSettings) -> dict[str, str]:
+    """The master's own, by the names of etcd's settings."""
+    found = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key}
+    return {name: file for name, file in found.items() if file}
 
 
 def _password(file: str | None) -> str | None:

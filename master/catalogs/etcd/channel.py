@@ -4,6 +4,7 @@ aetcd's Client knows one endpoint and no TLS, so only its generated messages are
 than a gRPC list of addresses: certificates are checked against the name that was asked for, and names and addresses may be mixed.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -104,13 +105,14 @@ class EtcdChannel:
     """Calls into etcd. Thread-safe; threads share the connection, and lose it together."""
 
     def __init__(self, endpoints: Sequence[str], access: EtcdAccess) -> None:
-        """`endpoints` are `host:port`, at least one, tried in this order; `access`'s files are read at once.
+        """`endpoints` are `host:port`, at least one, tried in this order; `access`'s files are read at once, and again with each
+        connection.
 
         Raises ConfigError when a file cannot be read.
         """
         self._endpoints = tuple(endpoints)
         self._access = access
-        self._credentials = _credentials(access)
+        self._credentials = _credentials(access)  # refused now if not when it connects
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._next_endpoint = 0
@@ -157,6 +159,8 @@ class EtcdChannel:
             raise CatalogUnavailable("etcd: the connection was closed")
         endpoint = self._endpoints[self._next_endpoint]
         self._next_endpoint = (self._next_endpoint + 1) % len(self._endpoints)
+        with contextlib.suppress(ConfigError):  # being exchanged: the former go on
+            self._credentials = _credentials(self._access)
         if self._credentials is None:
             channel = grpc.insecure_channel(endpoint, options=OPTIONS)
         else:

@@ -1,6 +1,7 @@
 """Promises of by_address.py."""
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from kvstore.master.catalogs.by_address import FORMS, make_catalog
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.config import TlsSettings
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, commit, elected
 
@@ -49,6 +51,26 @@ def test_etcd_takes_tls_files_and_a_login(etcd: EtcdServer, tmp_path: Path) -> N
     (tmp_path / "password").write_text("secret\n")
     files = "&".join(f"{name}={tmp_path / name}" for name in ("ca", "cert", "key"))
     make_catalog(f"etcd://{etcd.host_port}/p?{files}&user=root&password_file={tmp_path / 'password'}").close()
+
+
+def test_etcds_uses_the_masters_own_certificates(etcd_server_factory: Callable[..., EtcdServer]) -> None:
+    """Against a real etcd that asks for a client's certificate."""
+    server = etcd_server_factory(tls=True)
+    cert, key = map(str, server.certificate)
+    own = TlsSettings(tls_ca=cert, tls_cert=cert, tls_key=key)
+    catalog = make_catalog(f"etcds://{server.host_port}", tls=own)
+    assert elected(catalog).records == {}
+    assert commit(catalog, Op(b"a", b"1")) is None
+    catalog.close()
+    named = make_catalog(f"etcds://{server.host_port}?ca={cert}&cert={cert}&key={key}", tls=TlsSettings(tls_ca="/of/something/else"))
+    assert elected(named).records == {b"a": b"1"}
+    named.close()
+
+
+def test_etcds_without_an_authority_is_refused() -> None:
+    for tls in (None, TlsSettings()):
+        with pytest.raises(ConfigError, match="etcds:// needs tls_ca, or"):
+            make_catalog("etcds://localhost:2379", tls=tls)
 
 
 @pytest.mark.parametrize("url", ["", "memory", "memory:x", "lmdb:", "etcd:", "etcd:/x", "redis://localhost:6379", "/var/lib/kvstore"])
