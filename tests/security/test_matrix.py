@@ -1,0 +1,237 @@
+"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the service, and who is not.
+
+What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new, fails here first.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Claim, Copied
+from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
+from kvstore.protocol.errors import Denied, KVStoreError, from_code
+from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
+from kvstore.protocol.master_messages import (
+    Cancel,
+    Exists,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    Reserve,
+)
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
+from kvstore.rpc.address import connect, parse_address
+from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.rules import MASTER_FRAMES, RPCS
+from tests.credentials import JOIN, OPERATOR, tokens_file
+from tests.master.blocks import publish
+from tests.master.running import TIMEOUT_S, Places, master_in_thread
+
+FILE: Final = """
+n1 = "the token of n1"
+[[tenants.green]]
+token = "green reads"
+role = "read"
+[[tenants.green]]
+token = "green writes"
+[[tenants.green]]
+token = "green rules"
+role = "admin"
+[[tenants.green]]
+token = "green is late"
+role = "admin"
+expires = 2020-01-01
+[[nodes.n2]]
+token = "n2 is late"
+expires = 2020-01-01
+[[instances.p1]]
+token = "the token of p1"
+"""
+
+
+class Shown(NamedTuple):
+    tenant: str
+    token: str
+
+
+CREDENTIALS: Final[Mapping[str, Shown]] = {
+    "none": Shown("", ""),
+    "a tenant without a token": Shown("green", ""),
+    "wrong": Shown("green", "guess"),
+    "expired": Shown("green", "green is late"),
+    "expired node": Shown("", "n2 is late"),
+    "a reader's as another tenant": Shown("red", "green reads"),
+    "an admin's as another tenant": Shown("red", "green rules"),
+    "other tenant": Shown("red", "secret"),
+    "reader": Shown("green", "green reads"),
+    "writer": Shown("green", "green writes"),
+    "tenant's admin": Shown("green", "green rules"),
+    "operator": Shown("green", OPERATOR),
+    "any node": Shown("", JOIN),
+    "n1": Shown("", "the token of n1"),
+    "p1": Shown("", "the token of p1"),
+}
+TENANT_ROLES: Final = {"reader", "writer", "tenant's admin"}
+OPERATORS: Final = {"tenant's admin", "operator"}
+NODES: Final = {"any node", "n1"}
+VALID: Final = {"other tenant", *TENANT_ROLES, "operator", *NODES, "p1"}
+
+GREEN: Final = {"tenant": "green"}
+CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
+    "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1), {"any node"}),
+    "/kvstore.v1.Control/Heartbeat": (pb.HeartbeatRequest(node_id=1, registration_epoch=1), NODES),
+    "/kvstore.v1.Control/Status": (pb.StatusRequest(), VALID),
+    "/kvstore.v1.Control/Topologies": (pb.TopologiesRequest(), OPERATORS),
+    "/kvstore.v1.Control/Forget": (pb.ForgetRequest(node="nowhere"), OPERATORS),
+    "/kvstore.v1.Control/Drain": (pb.DrainRequest(node="nowhere"), OPERATORS),
+    "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(**GREEN), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Control/Contents": (pb.ContentsRequest(**GREEN), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Scheduler/Report": (pb.ReportRequest(name="p1", role=pb.ROLE_BOTH), {"p1", "tenant's admin"}),
+    "/kvstore.v1.Scheduler/Leave": (pb.LeaveRequest(name="p1"), {"p1", "tenant's admin"}),
+    "/kvstore.v1.Scheduler/Schedule": (pb.ScheduleRequest(**GREEN, block_tokens=1, input_tokens=1), TENANT_ROLES),
+    "/kvstore.v1.Scheduler/Instances": (pb.InstancesRequest(), OPERATORS),
+    "/grpc.health.v1.Health/Check": (health_pb2.HealthCheckRequest(), set(CREDENTIALS)),
+    "/grpc.health.v1.Health/List": (health_pb2.HealthListRequest(), set(CREDENTIALS)),
+    "/grpc.health.v1.Health/Watch": (health_pb2.HealthCheckRequest(), set(CREDENTIALS)),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest(list_services=""), VALID),
+}
+"""What is asked, and who is let through to be answered: perhaps with an error, but not for who he is."""
+
+READERS: Final = {"other tenant", *TENANT_ROLES}
+"""Each of its own tenant's blocks: a session is of the tenant that its Hello named."""
+WRITERS: Final = READERS - {"reader"}
+FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
+    Lookup: (Lookup([b"k"]), READERS),
+    Exists: (Exists([b"k"]), READERS),
+    MatchPrefix: (MatchPrefix([b"k"]), READERS),
+    Nodes: (Nodes(), READERS),
+    Reserve: (Reserve([b"k"], [1]), WRITERS),
+    Cancel: (Cancel([b"k"], [1]), WRITERS),
+    Remove: (Remove([b"k"]), WRITERS),
+    RemoveMatching: (RemoveMatching("", 1, "*"), WRITERS),
+    Pin: (Pin([b"k"]), WRITERS),
+    PinFor: (PinFor([b"k"], 1), WRITERS),
+    Replicate: (Replicate([b"k"], 2), WRITERS),
+    type(publish(1, [])): (publish(1, []), NODES),
+    Claim: (Claim(1, "green", "ns", [b"k"], [1], [1], [b""], 0), NODES),
+    Copied: (Copied(1, "green", [b"k"], [1], b"\1"), NODES),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    folder = tmp_path_factory.mktemp("matrix")
+    with master_in_thread(folder / "run", tokens=tokens_file(folder, more=FILE), node_ttl_s=3600.0) as found:
+        yield found
+
+
+def test_there_is_a_row_for_every_rpc_and_every_frame() -> None:
+    assert set(CALLS) == set(RPCS)
+    assert {kind.TYPE for kind in FRAMES} | {Hello.TYPE} == set(MASTER_FRAMES)
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_call_reaches_its_service_from_who_may_make_it_and_from_nobody_else(places: Places, method: str) -> None:
+    request, expected = CALLS[method]
+    with grpc.insecure_channel(places.control) as channel:
+        assert {name for name, shown in CREDENTIALS.items() if is_let_through(channel, method, request, shown)} == expected
+
+
+def is_let_through(channel: grpc.Channel, method: str, request: Any, shown: Shown) -> bool:
+    service, name = method.split("/")[1:]
+    stubs = {
+        "kvstore.v1.Control": ControlStub,
+        "kvstore.v1.Scheduler": SchedulerStub,
+        "grpc.health.v1.Health": health_pb2_grpc.HealthStub,
+        "grpc.reflection.v1alpha.ServerReflection": reflection_pb2_grpc.ServerReflectionStub,
+    }
+    asked = iter([request]) if name == "ServerReflectionInfo" else request
+    try:
+        answer = getattr(stubs[service](channel), name)(asked, timeout=TIMEOUT_S, metadata=as_metadata(*shown))
+        if isinstance(answer, grpc.Call):  # a stream
+            next(iter(answer), None)
+            answer.cancel()
+    except grpc.RpcError as error:
+        return error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    return True
+
+
+@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
+def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(places: Places, kind: type[Message]) -> None:
+    message, expected = FRAMES[kind]
+    assert {name for name, shown in CREDENTIALS.items() if is_taken(places, message, name, shown)} == expected
+
+
+def is_taken(places: Places, message: Message, name: str, shown: Shown) -> bool:
+    """Said behind a Hello as a client, or by a node that is registered."""
+    with closing(connect(parse_address(places.listen), timeout_s=TIMEOUT_S)) as sock:
+        hello = Hello(ROLE_CLIENT, shown.tenant, shown.token)
+        if name in NODES:
+            with places.stub() as stub:
+                node = name if name == "n1" else "n6"
+                found = stub.Register(pb.RegisterRequest(name=node, instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", shown.token))
+            hello = Hello(ROLE_NODE, token=shown.token, name=node, epoch=found.registration_epoch)
+        errors = [said(sock, hello), said(sock, message)]
+    if errors[0] is not None:
+        assert isinstance(errors[0], Denied)
+        assert isinstance(errors[1], Denied), "who is not let in says nothing"
+    return not isinstance(errors[1], Denied)
+
+
+@pytest.mark.parametrize("role", [ROLE_CLIENT, ROLE_NODE])
+@pytest.mark.parametrize("name", CREDENTIALS)
+def test_a_hello_opens_a_session_for_whom_it_says_he_is_and_for_nobody_else(places: Places, name: str, role: int) -> None:
+    shown = CREDENTIALS[name]
+    with closing(connect(parse_address(places.listen), timeout_s=TIMEOUT_S)) as sock:
+        error = said(sock, Hello(role, shown.tenant, shown.token, "n1"))
+    expected = VALID if role == ROLE_CLIENT else NODES
+    assert (error is None) is (name in expected), error
+    assert error is None or isinstance(error, Denied)
+
+
+def said(sock: Any, message: Message) -> KVStoreError | None:
+    """The error that it is answered with, if any."""
+    body = message.pack()
+    sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000, message.SINCE) + body)
+    header = unpack_header(exactly(sock, HEADER_BYTES))
+    answer = exactly(sock, header.body_bytes)
+    if header.type != Failure.TYPE:
+        assert header.type in MESSAGES
+        return None
+    failure = Failure.unpack(answer)
+    return from_code(failure.code, failure.text)
+
+
+def exactly(sock: Any, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        got = sock.recv(size - len(data))
+        assert got, "the master hung up"
+        data += got
+    return data
+
+
+def test_a_token_shown_again_from_elsewhere_is_that_token_and_no_more(tmp_path: Path) -> None:
+    """What is overheard can be replayed for as long as it is valid, which is why there is TLS; and never as anybody else."""
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places:
+        with places.stub() as stub:
+            first = stub.Register(pb.RegisterRequest(name="n1", instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
+            again = pb.RegisterRequest(name="n1", instance=2)
+            with pytest.raises(grpc.RpcError):
+                stub.Register(again, timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
+            beat = pb.HeartbeatRequest(node_id=first.node_id, registration_epoch=first.registration_epoch)
+            stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
