@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvstore.security.credentials import read_credentials
 from tests.docs.test_pages import PATIENCE_S, PROGRAMS, ROOT, events
 from tests.namespaces import two_hosts
 
 PAGE = ROOT / "docs" / "security.md"
 
 
-def test_tls_is_tried_as_the_page_says(tmp_path: Path) -> None:
+def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
     lines = [line.strip() for line in re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
     environment = {**os.environ, **{f"KVSTORE_{name}_RUN_DIR": str(tmp_path) for name in ("MASTER", "NODE")}}
     said = ""
@@ -30,7 +31,15 @@ def test_tls_is_tried_as_the_page_says(tmp_path: Path) -> None:
                 events(daemon, "ready")
                 continue
             done = hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True, cwd=tmp_path)
-            said = done.communicate(timeout=PATIENCE_S)[0]
+            said += done.communicate(timeout=PATIENCE_S)[0]
             assert done.returncode == 0, line
     assert "1 of 1 alive" in said
-    assert len(lines) == 10
+    assert said.count("token: ") == 3
+    assert len(lines) == 13
+
+
+def test_the_tokens_file_is_one_that_a_master_reads(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    numbers = iter(range(100))
+    (tmp_path / "tokens.toml").write_text(re.sub(r"TOKEN\b", lambda _: f"token {next(numbers)}", shown))
+    assert len(read_credentials(str(tmp_path / "tokens.toml"))) == 6

@@ -90,7 +90,6 @@ OPERATORS: Final = {"tenant's admin", "operator"}
 NODES: Final = {"any node", "n1"}
 VALID: Final = {"other tenant", *TENANT_ROLES, "operator", *NODES, "p1"}
 
-GREEN: Final = {"tenant": "green"}
 CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1), {"any node"}),
     "/kvstore.v1.Control/Heartbeat": (pb.HeartbeatRequest(node_id=1, registration_epoch=1), NODES),
@@ -98,11 +97,11 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/kvstore.v1.Control/Topologies": (pb.TopologiesRequest(), OPERATORS),
     "/kvstore.v1.Control/Forget": (pb.ForgetRequest(node="nowhere"), OPERATORS),
     "/kvstore.v1.Control/Drain": (pb.DrainRequest(node="nowhere"), OPERATORS),
-    "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(**GREEN), TENANT_ROLES | {"operator"}),
-    "/kvstore.v1.Control/Contents": (pb.ContentsRequest(**GREEN), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(tenant="green"), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Control/Contents": (pb.ContentsRequest(tenant="green"), TENANT_ROLES | {"operator"}),
     "/kvstore.v1.Scheduler/Report": (pb.ReportRequest(name="p1", role=pb.ROLE_BOTH), {"p1", "tenant's admin"}),
     "/kvstore.v1.Scheduler/Leave": (pb.LeaveRequest(name="p1"), {"p1", "tenant's admin"}),
-    "/kvstore.v1.Scheduler/Schedule": (pb.ScheduleRequest(**GREEN, block_tokens=1, input_tokens=1), TENANT_ROLES),
+    "/kvstore.v1.Scheduler/Schedule": (pb.ScheduleRequest(tenant="green", block_tokens=1, input_tokens=1), TENANT_ROLES),
     "/kvstore.v1.Scheduler/Instances": (pb.InstancesRequest(), OPERATORS),
     "/grpc.health.v1.Health/Check": (health_pb2.HealthCheckRequest(), set(CREDENTIALS)),
     "/grpc.health.v1.Health/List": (health_pb2.HealthListRequest(), set(CREDENTIALS)),
@@ -161,8 +160,8 @@ def is_let_through(channel: grpc.Channel, method: str, request: Any, shown: Show
     }
     asked = iter([request]) if name == "ServerReflectionInfo" else request
     try:
-        answer = getattr(stubs[service](channel), name)(asked, timeout=TIMEOUT_S, metadata=as_metadata(*shown))
-        if isinstance(answer, grpc.Call):  # a stream
+        answer: Any = getattr(stubs[service](channel), name)(asked, timeout=TIMEOUT_S, metadata=as_metadata(*shown))
+        if hasattr(answer, "cancel"):  # a stream
             next(iter(answer), None)
             answer.cancel()
     except grpc.RpcError as error:
