@@ -7,6 +7,8 @@ else in it becomes anybody's.
 import grp
 import os
 import re
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE
@@ -25,6 +27,11 @@ SOCKET_MODE_HELP: Final = (
 UNCHANGED: Final = -1
 """As a gid: the file keeps the group that it is made with."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")
+_CREDENTIALS: Final = struct.Struct("@iII")
+"""struct ucred: process, user and group."""
+_SO_PEERGROUPS: Final = 59
+_GROUPS_BYTES: Final = 1024
+"""256 supplementary groups; Python asks the kernel for no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,16 @@ class SocketAccess:
             os.chown(path, -1, self.gid)
         path.chmod(self.mode)
 
+    def admits(self, sock: socket.socket) -> bool:
+        """Whether whoever connected this accepted Unix socket may talk to us: this user, root, or one whom group and mode let in. The
+        kernel names him as he was when he connected. A file's mode alone would let in everybody once someone has changed it, or moved the
+        file where others reach it."""
+        _pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid in (os.geteuid(), 0) or self.mode & 0o006:
+            return True
+        wanted = os.getegid() if self.gid == UNCHANGED else self.gid
+        return bool(self.mode & 0o060) and (gid == wanted or wanted in _groups(sock))
+
     def __str__(self) -> str:
         return f"{self.mode:04o}" if self.gid == UNCHANGED else f"group {_name(self.gid)}, {self.mode:04o}"
 
@@ -83,6 +100,15 @@ def why_denied(path: Path) -> str:
     if found.st_mode & (0o010 if enter else 0o020):
         return f"permission denied on {place}: put this user in group {_name(found.st_gid)}"
     return f"permission denied on {place}: it is only for its owner; set the daemon's socket_group to a group that this user is in"
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups of a Unix socket's peer; none for one that has more than we can be told of."""
+    try:
+        found = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return ()
+    return struct.unpack(f"@{len(found) // 4}I", found)
 
 
 def _gid(group: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvstore.protocol.errors import ConfigError, KVStoreError, Unavailable
+from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import SocketAccess
@@ -115,15 +115,16 @@ class Server:
             listener.close()
             raise
         self._unix_paths.append(path)
-        self._add(listener)
+        self._add(listener, access)
         return str(path)
 
-    def _add(self, listener: socket.socket) -> None:
+    def _add(self, listener: socket.socket, access: SocketAccess | None = None) -> None:
+        """`access`: of a Unix socket, whom it is for."""
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._reactor.register(listener.fileno(), lambda _events: self._accept(listener))
+        self._reactor.register(listener.fileno(), lambda _events: self._accept(listener, access))
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, access: SocketAccess | None) -> None:
         try:
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -140,7 +141,11 @@ class Server:
             else:
                 _refuse(sock, Unavailable(f"the server has all its {self._max_connections} connections in use"))
             return
-        if sock.family != socket.AF_UNIX:
+        if access is not None and not access.admits(sock):
+            log.warning("refusing a connection: a Unix socket for %s was reached by another user", access)
+            _refuse(sock, Unauthorized(f"this Unix socket is for its owner, root and {access}: see socket_group (docs/sharing.md)"))
+            return
+        if access is None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
         if self._tls is not None and sock.family != socket.AF_UNIX:

@@ -2,18 +2,21 @@
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from stat import S_IMODE
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.errors import ConfigError, Unauthorized
+from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import UNCHANGED, SocketAccess, why_denied
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server
 from tests.forks import told_by_child
-from tests.users import GROUP, IS_ROOT, become_another, common_folder, shut_out
+from tests.rpc.wires import read_frame
+from tests.users import GROUP, IS_ROOT, NOBODY, become_another, common_folder, shut_out
 
 UNKNOWN_GID = 987_654
 """Of a group that nobody has named, and that only root can give a file to."""
@@ -161,3 +164,65 @@ def test_a_group_that_this_user_may_not_give_files_to_is_refused_and_leaves_noth
 
     told = told_by_child(listen)
     assert told == f"cannot open {path} to group {UNKNOWN_GID}, 0660: Operation not permitted: run as a member of that group, or as root []"
+
+
+def answered(server: Server, path: Path, *, is_member: bool, says: bytes) -> str:
+    """What another user's process is told that connects and `says` this, once it is hung up on."""
+
+    def listen() -> str:
+        become_another(is_member=is_member)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(60)
+            sock.connect(str(path))
+            if says:
+                sock.sendall(says)
+            failure = read_frame(sock)[1]
+        assert isinstance(failure, Failure)
+        return f"{failure.code} {failure.text}"
+
+    told: list[str] = []
+    child = threading.Thread(target=lambda: told.append(told_by_child(listen)))
+    child.start()
+    while child.is_alive():
+        server._reactor.run_once(0.05)
+    child.join()
+    return told[0]
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
+def test_a_socket_whose_file_was_opened_to_others_behind_our_back_still_takes_none_of_them(server: Server, folder: Path) -> None:
+    path = folder / "run" / "node.sock"
+    server.listen_unix(path, SocketAccess.chosen(GROUP.gr_name, ""))
+    path.chmod(0o666)
+    path.parent.chmod(0o711)
+    assert answered(server, path, is_member=True, says=bytes(24)).startswith("602 "), "a member is heard; what he says is no frame"
+    refused = answered(server, path, is_member=False, says=b"")
+    only_for = f"group {GROUP.gr_name}, 0660"
+    assert refused == f"{Unauthorized.code} this Unix socket is for its owner, root and {only_for}: see socket_group (docs/sharing.md)"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
+def test_one_that_is_its_owners_alone_takes_nobody_elses_connection(server: Server, folder: Path) -> None:
+    path = folder / "run" / "node.sock"
+    server.listen_unix(path)
+    path.chmod(0o666)
+    path.parent.chmod(0o711)
+    for is_member in (True, False):
+        assert answered(server, path, is_member=is_member, says=b"").startswith(f"{Unauthorized.code} ")
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
+def test_who_is_in_the_group_by_any_of_his_groups_is_let_in_and_one_in_too_many_is_not() -> None:
+    access = SocketAccess(UNKNOWN_GID, 0o660)
+    for count, is_in in ((3, True), (300, False)):
+
+        def connect(count: int = count) -> bool:
+            os.setgroups([*range(100_000, 100_000 + count - 1), UNKNOWN_GID])
+            os.setgid(NOBODY.pw_gid)
+            os.setuid(NOBODY.pw_uid)
+            ours, theirs = socket.socketpair()
+            with ours, theirs, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "geteuid", lambda: 4711)
+                return access.admits(ours)
+
+        assert told_by_child(connect) == str(is_in)
