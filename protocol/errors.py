@@ -17,6 +17,7 @@
     │   └── LeaseExpired       the lease ran out while its bytes were in use
     ├── Denied         you may not: wrong tenant or token
     │   ├── Unauthorized
+    │   │   └── InvalidTicket      a node does not take the ticket: ask the master for another one
     │   └── Untrusted          TLS: one side does not accept the other's certificate, or does not speak TLS (also an OSError)
     ├── Broken         this part of the system is out of order: an operator must act
     │   └── TierFailed         a tier's device fails (ENOSPC, EIO, a damaged file)
@@ -135,6 +136,12 @@ class Unauthorized(Denied):
     """The tenant is unknown or its token is wrong."""
 
     code = 401
+
+
+class InvalidTicket(Unauthorized):
+    """The ticket shown to a node has ended, or is under no key that it has; the master gives another one to whoever may have it."""
+
+    code = 403
 
 
 class Untrusted(Denied, OSError):

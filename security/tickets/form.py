@@ -1,0 +1,94 @@
+"""A ticket as bytes: who may do what at one node until when, under a key that only the master and that node have.
+
+    offset  size  field
+    0       1     1: this form
+    1       4     key id: which of the node's keys it is under
+    5       4     node id
+    9       8     when it ends, in milliseconds since its key was made
+    17      1     role: 1 read, 2 write, 3 admin; 0: a pass of another node
+    18      8     which credential it was issued upon, as the master numbers them
+    26      16    nonce: no two tickets are alike
+    42      1     length of the tenant's name in bytes
+    43      4     number of blocks, of a pass
+    47            the tenant's name in UTF-8; for each block 8 bytes, `fingerprint`
+            32    HMAC-SHA256 under the key of all bytes before
+
+All integers are little-endian. It says nothing of the token, and a node's key opens no other node. Whoever overhears one can use it at that
+node until it ends: against that there is TLS.
+"""
+
+import hmac
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from kvstore.protocol.errors import InvalidTicket
+from kvstore.protocol.frames import MAX_BATCH
+
+FORM: Final = 1
+NONCE_BYTES: Final = 16
+SECRET_BYTES: Final = 32
+MAC_BYTES: Final = 32
+PASS: Final = 0
+"""In place of a role: another node may read the blocks named."""
+MAX_TENANT_BYTES: Final = 255
+_HEAD: Final = struct.Struct("<BIIQBQ16sBI")
+_GENERATION: Final = struct.Struct("<Q")
+_FINGERPRINT: Final = np.dtype("<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """`ends_ms` counts from the making of the key. `blocks` are a pass's, as fingerprints."""
+
+    key_id: int
+    node_id: int
+    ends_ms: int
+    role: int
+    credential: int
+    nonce: bytes
+    tenant: str
+    blocks: frozenset[int] = frozenset()
+
+
+def fingerprint(key: bytes, generation: int) -> int:
+    """Stands for a block in a pass: xxh3_64 of the generation, as 8 bytes, and the key. Whom a pass is for did not choose its blocks, so
+    that it is no use to him to find another one of the same fingerprint."""
+    return xxhash.xxh3_64_intdigest(_GENERATION.pack(generation) + key)
+
+
+def seal(ticket: Ticket, secret: bytes) -> bytes:
+    """The bytes to be shown."""
+    tenant = ticket.tenant.encode()
+    head = _HEAD.pack(
+        FORM, ticket.key_id, ticket.node_id, ticket.ends_ms, ticket.role, ticket.credential, ticket.nonce, len(tenant), len(ticket.blocks)
+    )
+    body = head + tenant + np.fromiter(ticket.blocks, _FINGERPRINT, len(ticket.blocks)).tobytes()
+    return body + _mac(body, secret)
+
+
+def key_id_of(data: bytes) -> int:
+    """Which key it says that it is under. Raises InvalidTicket: these bytes are no ticket."""
+    if len(data) < _HEAD.size + MAC_BYTES or data[0] != FORM:
+        raise InvalidTicket("this is no ticket: its master gives them to whoever shows his token")
+    return int(_HEAD.unpack_from(data)[1])
+
+
+def unseal(data: bytes, secret: bytes) -> Ticket:
+    """What the bytes say that `key_id_of` has read. Raises InvalidTicket: they were not sealed with this secret."""
+    end = len(data) - MAC_BYTES
+    if not hmac.compare_digest(_mac(data[:end], secret), data[end:]):
+        raise InvalidTicket("this ticket is not of this cluster's master, or was changed")
+    _form, key_id, node_id, ends_ms, role, credential, nonce, tenant_bytes, count = _HEAD.unpack_from(data)
+    at = _HEAD.size + tenant_bytes
+    if count > MAX_BATCH or at + count * _FINGERPRINT.itemsize != end:
+        raise InvalidTicket("this ticket is of another form: run releases next to each other")
+    blocks = frozenset(np.frombuffer(data, _FINGERPRINT, count, at).tolist())
+    return Ticket(key_id, node_id, ends_ms, role, credential, nonce, data[_HEAD.size : at].decode(), blocks)
+
+
+def _mac(body: bytes, secret: bytes) -> bytes:
+    return hmac.digest(secret, body, "sha256")

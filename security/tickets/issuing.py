@@ -1,0 +1,150 @@
+"""The master's side of tickets: it makes each node's keys, and tickets under them. Sans-I/O; time and randomness are passed in.
+
+Keys are random, of one registration of one node, and in memory only: a master that takes over makes its own when the nodes register with
+it, and nodes keep those of the master before until the tickets under them have ended. So nothing has to be kept secret in the catalog, and
+no open session ends with its master. A ticket's end counts from the making of its key, on this master's monotonic clock: the node counts
+from when it was given the key, so that clocks need not agree, and neither may jump; a ticket lives longer by what the key took to arrive.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.security.identity import Identity
+from kvstore.security.tickets.form import NONCE_BYTES, PASS, SECRET_BYTES, Ticket, fingerprint, seal
+
+REUSED_SHARE: Final = 4
+"""A ticket is given to all who show the same credential for a quarter of its time: 1,000 of them cost the loop some milliseconds."""
+PASS_TTL_S: Final = 60.0
+"""As long as an order to copy stands: what is fetched waits in the node's queue before."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKey:
+    """A key that a node and this master share."""
+
+    key_id: int
+    secret: bytes = field(repr=False)
+    made_ns: int
+
+    def age_ms(self, now_ns: int) -> int:
+        return (now_ns - self.made_ns) // 1_000_000
+
+
+@dataclass(slots=True)
+class _Keys:
+    """Of one node: the one in use, and the one that it is being told of."""
+
+    current: NodeKey
+    next: NodeKey | None = None
+    tickets: dict[tuple[str, str, int], tuple[int, bytes]] = field(default_factory=dict)
+    """By tenant, credential and role: when it was made, and the ticket."""
+
+
+class Issuer:
+    """Not thread-safe: the master's loop is the only caller."""
+
+    def __init__(self, *, ticket_ttl_s: float, key_ttl_s: float, random_bytes: Callable[[int], bytes]) -> None:
+        """For the times see the settings `ticket_ttl_s` and `ticket_key_ttl_s`."""
+        self._ticket_ttl_ns = int(ticket_ttl_s * 1e9)
+        self._key_ttl_ns = int(key_ttl_s * 1e9)
+        self._random_bytes = random_bytes
+        self._nodes: dict[int, _Keys] = {}
+        self._credentials: dict[tuple[str, str], int] = {}
+        """The number of each tenant's credential by its name."""
+        self._revoked: set[tuple[str, int]] = set()
+        """Tenants and numbers of what was revoked: for nodes that were out of reach then."""
+
+    @property
+    def usable_ms(self) -> int:
+        """How long a ticket that is given out now can be used at least."""
+        return (self._ticket_ttl_ns - self._ticket_ttl_ns // REUSED_SHARE) // 1_000_000
+
+    # --- keys ---
+
+    def register(self, node_id: int, now_ns: int) -> NodeKey:
+        """A new process of the node, or a new link of it, has this key from now on."""
+        key = self._make_key(now_ns)
+        self._nodes[node_id] = _Keys(key)
+        return key
+
+    def forget(self, node_id: int) -> None:
+        """There is no such node any more."""
+        self._nodes.pop(node_id, None)
+
+    def due(self, now_ns: int) -> list[tuple[int, NodeKey]]:
+        """Nodes whose key has been in use for `ticket_key_ttl_s`, and the next one: to be told, until `told`."""
+        due = []
+        for node_id, keys in self._nodes.items():
+            if keys.next is None and now_ns - keys.current.made_ns >= self._key_ttl_ns:
+                keys.next = self._make_key(now_ns)
+                due.append((node_id, keys.next))
+        return due
+
+    def told(self, node_id: int, key: NodeKey, *, has_it: bool) -> None:
+        """The node has the key, which is in use from now on; or it is to be told of another one later."""
+        keys = self._nodes.get(node_id)
+        if keys is not None and keys.next is key:
+            keys.next = None
+            if has_it:
+                keys.current = key
+                keys.tickets.clear()
+
+    def _make_key(self, now_ns: int) -> NodeKey:
+        key_id = int.from_bytes(self._random_bytes(4), "little")
+        return NodeKey(key_id, self._random_bytes(SECRET_BYTES), now_ns)
+
+    # --- tickets ---
+
+    def ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
+        """For a tenant, whose credential is good for another `left_s`. b"" for a node without a key."""
+        keys = self._nodes.get(node_id)
+        if keys is None:
+            return b""
+        who = (bearer.name, bearer.credential, int(bearer.role))
+        made_ns, ticket = keys.tickets.get(who, (0, b""))
+        if not ticket or now_ns - made_ns >= self._ticket_ttl_ns // REUSED_SHARE:
+            ends_ns = now_ns + min(self._ticket_ttl_ns, int(min(left_s, 1e9) * 1e9))
+            credential = self._number(bearer.name, bearer.credential)
+            ticket = self._seal(keys.current, node_id, ends_ns, bearer.name, role=int(bearer.role), credential=credential)
+            keys.tickets[who] = now_ns, ticket
+        return ticket
+
+    def pass_for(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
+        """For another node, to read these blocks at node `source`. b"" for a node without a key."""
+        found = self._nodes.get(source)
+        if found is None:
+            return b""
+        blocks = frozenset(map(fingerprint, keys, generations))
+        return self._seal(found.current, source, now_ns + int(PASS_TTL_S * 1e9), tenant, role=PASS, blocks=blocks)
+
+    def _seal(
+        self, key: NodeKey, node_id: int, ends_ns: int, tenant: str, *, role: int, credential: int = 0, blocks: frozenset[int] = frozenset()
+    ) -> bytes:
+        ends_ms = (ends_ns - key.made_ns) // 1_000_000
+        return seal(Ticket(key.key_id, node_id, ends_ms, role, credential, self._random_bytes(NONCE_BYTES), tenant, blocks), key.secret)
+
+    def _number(self, tenant: str, credential: str) -> int:
+        who = (tenant, credential)
+        if who not in self._credentials:
+            self._credentials[who] = int.from_bytes(self._random_bytes(8), "little")
+        return self._credentials[who]
+
+    # --- revoking ---
+
+    def revoke(self, tenant: str, credential: str) -> int | None:
+        """This credential of the tenant is good no more: its number, which nodes are to be told; None if no ticket was issued upon it."""
+        number = self._credentials.pop((tenant, credential), None)
+        if number is not None:
+            self._revoked.add((tenant, number))
+            for keys in self._nodes.values():
+                for who in [who for who in keys.tickets if who[:2] == (tenant, credential)]:
+                    del keys.tickets[who]
+        return number
+
+    def revoked(self) -> dict[str, list[int]]:
+        """All that was revoked so far, by tenant: for a node that comes back."""
+        found: dict[str, list[int]] = {}
+        for tenant, number in sorted(self._revoked):
+            found.setdefault(tenant, []).append(number)
+        return found

@@ -1,0 +1,57 @@
+"""Promises of form.py: a ticket says what was sealed, and no other bytes are taken for one."""
+
+import pytest
+
+from kvstore.protocol.errors import InvalidTicket
+from kvstore.security.tickets.form import MAC_BYTES, PASS, Ticket, fingerprint, key_id_of, seal, unseal
+
+SECRET = bytes(range(32))
+TICKET = Ticket(7, 3, 60_000, 2, 2**63 + 1, b"n" * 16, "réd")
+NODE_PASS = Ticket(7, 3, 60_000, PASS, 0, b"n" * 16, "red", frozenset({1, 2**64 - 1, fingerprint(b"key", 5)}))
+
+
+@pytest.mark.parametrize("ticket", [TICKET, NODE_PASS])
+def test_a_ticket_comes_back_as_it_was_sealed(ticket: Ticket) -> None:
+    data = seal(ticket, SECRET)
+    assert key_id_of(data) == 7
+    assert unseal(data, SECRET) == ticket
+
+
+def test_the_bytes_are_those_of_the_document() -> None:
+    data = seal(TICKET, SECRET)
+    assert data[:47].hex(" ") == (
+        "01 07 00 00 00 03 00 00 00 60 ea 00 00 00 00 00 00 02 01 00 00 00 00 00 00 80 " + "6e " * 16 + "04 00 00 00 00"
+    )
+    assert data[47:-MAC_BYTES] == "réd".encode()
+
+
+def test_no_byte_can_be_changed_and_no_other_secret_does() -> None:
+    data = seal(NODE_PASS, SECRET)
+    for at in range(1, len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        with pytest.raises(InvalidTicket, match="not of this cluster's master, or was changed"):
+            unseal(bytes(changed), SECRET)
+    with pytest.raises(InvalidTicket, match="or was changed"):
+        unseal(data, bytes(32))
+
+
+@pytest.mark.parametrize("data", [b"", b"\1" * 78, b"\2" + bytes(200)])
+def test_what_is_no_ticket_is_told_from_one_without_a_key(data: bytes) -> None:
+    with pytest.raises(InvalidTicket, match="this is no ticket"):
+        key_id_of(data)
+
+
+def test_a_sealed_ticket_whose_lengths_lie_is_refused_too() -> None:
+    """Only who has the key can make one: a release of another form."""
+    from kvstore.security.tickets import form
+
+    body = seal(TICKET, SECRET)[:-MAC_BYTES]
+    for wrong in (body + b"x", body[:-1], body[:43] + b"\xff\xff\xff\xff" + body[47:]):
+        with pytest.raises(InvalidTicket, match="of another form"):
+            unseal(wrong + form._mac(wrong, SECRET), SECRET)
+
+
+def test_a_block_is_told_by_its_key_and_its_generation() -> None:
+    assert len({fingerprint(b"a", 1), fingerprint(b"a", 2), fingerprint(b"b", 1)}) == 3
+    assert fingerprint(b"a", 1) == fingerprint(b"a", 1)
