@@ -13,6 +13,7 @@ from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import (
     AnyChannel,
+    Aside,
     Ask,
     AskForFds,
     Await,
@@ -95,6 +96,8 @@ class AsyncClient:
             tls=self._operations.resources.tls,
         )
         self._tidying: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+        """Operations that nobody waits for."""
 
     async def put(
         self,
@@ -352,6 +355,8 @@ class AsyncClient:
             return  # what there is to close is the other process's
         if self._tidying is not None and not self._tidying.done():
             await asyncio.wait([self._tidying], timeout=CLEANUP_S)
+        for task in list(self._aside):
+            task.cancel()
         self._pool.close()
         self._operations.close()
 
@@ -409,7 +414,7 @@ class AsyncClient:
             case Await():
                 return await _asynchronous(effect.channel).await_answer(effect.answer, effect.until)
             case Take():
-                return await self._pool.take(effect.address, effect.deadline)
+                return await self._pool.take(effect.address, effect.deadline, effect.hello)
             case Fill():
                 return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
             case Work():
@@ -424,6 +429,11 @@ class AsyncClient:
                 return await asyncio.sleep(effect.seconds)
             case Later():
                 asyncio.get_running_loop().run_in_executor(None, effect.function)
+                return None
+            case Aside():
+                task = asyncio.create_task(self._run(effect.operation))
+                self._aside.add(task)
+                task.add_done_callback(self._aside.discard)
                 return None
             case Together():
                 return await run_together([self._run(operation) for operation in effect.operations])

@@ -1,16 +1,17 @@
 """How a client reaches masters and nodes: a channel to the daemon that is meant, by the best address that works, and one question to it.
 Of several masters the one that owns the catalog is meant. Sans-I/O: see effects.py."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from kvstore.client.effects import AnyLoan, Ask, Await, Operation, Send, Sleep, Take
+from kvstore.client.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
 from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import InvalidTicket, KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import SERVER_NODE, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Round, is_awaited, looks, pauses
 
@@ -18,6 +19,10 @@ M = TypeVar("M", bound=Message)
 
 ASKED_AGAIN: Final = (Lookup, Exists, MatchPrefix, Nodes, Reserve, Cancel)
 """What another master may be asked as well while one has not answered: nothing changes, or what was reserved ends with the connection."""
+RENEWAL_S: Final = 10.0
+"""For asking for tickets in the background."""
+RENEWAL_PAUSE_NS: Final = 1_000_000_000
+"""Before that is tried again."""
 
 
 class Daemons:
@@ -32,12 +37,17 @@ class Daemons:
         unshared: Unshared,
         owner_patience_s: float,
         owner_retry_s: float,
+        hello: Hello = Hello(ROLE_CLIENT),  # noqa: B008
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """For the last two see the settings. Raises InvalidArgument for a malformed address."""
+        """For the two times see the settings, for `hello` KnownNodes. Raises InvalidArgument for a malformed address."""
         self.masters = MasterRoutes(masters, is_here)
         self._patience_s = owner_patience_s
         self._retry_s = owner_retry_s
-        self.nodes = KnownNodes(is_here, spread, unshared)
+        self.nodes = KnownNodes(is_here, spread, unshared, hello)
+        self._clock_ns = clock_ns
+        self._renew_ns = 0
+        """When tickets are half over, and are asked for anew in the background; 0: there are none, or that is being done."""
         self.unshared = unshared
 
     def begin(
@@ -78,9 +88,12 @@ class Daemons:
         """
         address = route.address()
         try:
-            loan: AnyLoan = yield Take(address, deadline)
+            loan: AnyLoan = yield Take(address, deadline, route.hello)
         except NoOwner:
             raise
+        except InvalidTicket as error:
+            yield from self._renew(route, error, deadline)
+            return None
         except Unavailable as error:
             if route.failed(address, str(error)):
                 return None
@@ -95,7 +108,29 @@ class Daemons:
         if not loan.reused:
             route.welcomed(welcome)
             self._note_trouble(route)
+        if self._renew_ns and self._clock_ns() >= self._renew_ns:
+            self._renew_ns = 0
+            yield Aside(self._renew_all())
         return loan
+
+    def _renew(self, route: Route, refusal: InvalidTicket, deadline: Deadline) -> Operation[None]:
+        """Another ticket for a node that did not take the one that it was shown: it is another process by now, or the ticket has ended.
+        Raises `refusal` where the deadline is over before there is one."""
+        shown = route.hello
+        yield from self.refresh_nodes(deadline)
+        if not self.nodes.are_by(route):
+            raise Unreachable(f"at {route.primary} there is no node any more that the master knows") from None
+        if route.hello is shown:  # the node has registered a moment ago, and the master does not know of it, or it of its key
+            if deadline.up_to_s(self._retry_s) < self._retry_s:
+                raise refusal
+            yield Sleep(self._retry_s)
+
+    def _renew_all(self) -> Operation[None]:
+        """Other tickets, before those that there are have ended; those go on being used while no master gives any."""
+        try:
+            yield from self.refresh_nodes(Deadline(RENEWAL_S))
+        except KVStoreError:
+            self._renew_ns = self._clock_ns() + RENEWAL_PAUSE_NS
 
     def _note_trouble(self, route: Route) -> None:
         """A node that answers though its socket did not is there, and slower than it need be."""
@@ -206,7 +241,9 @@ class Daemons:
                 loan.discard()
 
     def refresh_nodes(self, deadline: Deadline) -> Operation[None]:
-        self.nodes.replace((yield from self.ask_master(Nodes(), NodeTable, deadline)))
+        table = yield from self.ask_master(Nodes(), NodeTable, deadline)
+        self.nodes.replace(table)
+        self._renew_ns = self._clock_ns() + table.ticket_ms * 500_000 if table.ticket_ms else 0
 
     def find_node(self, node_id: int, deadline: Deadline) -> Operation[KnownNode | None]:
         """None for a node that the master does not know either."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import OpenIndex, Slabs
-from kvstore.protocol.session_messages import Welcome
+from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan
@@ -37,10 +37,11 @@ class AnyChannel(Protocol):
 
 @dataclass(slots=True)
 class Take:
-    """Lend a channel to `address`: a Loan."""
+    """Lend a channel to `address`: a Loan. `hello` is what a new one says; None: what masters are told."""
 
     address: Address
     deadline: Deadline
+    hello: Hello | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +124,13 @@ class Later:
 
 
 @dataclass(slots=True)
+class Aside:
+    """Carry out an operation in the background, beside this one; nobody waits for it. It raises no KVStoreError."""
+
+    operation: "Operation[None]"
+
+
+@dataclass(slots=True)
 class Sleep:
     seconds: float
 
@@ -137,7 +145,7 @@ class Together:
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Later | Sleep | Together
+Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Later | Aside | Sleep | Together
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
 

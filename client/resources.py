@@ -1,6 +1,7 @@
 """What all calls of one client share: what it knows of the cluster, its mappings, threads and counters. What calls do with it stands in
 questions.py, reads/ and writes/."""
 
+import os
 from collections.abc import Sequence
 
 from kvstore.client.config import ClientSettings
@@ -15,6 +16,7 @@ from kvstore.client.reservations import Reservations
 from kvstore.client.routes import IsHere, nowhere
 from kvstore.client.stats import Counters
 from kvstore.client.unshared import Unshared
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import ELSEWHERE, why_not_here
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
@@ -40,6 +42,7 @@ class ClientResources:
             unshared=unshared,
             owner_patience_s=settings.owner_patience_s,
             owner_retry_s=settings.owner_retry_s,
+            hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
         )
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()

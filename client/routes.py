@@ -1,12 +1,13 @@
 """How to reach the masters and the nodes: addresses known, the one to use now, and what to do when it does not answer. No I/O."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvstore.client.unshared import Unshared
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.owners import Masters
 
@@ -45,6 +46,8 @@ class Route:
         self._epoch = self._refused_epoch = -1
         self.trouble = ""
         """Why its Unix socket, which is here, is left alone."""
+        self.hello: Hello | None = None
+        """What a node is told, its ticket in it; None: what masters are told."""
 
     def address(self) -> Address:
         """The one to use now."""
@@ -129,9 +132,10 @@ class KnownNode:
 class KnownNodes:
     """The nodes as the master named them last."""
 
-    def __init__(self, is_here: IsHere, spread: int, unshared: Unshared) -> None:
+    def __init__(self, is_here: IsHere, spread: int, unshared: Unshared, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
         """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes. `unshared` is told of
-        nodes of this host that cannot be reached as such."""
+        nodes of this host that cannot be reached as such. `hello` is what nodes are told, but for their tickets: not the token."""
+        self._hello = hello
         self._is_here = is_here
         self._unshared = unshared
         self._spread = spread
@@ -162,6 +166,10 @@ class KnownNodes:
         """Whether the master named this very process last."""
         return any(node.route.who == who for node in self._nodes.values())
 
+    def are_by(self, route: Route) -> bool:
+        """Whether one of those that the master named last is reached by this route."""
+        return any(node.route is route for node in self._nodes.values())
+
     def heard_from(self, master_epoch: int) -> None:
         """A master of this epoch answered. Ids of another's are forgotten: one without a catalog that lasts gives them anew."""
         if master_epoch != self._master_epoch:
@@ -172,15 +180,19 @@ class KnownNodes:
         """Take over the master's answer. What was learned about the way to a node that is the same process at the same place is kept, and a
         node of which nothing has changed stays the same object."""
         nodes = {}
-        for node_id, name, host, unix, tcp, revision, transfer in zip(
-            table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, strict=True
+        tickets = table.tickets or [b""] * len(table.ids)
+        for node_id, name, host, unix, tcp, revision, transfer, ticket in zip(
+            table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, tickets, strict=True
         ):
             primary, who = parse_address(tcp), Who(SERVER_NODE, name, host)
             old = self._nodes.get(node_id)
             if old is not None and old.route.who == who and old.route.primary == primary:
-                nodes[node_id] = old if old.revision == revision else replace(old, revision=revision, transfer=transfer)
+                nodes[node_id] = old if old.revision == revision else dataclasses.replace(old, revision=revision, transfer=transfer)
+                if old.route.hello is None or old.route.hello.ticket != ticket:
+                    old.route.hello = dataclasses.replace(self._hello, ticket=ticket)
                 continue
             nodes[node_id] = KnownNode(node_id, name, Route(primary, self._is_here, who), revision, transfer)
+            nodes[node_id].route.hello = dataclasses.replace(self._hello, ticket=ticket)
             nodes[node_id].route.offer(unix, host)
             if not nodes[node_id].route.is_local:
                 self._unshared.refused(name, unix, host)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import (
     AnyChannel,
+    Aside,
     Ask,
     AskForFds,
     Await,
@@ -441,7 +443,7 @@ class Client:
             case Await():
                 return _blocking(effect.channel).await_answer(effect.answer, effect.until)
             case Take():
-                return self._pool.take(effect.address, effect.deadline)
+                return self._pool.take(effect.address, effect.deadline, effect.hello)
             case Fill():
                 return _blocking(effect.channel).read_into(effect.destinations, effect.deadline)
             case Work():
@@ -456,6 +458,8 @@ class Client:
                 return time.sleep(effect.seconds)
             case Later():
                 return begin_thread(effect.function)
+            case Aside():
+                return begin_thread(partial(self._run, effect.operation))
             case Together():
                 return run_together(effect.operations, self._do)
 

@@ -66,6 +66,16 @@ class MasterSettings(ServerTlsSettings):
         "How often it is looked at whether the tokens file has changed, and whether a token by which somebody is connected has ended.",
         minimum=0.05,
     )
+    ticket_ttl_s: float = setting(
+        300.0,
+        "Where tokens are needed: how long a ticket opens connections to its node. Those that are open go on; they end when the token is "
+        "revoked.",
+        minimum=1,
+        maximum=86_400,
+    )
+    ticket_key_ttl_s: float = setting(
+        3600.0, "How long tickets for a node are issued under one key; then it is given another one.", minimum=1, maximum=1e7
+    )
     reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
     max_reservations: int = setting(
         1 << 20,

@@ -75,7 +75,7 @@ class ControlService(ControlServicer):
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context, request), request.name)
-            return self._standing.leading().register(info, request.tiers, seen, description)
+            return self._standing.leading().register(info, request.tiers, seen, description, request.protocol_version)
 
         return self._in_loop(context, register)
 

@@ -112,11 +112,14 @@ class Copy(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
     The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
-    its transfer engine is reached, if it has one. `epoch` is the master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or
+    its transfer engine is reached, if it has one. `shown` is the pass to show it (security/tickets/form.py), b"" where none is needed.
+    `epoch` is the master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or
     being written, or too much is waiting already).
     """
 
     TYPE = 34
+    SINCE = 5
+    FORMER_COLUMNS = 14
     FORM = (
         ("epoch", "u64"),
         ("tenant", "text"),
@@ -132,6 +135,8 @@ class Copy(Message):
         ("parents", "parents"),
         ("transfer", "count"),
         ("transfer", "blobs"),
+        ("shown", "count"),
+        ("shown", "u8s"),
     )
     epoch: int
     tenant: str
@@ -146,6 +151,7 @@ class Copy(Message):
     generations: Ints
     parents: list[bytes]
     transfer: list[bytes]
+    shown: bytes = b""
 
 
 @dataclass(slots=True)
@@ -175,3 +181,30 @@ class Drain(Message):
     FORM = (("epoch", "u64"), ("mode", "u8"))
     epoch: int
     mode: int
+
+
+@dataclass(slots=True)
+class TicketKey(Message):
+    """Master to node: this key, made `age_ms` ago, is one that tickets for this node are issued under from now on; those of the keys before
+    are good until they end. Answer: Ok. `epoch` is the master's."""
+
+    TYPE = 37
+    SINCE = 5
+    FORM = (("epoch", "u64"), ("key_id", "u32"), ("age_ms", "u64"), ("secret", "count"), ("secret", "u8s"))
+    epoch: int
+    key_id: int
+    age_ms: int
+    secret: bytes
+
+
+@dataclass(slots=True)
+class Revoke(Message):
+    """Master to node: these credentials of `tenant`, as tickets number them, are good no more, nor is any ticket of his that a master
+    before this one issued: sessions that showed one end. Answer: Count, of those. `epoch` is the master's."""
+
+    TYPE = 38
+    SINCE = 5
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("credentials", "count"), ("credentials", "u64s"))
+    epoch: int
+    tenant: str
+    credentials: Ints

@@ -20,9 +20,10 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 MAGIC: Final = b"kV"
 TLS_MAGIC: Final = b"\x16\x03"
 """How a TLS connection begins."""
-VERSION: Final = 4
+VERSION: Final = 5
 OLDEST_VERSION: Final = 3
-"""The release before: its frames are read, and it is answered in the forms that it knows. So a cluster is upgraded daemon by daemon."""
+"""Of the releases before: their frames are read, and they are answered in the forms that they know. So a cluster is upgraded daemon by
+daemon."""
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
 
@@ -76,7 +77,8 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
         raise ProtocolError(f"not a kvstore frame: it starts with {bytes(magic)!r}; check the port and the peer")
     if not OLDEST_VERSION <= version <= VERSION:
         raise ProtocolError(
-            f"the peer speaks protocol version {version}, this side speaks {VERSION} and {OLDEST_VERSION}: run releases next to each other"
+            f"the peer speaks protocol version {version}, this side speaks {VERSION} down to {OLDEST_VERSION}: "
+            "run releases next to each other"
         )
     if body_bytes > MAX_BODY_BYTES:
         raise ProtocolError(f"a body of {body_bytes} bytes is over the limit of {MAX_BODY_BYTES}")

@@ -3,7 +3,7 @@
 Keys belong to the tenant that the connection said in its Hello.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
@@ -169,9 +169,13 @@ class NodeTable(Message):
     transfer engines are reached.
 
     That is the engine's own bytes. It may change while a node lives, when a link goes down or comes up; the revision rises then.
+    Where tokens are needed, `tickets` has for each node what to show it, b"" for one that has no key yet; they can be used for
+    `ticket_ms` from now on, 0: none are needed.
     """
 
     TYPE = 20
+    SINCE = 5
+    FORMER_COLUMNS = 8
     FORM = (
         ("ids", "count"),
         ("ids", "u32s"),
@@ -181,6 +185,8 @@ class NodeTable(Message):
         ("tcp", "labels"),
         ("revisions", "u64s"),
         ("transfers", "blobs"),
+        ("tickets", "blobs"),
+        ("ticket_ms", "u32"),
     )
     ids: Ints
     names: list[str]
@@ -189,3 +195,5 @@ class NodeTable(Message):
     tcp: list[str]
     revisions: Ints
     transfers: list[bytes]
+    tickets: list[bytes] = field(default_factory=list)
+    ticket_ms: int = 0

@@ -35,6 +35,8 @@ class Packable(Protocol):
 
     def pack(self) -> bytes: ...
 
+    def pack_for(self, version: int) -> bytes: ...
+
 
 class Message:
     """A body with fields in the order of FORM, whose kinds `wire.Form` explains."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import (
@@ -70,6 +70,8 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Copy,
         Copied,
         Drain,
+        TicketKey,
+        Revoke,
         Put,
         Open,
         Opened,

@@ -19,17 +19,27 @@ class Hello(Message):
 
     It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
     Hello again on the same connection once it is. To another node, whose blocks of `tenant` it is to read, a node says the epoch of
-    the master that both obey, and tokens.node_pass in place of the token; it may only read there.
+    the master that both obey. The token is for masters; a node is shown a ticket (security/tickets/form.py), of another node a pass.
     """
 
     TYPE = 1
     SINCE = VERSION  # so that whoever answers knows which forms the asker knows
-    FORM = (("role", "u8"), ("tenant", "text"), ("token", "text"), ("name", "text"), ("epoch", "u64"))
+    FORMER_COLUMNS = 5
+    FORM = (
+        ("role", "u8"),
+        ("tenant", "text"),
+        ("token", "text"),
+        ("name", "text"),
+        ("epoch", "u64"),
+        ("ticket", "count"),
+        ("ticket", "u8s"),
+    )
     role: int
     tenant: str = ""
     token: str = ""
     name: str = ""
     epoch: int = 0
+    ticket: bytes = b""
 
 
 @dataclass(slots=True)

@@ -24,12 +24,16 @@ MAX_NOTICE_BYTES: Final = 64 << 10
 
 @dataclass(slots=True)
 class Join(Message):
-    """First message of a connection: the agent's name, and a number that names this connection among the agent's. Answer: Joined."""
+    """First message of a connection: the agent's name, and a number that names this connection among the agent's; and the secret that the
+    description of the engine that is joined has. Answer: Joined."""
 
     TYPE = 60
-    FORM = (("name", "text"), ("connection", "u64"))
+    SINCE = 5
+    FORMER_COLUMNS = 2
+    FORM = (("name", "text"), ("connection", "u64"), ("secret", "count"), ("secret", "u8s"))
     name: str
     connection: int
+    secret: bytes = b""
 
 
 @dataclass(slots=True)

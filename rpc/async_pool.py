@@ -17,7 +17,7 @@ from kvstore.security.tls.certificates import Certificates
 
 
 class AsyncPool:
-    """Asynchronous channels for the tasks of one event loop, the only caller. Every connection says the same `hello`."""
+    """Asynchronous channels for the tasks of one event loop, the only caller. A connection says `hello`, or what `take` is told."""
 
     def __init__(
         self,
@@ -38,8 +38,9 @@ class AsyncPool:
         self._clock_ns = clock_ns
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self, address: Address, deadline: Deadline) -> Loan[AsyncChannel]:
-        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent.
+    async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[AsyncChannel]:
+        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent. A new one says `hello`, where
+        that is given.
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
@@ -50,7 +51,7 @@ class AsyncPool:
         if channel is not None:
             return Loan(channel, partial(self._give_back, turn), reused=True)
         try:
-            opened = await self._open(address, deadline)
+            opened = await self._open(address, deadline, hello or self._hello)
             self._shelf.opened(opened, turn)
         except BaseException:
             self._shelf.not_opened(address, turn)
@@ -69,10 +70,10 @@ class AsyncPool:
             timer.cancel()
             self._waiting.remove(given_back)
 
-    async def _open(self, address: Address, deadline: Deadline) -> AsyncChannel:
+    async def _open(self, address: Address, deadline: Deadline, hello: Hello) -> AsyncChannel:
         try:
             attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return await AsyncChannel.open(address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, tls=self._tls)
+            return await AsyncChannel.open(address, hello, attempt, peer_timeout_s=self._peer_timeout_s, tls=self._tls)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

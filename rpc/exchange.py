@@ -43,12 +43,15 @@ class Exchange:
         if self.payload_left:
             raise ProtocolError("the previous answer's payload was not read")
         self._request_id = self._request_id % MAX_REQUEST_ID + 1
-        body = message.pack()
+        version = message.SINCE
+        if version <= self.version:
+            body = message.pack()
+        else:
+            version = self.version
+            body = message.pack_for(version)
         payload_bytes = sum(map(len, payload)) if payload else 0
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        head = memoryview(
-            pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, min(message.SINCE, self.version)) + body
-        )
+        head = memoryview(pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, version) + body)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
 
     def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:

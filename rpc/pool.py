@@ -195,7 +195,7 @@ def connect_failed(error: DeadlineExceeded, address: Address, deadline: Deadline
 
 
 class Pool:
-    """Blocking channels for threads. Thread-safe. Every connection introduces itself with the same `hello`."""
+    """Blocking channels for threads. Thread-safe. A connection introduces itself with `hello`, or as `take` says."""
 
     def __init__(
         self,
@@ -220,8 +220,9 @@ class Pool:
         self._waiting: list[threading.Lock] = []
         """A lock for each taker that waits, released once. No Condition: its wait, interrupted twice, would leave without the lock."""
 
-    def take(self, address: Address, deadline: Deadline) -> Loan[Channel]:
-        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent.
+    def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[Channel]:
+        """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent. A new one says `hello`, where
+        that is given.
 
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
@@ -229,7 +230,7 @@ class Pool:
         if channel is not None:
             return Loan(channel, partial(self._give_back, turn), reused=True)
         try:
-            opened = self._open(address, deadline)
+            opened = self._open(address, deadline, hello or self._hello)
             self._shelf.opened(opened, turn)
         except BaseException:
             with self._lock:
@@ -265,12 +266,10 @@ class Pool:
         for given_back in waiting:
             given_back.release()
 
-    def _open(self, address: Address, deadline: Deadline) -> Channel:
+    def _open(self, address: Address, deadline: Deadline, hello: Hello) -> Channel:
         try:
             attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return Channel.open(
-                address, self._hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll, tls=self._tls
-            )
+            return Channel.open(address, hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll, tls=self._tls)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

@@ -91,14 +91,6 @@ class Credentials:
         """What `former` had and this has not, or not for the same any more."""
         return [identity for credential, identity in former._ids.items() if self._ids.get(credential) != identity]
 
-    def tenant_digests(self) -> dict[str, bytes]:
-        """For nodes: of each tenant one token of role write at least."""
-        return {
-            tenant: digest
-            for (digest, tenant), identity in reversed(self._identities.items())
-            if tenant is not None and identity.role >= Role.WRITE
-        }
-
     def has(self, kind: Kind) -> bool:
         """Is there a token of this kind?"""
         return any(identity.kind is kind for identity in self._identities.values())

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import (
@@ -96,6 +96,8 @@ NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Hold.TYPE: COMMANDS,
         Copy.TYPE: COMMANDS,
         Drain.TYPE: COMMANDS,
+        TicketKey.TYPE: COMMANDS,
+        Revoke.TYPE: COMMANDS,
     }
 )
 RPCS: Final[Mapping[str, Rule]] = MappingProxyType(

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import Denied, Unauthorized
-from kvstore.protocol.session_messages import ROLE_NODE
 from kvstore.rpc.session import Session
+from kvstore.security.identity import Identity, Kind
+from kvstore.security.rules import NODE_FRAMES, allowed
+from kvstore.security.tickets.form import fingerprint
 from kvstore.store.blocks.open_puts import OpenPut
 
 MAX_SLABS = 64
@@ -31,12 +33,37 @@ class PutFrame:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """The context of a session after its Hello. `exported` are the slabs that it has been told of for writing."""
+    """The context of a session after its Hello: who it is, and what let it in. `exported` are the slabs that it has been told of for
+    writing."""
 
     tenant: str
-    role: int
+    identity: Identity
+    until_ns: int = 0
+    """When the ticket ends that it showed, by the node's clock."""
+    issuer: str = ""
+    """The master that issued it; "" where no tickets are needed."""
+    credential: int = 0
+    """Upon what it was issued, as tickets number it."""
+    blocks: frozenset[int] | None = None
+    """All that it may read, as fingerprints (security/tickets/form.py); None: whatever is the tenant's."""
+    pointed_at: set[int] = field(default_factory=set)
+    """Slabs in which blocks of these lie, as it was told."""
     frame: PutFrame | None = None
     exported: set[int] = field(default_factory=set)
+    allowed: frozenset[int] = field(init=False)
+    """The frames that it may say."""
+
+    def __post_init__(self) -> None:
+        self.allowed = allowed(NODE_FRAMES, self.identity)
+
+    @property
+    def is_node(self) -> bool:
+        return self.identity.kind is Kind.NODE
+
+    def check_blocks(self, keys: Sequence[bytes], generations: Sequence[int]) -> None:
+        """Raises Denied unless it may read all of these."""
+        if self.blocks is not None and not self.blocks.issuperset(map(fingerprint, keys, generations)):
+            raise Denied("the pass of this node is for other blocks, or for others of their versions")
 
 
 def peer_of(session: Session) -> Caller:
@@ -44,11 +71,3 @@ def peer_of(session: Session) -> Caller:
     if not isinstance(session.context, Caller):
         raise Unauthorized("say Hello first")
     return session.context
-
-
-def writer_of(session: Session) -> Caller:
-    """As `peer_of`, for what only clients may do. Raises Denied for another node: its pass lets it read."""
-    peer = peer_of(session)
-    if peer.role == ROLE_NODE:
-        raise Denied("a node may read another's blocks, and write none")
-    return peer

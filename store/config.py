@@ -122,6 +122,12 @@ class NodeSettings(ServerTlsSettings):
         minimum=0.001,
     )
     reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach a master.", minimum=0.001)
+    ticket_grace_s: float = setting(
+        3600.0,
+        "Where tokens are needed: how long those who are connected are served while no master is heard of, which would say whose token is "
+        "revoked; and those who come with a ticket that has not ended.",
+        minimum=0,
+    )
     max_connections: int = setting(4096, "Connections beyond this are refused.", minimum=1)
     hello_timeout_s: float = setting(
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01

@@ -17,7 +17,8 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import KVStoreError, StaleEpoch
+from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unauthorized
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
@@ -239,10 +240,13 @@ class MasterLink:
                 tiers=tiers,
                 topology=described["topology"],
                 transfer=described["transfer"],
+                protocol_version=VERSION,
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,
         )
+        if reply.tenant_token_sha256 and not reply.HasField("ticket_key"):
+            raise Unauthorized("the master is of a release before tickets, and has tokens configured: upgrade the masters first")
         self._told = described
         self._follow(reply.catalog, reply.master_epoch)
         return reply

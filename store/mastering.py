@@ -12,12 +12,14 @@ from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import notice_vanished_host
+from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.transfer.engine import TransferEngine
 
 log = logging.getLogger("kvstore.store")
 
@@ -33,6 +35,8 @@ class MasterSession:
         claims: Claims,
         deciding: Deciding,
         copies: ReplicaQueue,
+        admission: Admission,
+        engine: TransferEngine | None,
         *,
         peer_timeout_s: float,
         on_synced: Callable[[], None],
@@ -46,6 +50,8 @@ class MasterSession:
         self._claims = claims
         self._deciding = deciding
         self._copies = copies
+        self._admission = admission
+        self._engine = engine
         self._peer_timeout_s = peer_timeout_s
         self._on_synced = on_synced
         self._on_lost = on_lost
@@ -62,12 +68,18 @@ class MasterSession:
         session = Session(self._reactor, sock, _Commands(self._service, self._lost))
         self._session = session
         self._registration_epoch = registration.registration_epoch
-        self._service.link_up(
-            session,
+        self._admission.registered(
             node_id=registration.node_id,
             master_epoch=registration.master_epoch,
-            token_digests=dict(registration.tenant_token_sha256),
+            issuer=f"{registration.catalog}/{registration.master_epoch}",
+            needs_tickets=registration.HasField("ticket_key"),
         )
+        if registration.HasField("ticket_key"):
+            key = registration.ticket_key
+            self._admission.add_key(key.key_id, key.secret, age_ms=key.age_ms)
+        if self._engine is not None:
+            self._engine.requires_secret(registration.HasField("ticket_key"))
+        self._service.link_up(session, master_epoch=registration.master_epoch)
         link = _Link(session)
         self._copies.link_up(link.report, registration.registration_epoch)
         self._claims.link_up(link.claim, registration.registration_epoch)

@@ -23,6 +23,7 @@ from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.security.binding import check_binding
 from kvstore.security.tls.certificates import Certificates
+from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
@@ -78,6 +79,8 @@ SAVED_BATCHES = 4
 written yet when the time is over."""
 PEERS_INTERVAL_S = 1.0
 """How often nodes that this one has copied nothing from for long are looked for: see `peer_ttl_s`."""
+TICKETS_INTERVAL_S = 1.0
+"""How often sessions are looked at whose ticket may have ended."""
 
 log = logging.getLogger("kvstore.store")
 
@@ -266,6 +269,7 @@ class Node:
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""
+        self._admission = Admission(clock_ns=self.reactor.now_ns, grace_s=self._settings.ticket_grace_s)
         self._service = NodeService(
             self._table,
             self._dram,
@@ -280,6 +284,7 @@ class Node:
             self._showing,
             self._deciding,
             self._leaving,
+            self._admission,
             identity=self._identity,
         )
         self._server.handler = self._service
@@ -311,6 +316,8 @@ class Node:
             self._claims,
             self._deciding,
             self._copies,
+            self._admission,
+            self._engine,
             peer_timeout_s=settings.peer_timeout_s,
             on_synced=on_synced,
             on_lost=lambda registration_epoch: self._link.lost(registration_epoch),
@@ -340,6 +347,7 @@ class Node:
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
         self.reactor.every(PEERS_INTERVAL_S, self._forget_peers)
+        self.reactor.every(TICKETS_INTERVAL_S, self._admission.expire)
         if self._watch is not None:
             self._watch.start()
         self._link.start()

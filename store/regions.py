@@ -4,6 +4,8 @@ A slab is shown to its tenant from its first remote reader on, for reading only;
 shown to the one writer of an open put, and to nobody once the put is over: a late byte cannot reach the block that gets the slot next.
 """
 
+from collections.abc import Iterable
+
 from kvstore.protocol.errors import DeadlineExceeded, StaleHandle, Unauthorized
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
@@ -28,6 +30,8 @@ class SharedRegions:
         self._dram = dram
         self._engine = engine
         self._slabs: dict[int, tuple[Region, bytes]] = {}
+        self._tenants: dict[int, str] = {}
+        """Of the slabs that are shown."""
         self._closing: list[Region] = []
 
     def show_slab(self, slab: int, *, tenant: str) -> bytes:
@@ -38,6 +42,7 @@ class SharedRegions:
             return b""
         if slab not in self._slabs:
             self._slabs[slab] = self._export(memory, writable=False)
+            self._tenants[slab] = tenant
         return self._slabs[slab][1]
 
     def show_slot(self, slot: Slot) -> tuple[WriteGrant, bytes]:
@@ -54,10 +59,18 @@ class SharedRegions:
             _close(region)
             raise
 
+    def hide(self, tenant: str) -> None:
+        """Show the tenant's slabs anew, under other keys, to whoever asks from now on: those told of before are refused."""
+        self._hide(slab for slab, whose in self._tenants.items() if whose == tenant)
+
     def sweep(self) -> None:
         """Stop showing slabs that are gone; their memory is kept for as long as it is being read."""
-        for slab in [slab for slab in self._slabs if not self._dram.has_slab(slab)]:
+        self._hide(slab for slab in self._slabs if not self._dram.has_slab(slab))
+
+    def _hide(self, slabs: Iterable[int]) -> None:
+        for slab in list(slabs):
             self._closing.append(self._slabs.pop(slab)[0])
+            del self._tenants[slab]
         self._closing = [region for region in self._closing if not _close(region)]
 
     def __len__(self) -> int:

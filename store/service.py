@@ -1,22 +1,25 @@
 """The node's frames: who may speak, which service answers, and what is tidied up when a connection ends."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
+from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke, TicketKey
+from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header
+from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
-from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Flags, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Flags, Hello, Ok, Welcome
 from kvstore.protocol.shown_index import ACCESSES
-from kvstore.protocol.tokens import check_node_pass, check_token, node_pass
 from kvstore.rpc.session import Session
+from kvstore.security.identity import MASTER, STRANGER
+from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
+from kvstore.store.admission import Admission
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.caller import MAX_SLABS, Caller, peer_of, writer_of
+from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
@@ -34,6 +37,8 @@ TURNS_OF_A_RING = ACCESSES // TAKEN_A_TURN
 """After as many everything is taken that clients had read."""
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
+_OF_STRANGERS = allowed(NODE_FRAMES, STRANGER)
+_OF_THE_MASTER = allowed(NODE_FRAMES, MASTER)
 
 
 class NodeService:
@@ -54,6 +59,7 @@ class NodeService:
         showing: Showing,
         deciding: Deciding,
         leaving: Leaving,
+        admission: Admission,
         *,
         identity: Identity,
     ) -> None:
@@ -69,11 +75,9 @@ class NodeService:
         self._copies = copies
         self._showing = showing
         self._leaving = leaving
+        self._admission = admission
         self._identity = identity
-        self.node_id = 0
         self.master_epoch = 0
-        self.token_digests: Mapping[str, bytes] | None = None
-        """Tenant to SHA-256 of its token, from the master; empty lets everyone in, None: not registered yet."""
         self._held: set[tuple[str, bytes]] = set()
         """Tenant and key of the blocks that a master has pinned here."""
         self._unheard: set[tuple[str, bytes]] = set()
@@ -97,7 +101,10 @@ class NodeService:
             Drain.TYPE: self._drain,
             Events.TYPE: self._events,
             Flush.TYPE: deciding.await_all,
+            TicketKey.TYPE: self._ticket_key,
+            Revoke.TYPE: self._revoke,
         }
+        check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         if header.type == Put.TYPE:
@@ -106,11 +113,28 @@ class NodeService:
         handler = self._handlers.get(header.type)
         if handler is None:
             raise ProtocolError(f"a node takes no message of type {header.type}")
-        handler(session, header, MESSAGES[header.type].unpack(body))
+        kind = MESSAGES[header.type]
+        if header.type not in self._allowed(session):
+            self._refuse(session, kind)
+        handler(session, header, kind.unpack_of(header.version, body))
+
+    def _allowed(self, session: Session) -> frozenset[int]:
+        """The frames that may come by this session."""
+        caller = session.context
+        if caller is not None:
+            found: frozenset[int] = caller.allowed
+            return found
+        return _OF_THE_MASTER if session is self.link else _OF_STRANGERS
+
+    def _refuse(self, session: Session, kind: type[Message]) -> None:
+        who = session.context.identity if isinstance(session.context, Caller) else STRANGER
+        raise refusal(NODE_FRAMES[kind.TYPE], who, kind.__name__)
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
             raise ProtocolError(f"a message of type {header.type} has no payload")
+        if header.type not in self._allowed(session):
+            self._refuse(session, Put)
         self._leaving.check_open(session.peer_version)
         self._take_accesses(session)
         if self._sent.put_at_once(session, header, body):
@@ -136,38 +160,28 @@ class NodeService:
             self._table.forget_owner,
             self._table.events.forget_asker,
             self._showing.forget_owner,
+            self._admission.forget,
         ]
         for forget in tidying:  # what one of them raises is no reason to keep the rest
             session.reactor.guarded(forget, session)
         self._waiting.retry()
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
-        if self.token_digests is None:
-            raise Unavailable("this node has not found its master yet; try again")
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
-        if message.role == ROLE_NODE:
-            self._check_node(message)
-        else:
-            check_token(self.token_digests, message.tenant, message.token)
-        session.context = Caller(message.tenant, message.role)
+        session.context = self._admission.admit(session, message)
         own = self._identity
-        welcome = Welcome(SERVER_NODE, own.name, self.node_id, own.instance, own.host_id, own.unix)
+        welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
         session.reply(header.request_id, welcome)
-
-    def _check_node(self, message: Hello) -> None:
-        """Another node introduces itself, to read what the master told it to copy. Raises Unauthorized, StaleEpoch."""
-        assert self.token_digests is not None
-        if message.epoch != self.master_epoch:
-            raise StaleEpoch(f"node {message.name!r} obeys a master of epoch {message.epoch}, and this node one of {self.master_epoch}")
-        check_node_pass(self.token_digests, message.tenant, message.token, master_epoch=message.epoch, source=self.node_id)
 
     def _release(self, session: Session, header: Header, message: Release) -> None:
         self._reads.release(session, message)
         self._waiting.retry()
 
     def _slabs(self, session: Session, header: Header, message: Slabs) -> None:
-        peer = writer_of(session) if message.writable else peer_of(session)
+        peer = peer_of(session)
+        if message.writable:
+            check(WRITES, peer.identity, "Slabs for writing")
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
         if len(message.held) > MAX_BATCH:
@@ -187,7 +201,7 @@ class NodeService:
         session.reply(header.request_id, SlabFds(sizes, gone), fds=fds, on_sent=close_fds)
 
     def _attach(self, session: Session, header: Header, message: OpenIndex) -> None:
-        peer = writer_of(session)
+        peer = peer_of(session)
         if not session.is_local:
             raise InvalidArgument("an index is passed over Unix sockets")
         answer, fds = self._showing.attach(session, peer.tenant, lambda: self._table.blocks_of(peer.tenant))
@@ -202,6 +216,8 @@ class NodeService:
         peer = peer_of(session)
         if self._regions is None or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
+        if peer.blocks is not None and not peer.pointed_at.issuperset(message.slabs):
+            raise Denied("the pass of this node is for blocks in other slabs")
         session.reply(header.request_id, RegionList([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
     def _export(self, peer: Caller, slab: int, writable: bool, fds: list[int]) -> int:
@@ -213,18 +229,17 @@ class NodeService:
         return self._dram.slab_bytes(slab)
 
     def _events(self, session: Session, header: Header, message: Events) -> None:
-        """For a recorder. Another node is none: its pass is for reading values."""
-        tenant = writer_of(session).tenant
+        """For a recorder."""
+        tenant = peer_of(session).tenant
         for _ in range(TURNS_OF_A_RING):
             self._take_accesses(session)
         session.reply(header.request_id, self._table.events.answer(session, tenant, message))
 
     # --- the master's commands ---
 
-    def link_up(self, link: Session, *, node_id: int, master_epoch: int, token_digests: Mapping[str, bytes]) -> None:
-        """The node is registered: the master over `link` commands it from now on, and its tenants are let in."""
-        self.link, self.node_id = link, node_id
-        self.master_epoch, self.token_digests = master_epoch, token_digests
+    def link_up(self, link: Session, *, master_epoch: int) -> None:
+        """The node is registered: the master over `link` commands it from now on."""
+        self.link, self.master_epoch = link, master_epoch
         self._unheard = set(self._held)
         self._leaving.drain(DRAIN_NOT)  # another master, or none, may have said so; this one says it if it is so
 
@@ -239,13 +254,14 @@ class NodeService:
     def link_down(self) -> None:
         """Nobody commands the node. Clients are served as before."""
         self.link = None
+        self._admission.link_down()
 
     def _check_master(self, session: Session, epoch: int) -> None:
         if session is not self.link:
             raise Unauthorized("only the master this node is registered with may command it")
         if epoch < self.master_epoch:
             raise StaleEpoch(f"a command of epoch {epoch}, but a master of epoch {self.master_epoch} has spoken")
-        self.master_epoch = epoch
+        self.master_epoch = self._admission.master_epoch = epoch
 
     def _drop(self, session: Session, header: Header, message: Drop) -> None:
         """Delete blocks; the answer comes after the deletions are durable, and the master takes it for their events. It is an error where a
@@ -298,11 +314,23 @@ class NodeService:
 
     def _copy(self, session: Session, header: Header, message: Copy) -> None:
         self._check_master(session, message.epoch)
-        shown = node_pass(self.token_digests or {}, message.tenant, master_epoch=message.epoch, source=message.source)
-        hello = Hello(ROLE_NODE, message.tenant, shown, self._identity.name, message.epoch)
+        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown)
         session.reply(header.request_id, Flags(self._copies.take(message, hello)))
 
     def _drain(self, session: Session, header: Header, message: Drain) -> None:
         self._check_master(session, message.epoch)
         self._leaving.drain(message.mode)
         session.reply(header.request_id, Ok())
+
+    def _ticket_key(self, session: Session, header: Header, message: TicketKey) -> None:
+        self._check_master(session, message.epoch)
+        self._admission.add_key(message.key_id, message.secret, age_ms=message.age_ms)
+        session.reply(header.request_id, Ok())
+
+    def _revoke(self, session: Session, header: Header, message: Revoke) -> None:
+        """Answered once the sessions are over; what they had been shown of memory is shown to nobody any more."""
+        self._check_master(session, message.epoch)
+        ended = self._admission.revoke(message.tenant, set(message.credentials))
+        if self._regions is not None:
+            self._regions.hide(message.tenant)
+        session.reply(header.request_id, Count(ended))

@@ -17,6 +17,7 @@ WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab", "telemetry
 PARTS = {
     "rpc": "busy_poll deadline exchange incoming observing owners",
     "security": "binding credentials grpc_metadata guard identity rules",
+    "security/tickets": "form issuing keyring",
     "security/tls": "authority certificates identities own refusals subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",

@@ -44,6 +44,8 @@ class EngineInfo:
     host: str
     agents: tuple[AgentInfo, ...] = ()
     matrix: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    secret: bytes = field(default=b"", repr=False)
+    """What peers show when they join; b"" of an engine that asks for nothing."""
 
 
 def pack_engine(info: EngineInfo) -> bytes:
@@ -59,6 +61,8 @@ def pack_engine(info: EngineInfo) -> bytes:
         for agent in info.agents
     ]
     whole = {"kvstore_engine": VERSION, "name": info.name, "host": info.host, "agents": agents, "matrix": info.matrix}
+    if info.secret:
+        whole["secret"] = info.secret.hex()
     return json.dumps(whole, separators=(",", ":")).encode()
 
 
@@ -75,7 +79,8 @@ def unpack_engine(data: bytes) -> EngineInfo:
             )
         agents = tuple(_agent(entry) for entry in _list(whole["agents"])[: MAX_AGENTS + 1])
         matrix = {str(location): (_names(rails[0]), _names(rails[1])) for location, rails in whole["matrix"].items()}
-        info = EngineInfo(_text(whole["name"]), _text(whole["host"]), agents, matrix)
+        secret = bytes.fromhex(_text(whole.get("secret", "")))
+        info = EngineInfo(_text(whole["name"]), _text(whole["host"]), agents, matrix, secret)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"these bytes do not describe a transfer engine: {error!r}") from None
     if len(agents) > MAX_AGENTS or not info.name:

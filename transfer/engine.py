@@ -43,6 +43,7 @@ from kvstore.transfer.topology.model import Topology
 MAX_DEADLINE_S: Final = 86_400.0
 MAX_NAME: Final = 255
 """Characters; what peers accept."""
+SECRET_BYTES: Final = 32
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -76,7 +77,8 @@ class TransferEngine:
         self._carrier = Carrier(self.settings, clock_ns)
         self._lock = self._carrier.lock
         self._exports = Exports()
-        self._target = Target(self.name, self._exports, self.settings)
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._target = Target(self.name, self._exports, self.settings, self._secret)
         self._serves = serves
         encrypted = tls if tls is not None and tls.connects else None
         self._rails = Rails(Maker(self.name, self.settings, self._exports, self._target, listens=serves, tls=encrypted))
@@ -123,11 +125,17 @@ class TransferEngine:
 
     # --- peers ---
 
+    def requires_secret(self, does: bool) -> None:
+        """Whether peers have to show the secret of the description; at first they have to. Off it lets in those of a release without
+        one, too."""
+        self._target.requires_secret = does
+
     def describe(self) -> bytes:
-        """How peers reach this engine, for their `connect`. It changes with the links (`refresh`)."""
+        """How peers reach this engine, for their `connect`. It changes with the links (`refresh`). With it goes the secret that lets them
+        in: for those who may come, and nobody else."""
         agents = [AgentInfo(agent.transport, agent.rail, agent.metadata()) for agent in self.agents if self._serves]
         matrix = {place: (rails.preferred, rails.available) for place, rails in self.topology.matrix.items()}
-        return pack_engine(EngineInfo(self.name, network_id(), tuple(agents), matrix))
+        return pack_engine(EngineInfo(self.name, network_id(), tuple(agents), matrix, self._secret))
 
     @shielded
     def connect(self, description: bytes) -> Peer:

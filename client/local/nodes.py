@@ -16,7 +16,7 @@ from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import FOREVER_NS, IndexView
 from kvstore.client.mapping import SlabMapping
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, KVStoreError, ProtocolError, Unreachable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, InvalidTicket, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.protocol.shown_index import AT_HEARTBEAT
 from kvstore.rpc.deadline import Deadline
@@ -200,7 +200,11 @@ class LocalNodes:
 
     def _attach_to(self, node: KnownNode, deadline: Deadline) -> Operation[None]:
         address = node.route.address()
-        loan: AnyLoan = yield Take(address, deadline)
+        try:
+            loan: AnyLoan = yield Take(address, deadline, node.route.hello)
+        except InvalidTicket:  # it has ended, or the node is another process by now
+            yield from self._daemons.refresh_nodes(deadline)
+            loan = yield Take(address, deadline, node.route.hello)
         try:
             if not node.route.is_meant(address, loan.channel.welcome):
                 raise Unreachable(f"at {address} there is another daemon by now")

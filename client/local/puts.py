@@ -14,7 +14,7 @@ from kvstore.client.locations import Hint
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED
-from kvstore.protocol.errors import Draining, Unavailable
+from kvstore.protocol.errors import Draining, InvalidTicket, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
@@ -38,6 +38,9 @@ class _OnePut:
     ack: int
 
     def pack(self) -> bytes:
+        return self.body
+
+    def pack_for(self, version: int) -> bytes:
         return self.body
 
 
@@ -76,8 +79,8 @@ class LocalPuts:
         put = _OnePut(body, key, len(source), told)
         deadline = Deadline(settings.deadline_s if deadline_s is None else deadline_s)
         try:
-            loan = self._pool.take(address, deadline)
-        except Unavailable:
+            loan = self._pool.take(address, deadline, node.route.hello)
+        except (Unavailable, InvalidTicket):
             return None
         try:
             flag = self._ask(node, address, loan.channel if loan.reused else None, put, source, deadline)

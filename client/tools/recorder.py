@@ -6,7 +6,7 @@ recording. It writes no file and waits for nothing but answers: see cli/record.p
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
@@ -78,8 +78,8 @@ class Recorder:
         self._is_master_away = False
         self._refreshed_s = now_s()
         self.counts = RecordCounts()
-        for name, tcp in self._nodes():
-            self._begin(name, tcp)
+        for name, tcp, ticket in self._nodes():
+            self._begin(name, tcp, ticket)
 
     @property
     def nodes(self) -> list[str]:
@@ -125,18 +125,18 @@ class Recorder:
             self._is_master_away = True
             return []
         self._is_master_away = False
-        self._missing &= {name for name, _ in nodes}
+        self._missing &= {name for name, _, _ in nodes}
         gaps: list[BlockEvent | Gap] = []
-        for name, tcp in nodes:
-            if name not in self._links and self._begin(name, tcp):
+        for name, tcp, ticket in nodes:
+            if name not in self._links and self._begin(name, tcp, ticket):
                 self._say(f"node {name} is recorded from now on")
                 self.counts.interruptions += 1
                 gaps.append(Gap(self._wall_ms(), name, self._settings.tenant, None))
         return gaps
 
-    def _nodes(self) -> list[tuple[str, str]]:
-        """(name, address) of each live node. Raises Unavailable when no master answers as the owner of the catalog, and what one that does
-        has against us."""
+    def _nodes(self) -> list[tuple[str, str, bytes]]:
+        """(name, address, ticket) of each live node. Raises Unavailable when no master answers as the owner of the catalog, and what one
+        that does has against us."""
         timeout_s = self._settings.connect_timeout_s
         deadline = Deadline(timeout_s * (len(self._masters.in_order()) + MAX_NAMED))
         channel = find_owner(self._masters, self._hello, deadline, attempt_s=timeout_s, tls=self._tls)
@@ -144,14 +144,14 @@ class Recorder:
             table = channel.call(Nodes(), NodeTable, Deadline(timeout_s))
         finally:
             channel.close()
-        return list(zip(table.names, table.tcp, strict=True))
+        return list(zip(table.names, table.tcp, table.tickets or [b""] * len(table.ids), strict=True))
 
-    def _begin(self, name: str, tcp: str) -> bool:
+    def _begin(self, name: str, tcp: str, ticket: bytes) -> bool:
         """Whether the node is recorded from now on; why not is said."""
         deadline = Deadline(self._settings.connect_timeout_s)
         channel = None
         try:
-            channel = Channel.open(parse_address(tcp), self._hello, deadline, tls=self._tls)
+            channel = Channel.open(parse_address(tcp), replace(self._hello, token="", ticket=ticket), deadline, tls=self._tls)
             link = _Link(name, channel)
             link.cursor = channel.call(Events(0), EventBatch, deadline).next_cursor
         except KVStoreError as error:

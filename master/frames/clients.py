@@ -13,6 +13,7 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.links import Answers, NodeLinks
+from kvstore.master.frames.tickets import Tickets
 from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
 from kvstore.protocol.errors import Unauthorized
@@ -58,12 +59,20 @@ class ClientFrames:
     """See the module. It counts `keys` and `lookup_misses` in `counters`."""
 
     def __init__(
-        self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int], *, order_copies: Callable[[int], None]
+        self,
+        directory: Directory,
+        committer: Committer,
+        links: NodeLinks,
+        tickets: Tickets | None,
+        counters: dict[str, int],
+        *,
+        order_copies: Callable[[int], None],
     ) -> None:
         """`order_copies`, told the time, has replicas made that targets ask for."""
         self._directory = directory
         self._committer = committer
         self._links = links
+        self._tickets = tickets
         self._counters = counters
         self._order_copies = order_copies
 
@@ -100,8 +109,10 @@ class ClientFrames:
         session.reply(header.request_id, Ok())
 
     def nodes(self, session: Session, header: Header, message: Nodes) -> None:
-        _tenant(session)
-        live = self._directory.members.live()
+        client, live = _client(session), self._directory.members.live()
+        tickets, ticket_ms = [b""] * len(live), 0
+        if self._tickets is not None:
+            tickets, ticket_ms = self._tickets.of_nodes([node.node_id for node in live], client.identity, session.reactor.now_ns())
         table = NodeTable(
             [node.node_id for node in live],
             [node.info.name for node in live],
@@ -110,6 +121,8 @@ class ClientFrames:
             [node.info.tcp for node in live],
             [node.revision for node in live],
             _within([node.description.transfer for node in live], MAX_TABLE_BLOB_BYTES),
+            tickets,
+            ticket_ms,
         )
         session.reply(header.request_id, table)
 

@@ -8,6 +8,7 @@ from kvstore.master.directory.membership import Member
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames
 from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
+from kvstore.protocol.session_messages import Ok
 
 
 class Drains:
@@ -28,7 +29,7 @@ class Drains:
         self._committer.commit(draining.begin(name, to) if to else draining.cancel(name), then)
         node = self._directory.members.named(name)
         if node is not None and not to:
-            self._links.drain(node.node_id, Drain(self._master_epoch, DRAIN_NOT), lambda _is_done: None)
+            self._links.say(node.node_id, Drain(self._master_epoch, DRAIN_NOT), Ok, lambda _is_done: None)
 
     def tick(self, now_ns: int) -> None:
         """Called ten times a second."""
@@ -49,4 +50,4 @@ class Drains:
             if is_done:
                 self._directory.draining.told(*asked)
 
-        self._links.drain(node.node_id, Drain(self._master_epoch, mode), answered)
+        self._links.say(node.node_id, Drain(self._master_epoch, mode), Ok, answered)

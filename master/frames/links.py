@@ -4,13 +4,15 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.master.directory.commands import Commands
-from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold
+from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold, Revoke, TicketKey
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 
 Command = Drop | Hold | Copy
+Word = Drain | TicketKey | Revoke
 Answers = list[tuple[int, Command, bytes | None]]
 """(node id, command, flags or None for no answer)."""
 
@@ -77,8 +79,8 @@ class NodeLinks:
             else:
                 link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
 
-    def drain(self, node_id: int, message: Drain, then: Callable[[bool], None]) -> None:
-        """Tell a node that it is to be stopped, or not any more; call `then` with whether it has answered that it knows: not
+    def say(self, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
+        """Tell a node something that is about no blocks; call `then` with whether it has said, with such an answer, that it knows: not
         without a link, nor of a release that knows no such message."""
         link = self._links.get(node_id)
         if link is None or link.peer_version < message.SINCE:
@@ -86,13 +88,24 @@ class NodeLinks:
             return
 
         def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
-            is_done = header is not None and header.type == Ok.TYPE and not isinstance(body, KVStoreError)
+            is_done = header is not None and header.type == answer.TYPE and not isinstance(body, KVStoreError)
             if not is_done:
                 self._counters["commands_failed"] += 1
-                log.warning("node %d has not heard whether it is drained: %s", node_id, body if isinstance(body, KVStoreError) else "no Ok")
+                why = body if isinstance(body, KVStoreError) else f"no {answer.__name__}"
+                log.warning("node %d has not heard a %s: %s", node_id, type(message).__name__, why)
             then(is_done)
 
         link.request(message, on_reply, deadline_s=self._command_timeout_s)
+
+    def break_off(self, node_id: int, why: str) -> None:
+        """Hang up on a node, which registers again."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.close(why)
+
+    def node_ids(self) -> list[int]:
+        """Of the nodes that have a link."""
+        return list(self._links)
 
     def _on_answer(
         self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]

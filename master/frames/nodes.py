@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.links import Answers, NodeLinks
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Claim, Copied, Copy, Publish
+from kvstore.master.frames.tickets import Tickets
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Copied, Copy, Publish
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
@@ -37,10 +38,13 @@ class NodePeer:
 class NodeFrames:
     """See the module. It counts `published`, `copies_ordered` and `copies_entered` in `counters`."""
 
-    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, counters: dict[str, int]) -> None:
+    def __init__(
+        self, directory: Directory, committer: Committer, links: NodeLinks, tickets: Tickets | None, counters: dict[str, int]
+    ) -> None:
         self._directory = directory
         self._committer = committer
         self._links = links
+        self._tickets = tickets
         self._counters = counters
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
@@ -57,6 +61,8 @@ class NodeFrames:
     def publish(self, session: Session, header: Header, message: Publish) -> None:
         """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
         peer = _node(session, "publish")
+        if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
+            self._tickets.linked(peer.node_id)
         self._counters["published"] += len(message.keys)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
 
@@ -90,6 +96,8 @@ class NodeFrames:
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
             return
+        if self._tickets is not None:
+            self._tickets.stamp(orders, link.reactor.now_ns())
         self._counters["copies_ordered"] += sum(len(order.keys) for order in orders)
 
         def told(answers: Answers) -> None:

@@ -10,7 +10,8 @@ from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
-from kvstore.protocol.catalog_messages import Claim, Copied, Publish
+from kvstore.master.frames.tickets import Tickets
+from kvstore.protocol.catalog_messages import Claim, Copied, Publish, TicketKey
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -65,6 +66,8 @@ class FramesService:
         master_epoch: int,
         guard: Guard,
         command_timeout_s: float,
+        ticket_ttl_s: float,
+        ticket_key_ttl_s: float,
     ) -> None:
         self.reachable = reachable
         self._directory = directory
@@ -74,9 +77,17 @@ class FramesService:
             ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
         )
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
-        self.nodes = NodeFrames(directory, committer, self.links, self.counters)
+        self.tickets: Tickets | None = None
+        """None where everybody is let in."""
+        if not guard.lets_everybody_in:
+            self.tickets = Tickets(
+                self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
+            )
+        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters)
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
-        self.clients = clients = ClientFrames(directory, committer, self.links, self.counters, order_copies=self.make_replicas)
+        self.clients = clients = ClientFrames(
+            directory, committer, self.links, self.tickets, self.counters, order_copies=self.make_replicas
+        )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,
@@ -104,7 +115,7 @@ class FramesService:
         peer = session.context
         if header.type not in (STRANGERS_SAY if peer is None else peer.allowed):
             raise _refused(header.type, peer)
-        handler(session, header, MESSAGES[header.type].unpack(body))
+        handler(session, header, MESSAGES[header.type].unpack_of(header.version, body))
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError("values go to nodes, not to the master")
@@ -120,6 +131,8 @@ class FramesService:
         """What is done without being asked, ten times a second."""
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
+        if self.tickets is not None:
+            self.tickets.tick(now_ns)
 
     def make_replicas(self, now_ns: int) -> None:
         """Order copies of what is at fewer nodes than it is to be."""
@@ -133,6 +146,11 @@ class FramesService:
         elif message.role == ROLE_CLIENT:
             node_id = 0
             identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
+            if self.tickets is not None and session.peer_version < TicketKey.SINCE:
+                raise Unauthorized(
+                    f"{message.name or 'the client'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens "
+                    f"are configured it has to be of a release that speaks {TicketKey.SINCE}"
+                )
             session.context = ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
         else:
             raise InvalidArgument(f"there is no role {message.role}")

@@ -33,7 +33,7 @@ class StandbyFrames:
         message = MESSAGES.get(header.type)
         if message is not Hello:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
-        hello = Hello.unpack(body)
+        hello = Hello.unpack_of(header.version, body)
         if hello.role == ROLE_CLIENT:
             self._guard.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:

@@ -58,7 +58,6 @@ class Leading:
         self._reactor = reactor
         self._catalog = catalog
         self._settings = settings
-        self._guard = guard
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
@@ -88,6 +87,8 @@ class Leading:
             master_epoch=epoch,
             guard=guard,
             command_timeout_s=settings.command_timeout_s,
+            ticket_ttl_s=settings.ticket_ttl_s,
+            ticket_key_ttl_s=settings.ticket_key_ttl_s,
         )
         estimators = make_estimators(settings)
         self.scheduling = make_scheduling(settings, self.directory, estimators, replicate=self.frames.nodes.replicate, wall_ns=wall_ns)
@@ -124,11 +125,17 @@ class Leading:
         if changes:
             self._committer.commit(changes)
 
-    def register(self, info: NodeInfo, tiers: Sequence[pb.TierStatus], seen: MasterSeen, description: Description) -> pb.RegisterReply:
-        """Raises StaleEpoch (the node has heard of a later owner), and what Directory.register raises."""
+    def register(
+        self, info: NodeInfo, tiers: Sequence[pb.TierStatus], seen: MasterSeen, description: Description, protocol_version: int
+    ) -> pb.RegisterReply:
+        """Raises StaleEpoch (the node has heard of a later owner), Unauthorized (its release knows no tickets, which are needed), and what
+        Directory.register raises."""
+        tickets, now_ns = self.frames.tickets, self._reactor.now_ns()
+        if tickets is not None:
+            tickets.check_version(protocol_version)
         if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
-        node, changes = self.directory.register(info, list(tiers), self._reactor.now_ns(), description)
+        node, changes = self.directory.register(info, list(tiers), now_ns, description)
         self._committer.commit(changes)
         log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
         return pb.RegisterReply(
@@ -137,7 +144,7 @@ class Leading:
             master_epoch=self.epoch,
             catalog=self._catalog.identity,
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
-            tenant_token_sha256=self._guard.credentials.tenant_digests(),
+            ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
         )
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:
@@ -195,6 +202,8 @@ class Leading:
     def _forget(self, name: str, then: Callable[[], None]) -> None:
         node, changes = self.directory.forget(name)
         self.frames.links.hang_up(node.node_id)
+        if self.frames.tickets is not None:
+            self.frames.tickets.forget(node.node_id)
 
         def durable() -> None:
             self._committer.commit(self.directory.floors_written())

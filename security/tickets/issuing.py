@@ -37,8 +37,8 @@ class _Keys:
 
     current: NodeKey
     next: NodeKey | None = None
-    tickets: dict[tuple[str, str, int], tuple[int, bytes]] = field(default_factory=dict)
-    """By tenant, credential and role: when it was made, and the ticket."""
+    tickets: dict[Identity, tuple[int, bytes]] = field(default_factory=dict)
+    """By bearer: when it was made, and the ticket."""
 
 
 class Issuer:
@@ -50,8 +50,8 @@ class Issuer:
         self._key_ttl_ns = int(key_ttl_s * 1e9)
         self._random_bytes = random_bytes
         self._nodes: dict[int, _Keys] = {}
-        self._credentials: dict[tuple[str, str], int] = {}
-        """The number of each tenant's credential by its name."""
+        self._numbers: dict[Identity, int] = {}
+        """Of those who have tickets: by which nodes know what they have shown. Random: a number tells nothing of a token."""
         self._revoked: set[tuple[str, int]] = set()
         """Tenants and numbers of what was revoked: for nodes that were out of reach then."""
 
@@ -101,13 +101,14 @@ class Issuer:
         keys = self._nodes.get(node_id)
         if keys is None:
             return b""
-        who = (bearer.name, bearer.credential, int(bearer.role))
-        made_ns, ticket = keys.tickets.get(who, (0, b""))
+        made_ns, ticket = keys.tickets.get(bearer, (0, b""))
         if not ticket or now_ns - made_ns >= self._ticket_ttl_ns // REUSED_SHARE:
             ends_ns = now_ns + min(self._ticket_ttl_ns, int(min(left_s, 1e9) * 1e9))
-            credential = self._number(bearer.name, bearer.credential)
+            if bearer not in self._numbers:
+                self._numbers[bearer] = int.from_bytes(self._random_bytes(8), "little")
+            credential = self._numbers[bearer]
             ticket = self._seal(keys.current, node_id, ends_ns, bearer.name, role=int(bearer.role), credential=credential)
-            keys.tickets[who] = now_ns, ticket
+            keys.tickets[bearer] = now_ns, ticket
         return ticket
 
     def pass_for(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
@@ -124,22 +125,18 @@ class Issuer:
         ends_ms = (ends_ns - key.made_ns) // 1_000_000
         return seal(Ticket(key.key_id, node_id, ends_ms, role, credential, self._random_bytes(NONCE_BYTES), tenant, blocks), key.secret)
 
-    def _number(self, tenant: str, credential: str) -> int:
-        who = (tenant, credential)
-        if who not in self._credentials:
-            self._credentials[who] = int.from_bytes(self._random_bytes(8), "little")
-        return self._credentials[who]
-
     # --- revoking ---
 
-    def revoke(self, tenant: str, credential: str) -> int | None:
-        """This credential of the tenant is good no more: its number, which nodes are to be told; None if no ticket was issued upon it."""
-        number = self._credentials.pop((tenant, credential), None)
-        if number is not None:
-            self._revoked.add((tenant, number))
-            for keys in self._nodes.values():
-                for who in [who for who in keys.tickets if who[:2] == (tenant, credential)]:
-                    del keys.tickets[who]
+    def bearers(self) -> list[Identity]:
+        """Those who have been given tickets, but for the revoked."""
+        return list(self._numbers)
+
+    def revoke(self, bearer: Identity) -> int:
+        """What he has shown is good no more: its number, which nodes are to be told."""
+        number = self._numbers.pop(bearer)
+        self._revoked.add((bearer.name, number))
+        for keys in self._nodes.values():
+            keys.tickets.pop(bearer, None)
         return number
 
     def revoked(self) -> dict[str, list[int]]:

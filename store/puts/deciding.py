@@ -22,7 +22,7 @@ from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import writer_of
+from kvstore.store.caller import peer_of
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Ask
@@ -109,7 +109,7 @@ class Deciding:
 
     def await_all(self, session: Session, header: Header, message: Flush) -> None:
         """Answer once the master has decided about all that this tenant has here now."""
-        tenant = writer_of(session).tenant
+        tenant = peer_of(session).tenant
         answer = self._answers.begin(session, header, bytearray())
         self._undecided.when_decided(tenant, lambda: answer.give(None))
 

@@ -8,7 +8,7 @@ from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
-from kvstore.protocol.session_messages import ROLE_NODE, Flags
+from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
@@ -45,9 +45,9 @@ class SentPuts:
 
     def put_at_once(self, session: Session, header: Header, body: memoryview) -> bool:
         """Store and answer a small value that has come along with its message, and that is kept here whatever the master knows. False, with
-        nothing done, where there is more to it: another writer, no room, a wrong checksum, a caller who may not."""
+        nothing done, where there is more to it: another writer, no room, a wrong checksum."""
         value, caller = session.arrived_payload(), session.context
-        if value is None or not isinstance(caller, Caller) or caller.role == ROLE_NODE or (row := Put.unpack_one(body)) is None:
+        if value is None or not isinstance(caller, Caller) or (row := Put.unpack_one(body)) is None:
             return False
         ack, namespace, key, size_bytes, generation, told, parent = row
         if ack != ACK_NODE or generation:

@@ -18,7 +18,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller, writer_of
+from kvstore.store.caller import Caller, peer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
 from kvstore.tiers.tier import Slot
 
@@ -182,8 +182,8 @@ class SlotRequest(Waiting):
     __slots__ = ("caller", "header", "is_waiting", "message", "session", "slots")
 
     def __init__(self, slots: Slots, session: Session, header: Header, message: Open | Put) -> None:
-        """Raises Unauthorized or Denied for a connection that may write nothing."""
-        self.caller: Caller = writer_of(session)
+        """Raises Unauthorized for a connection that has not introduced itself."""
+        self.caller: Caller = peer_of(session)
         super().__init__(self.caller.tenant, session, 0)
         self.slots = slots
         self.session = session

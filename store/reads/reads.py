@@ -12,7 +12,6 @@ from kvstore.protocol.errors import Corrupt, DeadlineExceeded
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Release
-from kvstore.protocol.session_messages import ROLE_CLIENT
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.blocks.leases import Leases
@@ -64,6 +63,8 @@ class ReadService:
     def read(self, session: Session, header: Header, message: Read) -> None:
         """Answer with what is here, once all of it can be pointed at or sent."""
         caller = peer_of(session)
+        if caller.blocks is not None:
+            caller.check_blocks(message.keys, message.generations)
         is_behind = self._waiting.has(session)
         if not is_behind and len(message.keys) == 1 and self._send_one(session, header, caller, message):
             return
@@ -87,7 +88,7 @@ class ReadService:
         table.copies.acquire(block)  # for the answer
         table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
         try:
-            if table.events.is_recording and caller.role == ROLE_CLIENT:
+            if table.events.is_recording and not caller.is_node:
                 table.events.read(caller.tenant, [block])
             session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
             self.out_bytes += size_bytes
@@ -106,7 +107,7 @@ class ReadService:
             if request.gives_nothing:
                 return False
             self._table.misses += misses
-            if self._table.events.is_recording and caller.role == ROLE_CLIENT:
+            if self._table.events.is_recording and not caller.is_node:
                 self._table.events.read(caller.tenant, self._hits(request))
             if request.slow:
                 self._mover.read([entry.read for entry in request.slow], lambda results: self._fetched(request, results))

@@ -67,6 +67,8 @@ class ReadRequest:
         """The reader gets the value at that slab and offset itself."""
         self._fill(index, MAPPED, block, DRAM)
         self.slabs[index], self.offsets[index] = place
+        if self.caller.blocks is not None:
+            self.caller.pointed_at.add(place[0])
         self.mapped.append(block)
 
     def send(self, index: int, block: Block, tier: int, value: memoryview) -> None:

@@ -20,7 +20,7 @@ from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
@@ -170,6 +170,7 @@ class NodeSide:
         with places.stub() as stub:
             tier = pb.TierStatus(name="dram", capacity_bytes=dram_bytes, health="ok")
             request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
+            request.protocol_version = VERSION
             request.transfer = transfer
             self.registration = stub.Register(request, timeout=TIMEOUT_S, metadata=as_metadata("", token))
         address = parse_address(places.listen)
@@ -179,7 +180,7 @@ class NodeSide:
 
     def ask(self, message: Message) -> tuple[Header, bytes]:
         body = message.pack()
-        self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000) + body)
+        self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000, message.SINCE) + body)
         return self.read()
 
     def read(self) -> tuple[Header, bytes]:

@@ -62,7 +62,7 @@ def test_frames_of_this_release_and_the_one_before_are_read(version: int) -> Non
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION - 1, VERSION + 1, 99])
 def test_another_version_is_named_beside_ours(version: int) -> None:
-    with pytest.raises(ProtocolError, match=f"version {version}, this side speaks {VERSION} and {OLDEST_VERSION}"):
+    with pytest.raises(ProtocolError, match=f"version {version}, this side speaks {VERSION} down to {OLDEST_VERSION}"):
         unpack_header(pack_header(1, 1, 0, version=version))
 
 

@@ -304,9 +304,9 @@ def _copy(source: socket.socket, destination: socket.socket) -> None:
 
 
 @contextmanager
-def a_target(exports: Exports, **settings: float) -> Iterator[tuple[Target, bytes]]:
+def a_target(exports: Exports, secret: bytes = b"", **settings: float) -> Iterator[tuple[Target, bytes]]:
     """A target that listens, and the metadata of its listener."""
-    target = Target("target", exports, TransferSettings(**settings))  # type: ignore[arg-type]
+    target = Target("target", exports, TransferSettings(**settings), secret)  # type: ignore[arg-type]
     listener = TcpListener("127.0.0.1", 0)
     target.attach(listener)
     try:

@@ -24,6 +24,10 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server
 from kvstore.rpc.session import DEFAULT_LIMITS, Session
+from kvstore.security.identity import Identity as Bearer
+from kvstore.security.identity import Kind, Role
+from kvstore.security.tickets.issuing import Issuer
+from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.leaving import Leaving
@@ -53,6 +57,7 @@ T = TypeVar("T")
 TIMEOUT_S = 10.0
 MAX_WAITING = 3
 MAX_LEASE_NS = 60 * 10**9
+GRACE_S = 100.0
 
 
 def digest(value: bytes | memoryview) -> int:
@@ -67,7 +72,7 @@ class Served:
         folder: Path,
         *,
         dram_bytes: int = 1 << 20,
-        tokens: Mapping[str, bytes] | None = None,
+        needs_tickets: bool = False,
         engine: TransferEngine | None = None,
         limits: SendLimits = DEFAULT_LIMITS,
         read_bytes: int = 256 << 20,
@@ -78,7 +83,7 @@ class Served:
         self.reactor = Reactor()
         self._open(folder, dram_bytes, options)
         self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s)
-        self._serve(folder, limits, tokens or {})
+        self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
         self.publisher.link_up(self._publish, 1, lambda: None)
@@ -132,10 +137,15 @@ class Served:
         self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.checker, self.regions)
         self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims, self.checker)
 
-    def _serve(self, folder: Path, limits: SendLimits, tokens: Mapping[str, bytes]) -> None:
+    def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
         saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: self.service.link is not None)
         self.leaving = Leaving(saver, has_nvme=NVME in self.store.tiers, clock_ns=self.reactor.now_ns)
+        self.admission = Admission(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
+        self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
+        self.admission.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
+        key = self.issuer.register(5, self.reactor.now_ns())
+        self.admission.add_key(key.key_id, key.secret, age_ms=0)
         self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
@@ -153,9 +163,9 @@ class Served:
             self.store.showing,
             self.deciding,
             self.leaving,
+            self.admission,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
-        self.service.node_id, self.service.token_digests = 5, tokens
         self.server.handler = self.service
         self.reactor.after_events += [self.leaving.step, self.mover.kick, self.publisher.flush, self.deciding.flush]
 
@@ -176,9 +186,14 @@ class Served:
             answers.get(timeout=TIMEOUT_S)
             self.call(lambda: None)
 
-    def connect(self, *, tcp: bool = False, tenant: str = "red", token: str = "") -> "Client":
+    def connect(self, *, tcp: bool = False, tenant: str = "red", ticket: bytes = b"") -> "Client":
         address = parse_address(self.tcp if tcp else f"unix:{self.unix}")
-        return Client(Channel.open(address, Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S)))
+        return Client(Channel.open(address, Hello(ROLE_CLIENT, tenant, ticket=ticket), Deadline(TIMEOUT_S)))
+
+    def ticket(self, tenant: str = "red", role: Role = Role.WRITE, *, left_s: float = TIMEOUT_S, credential: str = "one") -> bytes:
+        """As the master would issue it."""
+        bearer = Bearer(Kind.TENANT, role, tenant, credential)
+        return self.call(lambda: self.issuer.ticket(5, bearer, left_s=left_s, now_ns=self.reactor.now_ns()))
 
     def demote(self, *names: str) -> None:
         """Have these blocks of red leave DRAM for NVMe."""
@@ -322,10 +337,8 @@ class Master:
 
 
 @contextlib.contextmanager
-def served(
-    folder: Path, *, tokens: Mapping[str, bytes] | None = None, engine: TransferEngine | None = None, **options: Any
-) -> Iterator[Served]:
-    node = Served(folder, tokens=tokens, engine=engine, **options)
+def served(folder: Path, *, needs_tickets: bool = False, engine: TransferEngine | None = None, **options: Any) -> Iterator[Served]:
+    node = Served(folder, needs_tickets=needs_tickets, engine=engine, **options)
     try:
         yield node
     finally:

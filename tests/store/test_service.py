@@ -1,6 +1,6 @@
 """Promises of service.py: who is let in, what tenants see of one another (nothing), and whom a node obeys."""
 
-import hashlib
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -8,20 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Publish
-from kvstore.protocol.errors import Denied, Draining, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, Unavailable
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.errors import (
+    Denied,
+    Draining,
+    InvalidArgument,
+    InvalidTicket,
+    ProtocolError,
+    StaleEpoch,
+    TierFailed,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Open, Opened, Read, Slabs
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Failure, Flags, Hello, Ok
-from kvstore.protocol.tokens import node_pass
+from kvstore.protocol.node_messages import Flush, Open, Opened, Read, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok
 from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.identity import Role
 from kvstore.store.blocks.block import Block
 from kvstore.store.caller import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
+from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
 from tests.store.failing_tier import FailingNvme
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
@@ -60,45 +72,95 @@ def test_a_node_introduces_itself(node: Served, client: Client) -> None:
     assert (welcome.host_id, welcome.unix) == (socket_id(node.unix), node.unix)
 
 
-def test_with_tokens_only_the_tenants_own_lets_in(tmp_path: Path) -> None:
-    tokens = {"red": hashlib.sha256(b"secret").digest()}
-    with served(tmp_path, tokens=tokens) as node:
-        node.connect(token="secret").close()
-        refusals = []
-        for tenant, token in (("red", "guess"), ("red", ""), ("blue", "secret"), ("", "")):
-            with pytest.raises(Unauthorized) as refused:
-                node.connect(tenant=tenant, token=token)
-            refusals.append(str(refused.value).replace(repr(tenant), "T"))
-        assert len(set(refusals)) == 1, "a wrong token does not tell that the tenant exists"
+def test_where_tickets_are_needed_only_one_of_this_tenant_at_this_node_lets_in(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        node.connect(ticket=node.ticket()).close()
+        for tenant, ticket in (("red", b""), ("blue", node.ticket()), ("red", node.ticket()[:-1] + b"x"), ("red", b"guess" * 20)):
+            with pytest.raises(InvalidTicket):
+                node.connect(tenant=tenant, ticket=ticket)
 
 
-def test_another_node_under_the_same_master_reads_by_its_pass_and_writes_nothing(tmp_path: Path) -> None:
-    tokens = {"red": hashlib.sha256(b"secret").digest()}
-    with served(tmp_path, dram_bytes=64 * KIB, tokens=tokens) as node:
-        node.service.master_epoch = 3
+def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
+        with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
+            writer.put({"a": b"a" * 3000})
+        with contextlib.closing(node.connect(ticket=node.ticket(role=Role.READ))) as reader:
+            assert reader.read("a")[1] == [b"a" * 3000]
+            slab = reader.ask_blocks("a").slabs[0]
+            sizes, fds = reader.slabs([slab])
+            assert sizes[0]
+            os.close(fds[0])
+            for refused in (lambda: reader.put({"b": b"b"}), lambda: reader.open({"b": 1}), lambda: reader.slabs([slab], writable=True)):
+                with pytest.raises(Denied, match="tenant 'red' with role read may not say"):
+                    refused()
+            with pytest.raises(Denied, match="may not say Flush"):
+                reader.ask(Flush(), Ok)
+        assert find(node, "b") is None
 
-        def meet(*, epoch: int = 3, source: int = 5, tenant: str = "red") -> Client:
-            hello = Hello(ROLE_NODE, tenant, node_pass(tokens, "red", master_epoch=epoch, source=source), "other", epoch)
+
+def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path) -> None:
+    with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
+        node.admission.master_epoch = 3
+        with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
+            writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
+        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+
+        def meet(*, role: int = ROLE_NODE, epoch: int = 3, tenant: str = "red", ticket: bytes = shown) -> Client:
+            hello = Hello(role, tenant, "", "other", epoch, ticket)
             return Client(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S)))
 
-        for wrong in ({"source": 6}, {"tenant": "blue"}):
-            with pytest.raises(Unauthorized):
+        for wrong in ({"tenant": "blue"}, {"role": ROLE_CLIENT}, {"ticket": node.ticket()}, {"ticket": b""}):
+            with pytest.raises(InvalidTicket):
                 meet(**wrong)
         with pytest.raises(StaleEpoch, match="node 'other' obeys a master of epoch 2, and this node one of 3"):
             meet(epoch=2)
-        writer, reader = node.connect(token="secret"), meet()
-        writer.put({"a": b"a" * 100})
-        assert reader.read("a")[1] == [b"a" * 100]
-        for refused in (lambda: reader.put({"b": b"b"}), lambda: reader.open({"b": 1}), lambda: reader.slabs([0], writable=True)):
-            with pytest.raises(Denied, match="a node may read another's blocks, and write none"):
-                refused()
-        assert find(node, "b") is None
-        writer.close()
-        reader.close()
+        with contextlib.closing(meet()) as reader:
+            assert reader.read("a", generations=[4], inline_bytes=4000)[1] == [b"a" * 3000]
+            for key, generation in (("b", 4), ("a", 0), ("a", 5), ("x", 4)):
+                with pytest.raises(Denied, match="the pass of this node is for other blocks, or for others of their versions"):
+                    reader.read(key, generations=[generation], inline_bytes=4000)
+            for refused in (
+                lambda: reader.put({"c": b"c"}),
+                lambda: reader.open({"c": 1}),
+                lambda: reader.slabs([0]),
+                lambda: reader.ask(Events(0), EventBatch),
+            ):
+                with pytest.raises(Denied, match="node 'other' may not say"):
+                    refused()
+        assert find(node, "c") is None
+
+
+def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        link = node.link()
+        shown, other = node.ticket(credential="one"), node.ticket(credential="two")
+        revoked, stays = node.connect(ticket=shown), node.connect(ticket=other)
+        number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0]))
+        link.sendall(frame(Revoke(0, "red", [number])))
+        assert read_frame(link)[1] == Count(1)
+        eventually(revoked.channel.has_hung_up, "the node hangs up")
+        assert not stays.channel.has_hung_up()
+        with pytest.raises(InvalidTicket, match="revoked"):
+            node.connect(ticket=shown)
+        for client in (revoked, stays):
+            client.close()
+        link.close()
+
+
+def test_a_key_that_the_master_gives_is_one_more(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node, contextlib.closing(node.link()) as link:
+        before = node.ticket()
+        key = node.call(lambda: node.issuer.register(5, node.reactor.now_ns()))
+        with pytest.raises(InvalidTicket, match="under no key"):
+            node.connect(ticket=node.ticket())
+        link.sendall(frame(TicketKey(0, key.key_id, 0, key.secret)))
+        assert read_frame(link)[1] == Ok()
+        node.connect(ticket=node.ticket()).close()
+        node.connect(ticket=before).close()
 
 
 def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
-    node.service.token_digests = None
+    node.admission.needs_tickets = None
     with pytest.raises(Unavailable, match="try again"):
         node.connect()
 
@@ -199,7 +261,7 @@ def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client
 )
 def test_only_the_link_commands(node: Served, client: Client, message: Message) -> None:
     client.put({"a": b"a"})
-    with pytest.raises(Unauthorized, match="master"):
+    with pytest.raises(Denied, match="needs the master that this node is registered with"):
         client.ask(message, Flags)
     block = find(node, "a")
     assert block is not None
@@ -229,7 +291,7 @@ def test_a_new_link_says_anew_whether_the_node_is_drained(node: Served, client: 
     master.ask(Drain(1, DRAIN_CLOSED))
     link = node.service.link
     assert link is not None
-    node.call(lambda: node.service.link_up(link, node_id=5, master_epoch=1, token_digests={}))
+    node.call(lambda: node.service.link_up(link, master_epoch=1))
     assert client.put({"b": b"b"}) == [1]
 
 
@@ -267,7 +329,7 @@ def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served,
     def link_again() -> None:
         link = node.service.link
         assert link is not None
-        node.service.link_up(link, node_id=5, master_epoch=2, token_digests={})
+        node.service.link_up(link, master_epoch=2)
 
     node.call(link_again)
     master.ask(Hold(2, "red", [b"b"]))

@@ -8,7 +8,6 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
-from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -17,6 +16,7 @@ from tests.master.running import Places, master_in_thread
 from tests.store.served import Client as Reader
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, until
+from tests.tickets import hello_to_node
 
 TENANT = "red"
 KEYS = [b"block-%d" % number for number in range(100)]
@@ -67,7 +67,7 @@ class Cluster(System):
     def read_from(self, name: str) -> list[bytes | None]:
         """What that node has of KEYS."""
         address = Address(unix=self.nodes[name].facts("ready", deadline_s=DEADLINE_S)["unix"])
-        reader = Reader(Channel.open(address, Hello(ROLE_CLIENT, TENANT, self.token), Deadline(DEADLINE_S)))
+        reader = Reader(Channel.open(address, hello_to_node(self.address, TENANT, self.token, node=name), Deadline(DEADLINE_S)))
         try:
             return reader.read(*(key.decode() for key in KEYS), inline_bytes=1 << 20)[1]
         finally:

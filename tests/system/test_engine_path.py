@@ -35,6 +35,7 @@ from tests.credentials import OPERATOR, tokens_file
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, stopped, until
+from tests.tickets import hello_to_node
 
 BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
 ASK_AGAIN = 2
@@ -309,7 +310,7 @@ def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path)
         ):
             assert red_client.put(b"k", secret)
             assert blue_client.get(b"k") is None
-            hello = {tenant: Hello(ROLE_CLIENT, tenant, TOKENS[tenant]) for tenant in TOKENS}
+            hello = {tenant: hello_to_node(system.address, tenant, TOKENS[tenant]) for tenant in TOKENS}
             red, blue = (Channel.open(parse_address(node_tcp(system)), hello[tenant], deadline) for tenant in ("red", "blue"))
             with closing(red), closing(blue):
                 there = red.call(Read([b"k"], [0], 0, 10_000, 1), Blocks, deadline)

@@ -18,6 +18,7 @@ from kvstore.rpc.deadline import Deadline
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System
+from tests.tickets import hello_to_node
 
 TOKENS = {"red": "red's secret", "blue": "blue's secret"}
 KEYS = [b"small", b"large"]
@@ -96,7 +97,9 @@ def node_tcp(system: System) -> Address:
 
 def test_a_node_gives_no_one_the_bytes_or_slabs_of_another_tenant(system: System) -> None:
     deadline = Deadline(DEADLINE_S)
-    red, blue = (Channel.open(node_unix(system), Hello(ROLE_CLIENT, tenant, TOKENS[tenant]), deadline) for tenant in ("red", "blue"))
+    red, blue = (
+        Channel.open(node_unix(system), hello_to_node(system.address, tenant, TOKENS[tenant]), deadline) for tenant in ("red", "blue")
+    )
     with closing(red), closing(blue):
         there = red.call(Read(KEYS, [0, 0], 0, 1000), Blocks, deadline)
         assert list(there.statuses) == [MAPPED, MAPPED]

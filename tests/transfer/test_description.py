@@ -38,6 +38,14 @@ def test_an_engine_comes_back_as_it_was() -> None:
     assert unpack_engine(pack_engine(EngineInfo("x", ""))) == EngineInfo("x", "")
 
 
+def test_the_secret_that_lets_peers_in_goes_with_it_and_into_no_log() -> None:
+    engine = EngineInfo("x", "", secret=b"\1\2")
+    assert unpack_engine(pack_engine(engine)).secret == b"\1\2"
+    assert "secret" not in repr(engine)
+    with pytest.raises(ProtocolError):
+        unpack_engine(pack_engine(engine).replace(b'"0102"', b'"xy"'))
+
+
 @given(U64, U64.filter(bool), U64, st.dictionaries(NAMES, st.binary(max_size=50), max_size=4), NAMES)
 def test_a_region_comes_back_as_it_was(region_id: int, size: int, key: int, descriptors: dict[str, bytes], location: str) -> None:
     region = RemoteRegion(region_id, size, key, descriptors, location)

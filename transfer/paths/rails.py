@@ -104,7 +104,9 @@ class Rails:
                 routes[path] = old._replace(facts=self._facts(agent, entry))
                 continue
             try:
-                routes[path] = Route(agent, agent.load_remote(entry.metadata), self._facts(agent, entry))
+                remote = agent.load_remote(entry.metadata)
+                agent.trust(remote, info.secret)
+                routes[path] = Route(agent, remote, self._facts(agent, entry))
             except Unreachable:
                 continue
             except KVStoreError:

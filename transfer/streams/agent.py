@@ -40,6 +40,7 @@ class _RemoteAgent:
     def __init__(self, metadata: bytes, lanes: list[Lane]) -> None:
         self.metadata = metadata
         self.lanes = lanes
+        self.secret = b""
         self.is_loaded = True
 
 
@@ -95,6 +96,9 @@ class ConnectionAgent(TransferAgent):
         with self._lock:
             self._peers.add(peer)
         return peer
+
+    def trust(self, remote: Remote, secret: bytes) -> None:
+        _as_agent(remote).secret = secret
 
     def unload_remote(self, remote: Remote) -> None:
         peer = _as_agent(remote)
@@ -329,7 +333,7 @@ class ConnectionAgent(TransferAgent):
                 if self._closed or not peer.is_loaded:
                     raise Closed("the agent is closed") if self._closed else Unreachable("the peer was unloaded")
                 lane.connection = connection
-            link.join(self.name, attempt)
+            link.join(self.name, peer.secret, attempt)
         except BaseException as error:
             if connection is not None:
                 connection.close()

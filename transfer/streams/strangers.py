@@ -39,7 +39,8 @@ class Greeting:
             body_bytes = self.header.body_bytes if self.header is not None else 0
             room = self._room[self._got_bytes : HEADER_BYTES + body_bytes]
             if not len(room):
-                return Join.unpack(self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
+                assert self.header is not None
+                return Join.unpack_of(self.header.version, self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
             got_bytes = connection.recv_arrived(room)
             if not got_bytes:
                 return None

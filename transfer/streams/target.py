@@ -6,6 +6,7 @@ none, and nor does one that has not said who it is (strangers.py). It chooses no
 
 import contextlib
 import functools
+import hmac
 import logging
 import os
 import select
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
@@ -54,7 +55,11 @@ class _Inbound:
 class Target:
     """See the module. Thread-safe. `name` is what peers are told."""
 
-    def __init__(self, name: str, exports: Exports, settings: TransferSettings) -> None:
+    def __init__(self, name: str, exports: Exports, settings: TransferSettings, secret: bytes = b"") -> None:
+        """Peers join by showing `secret`; b"": whoever comes may."""
+        self._secret = secret
+        self.requires_secret = bool(secret)
+        """Off: those of a release without secrets, who show none, join too."""
         self._name = name
         self._settings = settings
         self._answering = Answering(name, exports, settings)
@@ -215,7 +220,7 @@ class Target:
             join = greeting.hear(peer.connection)
             if join is not None:
                 self._join(peer, greeting.request_id, join)
-        except (ProtocolError, Unavailable) as error:
+        except (ProtocolError, Unauthorized, Unavailable) as error:
             if greeting.is_refused:  # it goes on after it was told: another answer might find no room, and nobody here may wait
                 self._forget(peer)
                 return
@@ -302,7 +307,11 @@ class Target:
         header, body = self._answering.receive(connection)
         try:
             self._handle(peer, header, body)
-        except (ProtocolError, Unavailable) as error:  # where the next request begins is no longer certain, or it may not join
+        except (
+            ProtocolError,
+            Unauthorized,
+            Unavailable,
+        ) as error:  # where the next request begins is no longer certain, or it may not join
             self._answering.say_last(connection, header.request_id, error)
             raise
 
@@ -314,7 +323,7 @@ class Target:
         elif header.type == Store.TYPE and peer.key[0]:
             self._answering.store(peer.connection, header, Store.unpack(body))
         elif header.type == Join.TYPE and not peer.key[0]:
-            self._join(peer, header.request_id, Join.unpack(body))
+            self._join(peer, header.request_id, Join.unpack_of(header.version, body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
@@ -323,10 +332,12 @@ class Target:
             raise ProtocolError(f"a message of type {header.type} where {'a request' if peer.key[0] else 'Join'} belongs")
 
     def _join(self, peer: _Inbound, request_id: int, message: Join) -> None:
-        """Raises ProtocolError, or Unavailable: there is no room for one more."""
+        """Raises ProtocolError, Unauthorized, or Unavailable: there is no room for one more."""
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
+        if (message.secret or self.requires_secret) and not hmac.compare_digest(message.secret, self._secret):
+            raise Unauthorized(f"{self._name} lets in who shows the secret of its description, as its cluster tells it to whom it knows")
         with self._lock:
             if key in self._peers:
                 raise ProtocolError(f"connection {message.connection} of {message.name} is there already")

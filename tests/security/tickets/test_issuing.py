@@ -106,12 +106,13 @@ def test_a_pass_is_for_one_tenants_blocks_at_their_source() -> None:
 def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_back() -> None:
     made = issuer()
     key = made.register(5, 0)
+    second = Identity(Kind.TENANT, Role.READ, "red", "second")
     before = made.ticket(5, RED, left_s=9, now_ns=0)
-    other = made.ticket(5, Identity(Kind.TENANT, Role.READ, "red", "second"), left_s=9, now_ns=0)
-    assert made.revoke("red", "unknown") is None
-    number = made.revoke("red", "first")
+    other = made.ticket(5, second, left_s=9, now_ns=0)
+    assert made.bearers() == [RED, second]
+    number = made.revoke(RED)
     assert number == read(before, key).credential != read(other, key).credential
-    assert made.revoke("red", "first") is None
+    assert made.bearers() == [second]
     assert made.revoked() == {"red": [number]}
     again = read(made.ticket(5, RED, left_s=9, now_ns=0), key)
     assert again.credential != number, "a credential of that name that is let in anew is another one"

@@ -249,6 +249,6 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
         (Abort([1]), b""),
         (Put("ns", [b"a"], [1], [1], [0], [b""]), b"x"),
     ):
-        with pytest.raises(Unauthorized, match="Hello"):
+        with pytest.raises(Unauthorized, match="needs a tenant's token"):
             client.ask(message, Flags, payload=[payload] if payload else [])
     client.close()

@@ -138,7 +138,7 @@ def test_nobody_is_shown_anything_without_a_hello(node: Served, client: Client) 
             session.context = None
 
     node.call(forget_hello)
-    with pytest.raises(Unauthorized, match="Hello"):
+    with pytest.raises(Unauthorized, match="a pass of a node"):
         shown(client, 0)
 
 

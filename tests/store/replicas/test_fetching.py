@@ -1,6 +1,5 @@
 """Promises of fetching.py, from a node on real sockets and from peers that lie."""
 
-import hashlib
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,17 +10,16 @@ import pytest
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
+    InvalidTicket,
     KVStoreError,
     ProtocolError,
     StaleEpoch,
     StaleHandle,
-    Unauthorized,
     Unavailable,
 )
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
-from kvstore.protocol.tokens import node_pass
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
@@ -93,7 +91,7 @@ def test_what_left_dram_comes_from_below(node: Served) -> None:
 def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
-        other.service.node_id = 6
+        other.admission.node_id = 6
         moved = Source(5, socket_id(other.unix), other.unix, node.tcp)
         room = Room(*VALUES)
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
@@ -141,25 +139,24 @@ def test_a_source_that_is_not_there_is_unavailable(node: Served) -> None:
         fetch(source_of(node, unix="/nowhere", tcp=NOWHERE), HELLO, Room("a").wanted, Deadline(TIMEOUT_S))
 
 
-def test_with_tokens_a_node_shows_its_pass_for_the_source_and_the_masters_epoch(tmp_path: Path) -> None:
-    tokens = {"red": hashlib.sha256(b"secret").digest()}
-    with served(tmp_path, tokens=tokens) as node:
-        client = node.connect(token="secret")
+def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        client = node.connect(ticket=node.ticket())
         client.put(VALUES)
         client.close()
-        node.service.master_epoch = 3
+        node.admission.master_epoch = 3
+        generation = Room("a").wanted[0].generation
+        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 
-        def attempt(source: int, epoch: int, token: str = "") -> list[int | KVStoreError]:
-            shown = token or node_pass(tokens, "red", master_epoch=epoch, source=source)
-            return fetch(source_of(node), Hello(ROLE_NODE, "red", shown, "asker", epoch), Room("a").wanted, Deadline(TIMEOUT_S))
+        def attempt(epoch: int, ticket: bytes) -> list[int | KVStoreError]:
+            return fetch(source_of(node), Hello(ROLE_NODE, "red", "", "asker", epoch, ticket), Room("a").wanted, Deadline(TIMEOUT_S))
 
-        assert attempt(5, 3) == digests("a")
-        with pytest.raises(Unauthorized):
-            attempt(6, 3)
-        with pytest.raises(Unauthorized):
-            attempt(5, 3, token="secret")
+        assert attempt(3, shown) == digests("a")
+        for wrong in (node.ticket(), b""):
+            with pytest.raises(InvalidTicket):
+                attempt(3, wrong)
         with pytest.raises(StaleEpoch, match="node 'asker' obeys a master of epoch 2, and this node one of 3"):
-            attempt(5, 2)
+            attempt(2, shown)
 
 
 class Liar:

@@ -57,7 +57,7 @@ class Pair:
         self.link = target.link()
         self.master = Master(self.link)
         target.call(lambda: target.copies.link_up(self.ruler.ask, EPOCH))
-        source.service.master_epoch = 1
+        source.admission.master_epoch = 1
         client = source.connect()
         assert set(client.put(VALUES)) == {1}
         client.close()
@@ -513,13 +513,6 @@ def test_an_order_of_which_nothing_is_left_to_fetch_is_reported_all_the_same(
     gate.open()
     pair.settle()
     assert pair.arrived() == {b"k0": 1, b"k1": 0}
-
-
-def test_orders_of_a_tenant_without_a_token_are_refused_whole(pair: Pair) -> None:
-    pair.target.service.token_digests = {"blue": b"x" * 32}
-    answer = pair.master.ask(pair.order(["k0"]))
-    assert not isinstance(answer, Flags)
-    assert "no token of tenant 'red' is known here" in str(answer)
 
 
 def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(

@@ -1,0 +1,147 @@
+"""Who may speak to this node, and for how long: what a Hello shows is looked at here, and sessions are ended here whose right is over.
+
+A session is let in by a ticket and goes on when that has ended, for the master tells the node what is revoked. So it lives as long as the
+node hears its master, and `ticket_grace_s` beyond that; one that a former master's ticket let in, which the present one can revoke by
+tenant only, until that ticket ends. A pass of another node is for seconds, and its session with it. No frame costs a look at the clock.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Final
+
+from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.session_messages import ROLE_NODE, Hello
+from kvstore.rpc.session import Session
+from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.tickets.form import PASS
+from kvstore.security.tickets.keyring import Keyring
+from kvstore.store.caller import Caller
+
+TICKETS_SINCE: Final = 5
+"""The protocol version that knows tickets."""
+MAX_REVOKED: Final = 65_536
+"""Numbers of revoked credentials that are remembered: an operator revokes a few a day."""
+
+log = logging.getLogger("kvstore.store")
+
+
+class Admission:
+    """See the module. Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self, *, clock_ns: Callable[[], int], grace_s: float) -> None:
+        """`grace_s`: see the setting `ticket_grace_s`."""
+        self._clock_ns = clock_ns
+        self._grace_s = grace_s
+        self._keyring = Keyring()
+        self._issuer = ""
+        """The master of the link, or of the last one: tickets that others issued end on time."""
+        self._unheard_ns: int | None = None
+        """Since when the link is lost; None while there is one, and before the first."""
+        self._sessions: dict[Session, Caller] = {}
+        """All who were let in; without an issuer: where no tickets were needed."""
+        self._revoked: dict[tuple[str, int], None] = {}
+        self.node_id = 0
+        self.master_epoch = 0
+        self.needs_tickets: bool | None = None
+        """None: no master has said so yet, and nobody is let in."""
+
+    def __len__(self) -> int:
+        """Sessions that were let in and are not over."""
+        return len(self._sessions)
+
+    # --- the master ---
+
+    def registered(self, *, node_id: int, master_epoch: int, issuer: str, needs_tickets: bool) -> None:
+        """The node has a link to the master `issuer`, under whom it is node `node_id`. Where tickets are needed, `add_key` follows."""
+        if needs_tickets:
+            self._end([session for session, caller in self._sessions.items() if not caller.issuer], "this cluster takes tickets by now")
+        self.node_id, self.master_epoch, self.needs_tickets = node_id, master_epoch, needs_tickets
+        self._issuer, self._unheard_ns = issuer, None
+
+    def add_key(self, key_id: int, secret: bytes, *, age_ms: int) -> None:
+        """One more key that the master of the link issues tickets under."""
+        self._keyring.add(key_id, secret, age_ms=age_ms, issuer=self._issuer, now_ns=self._clock_ns())
+
+    def link_down(self) -> None:
+        """Nobody tells the node what is revoked."""
+        self._unheard_ns = self._clock_ns()
+
+    def revoke(self, tenant: str, credentials: Collection[int]) -> int:
+        """End the sessions that these credentials of the tenant opened, and those of his that another master's tickets did; how many."""
+        for credential in credentials:
+            self._revoked[tenant, credential] = None
+        while len(self._revoked) > MAX_REVOKED:
+            del self._revoked[next(iter(self._revoked))]
+        ended = [
+            session
+            for session, caller in self._sessions.items()
+            if caller.identity.name == tenant and (caller.credential in credentials or caller.issuer != self._issuer)
+        ]
+        self._end(ended, "what it showed is revoked")
+        return len(ended)
+
+    # --- who comes ---
+
+    def admit(self, session: Session, hello: Hello) -> Caller:
+        """Who it is that said Hello; he is remembered until `forget`. Raises Unavailable (no master has been found, or none has been heard
+        of for `ticket_grace_s`), StaleEpoch (another node obeys another master), Unauthorized, InvalidTicket among them."""
+        if self.needs_tickets is None:
+            raise Unavailable("this node has not found its master yet; try again")
+        if hello.role == ROLE_NODE and hello.epoch != self.master_epoch:
+            raise StaleEpoch(f"node {hello.name!r} obeys a master of epoch {hello.epoch}, and this node one of {self.master_epoch}")
+        if self.needs_tickets:
+            caller = self._by_ticket(session, hello)
+        else:
+            caller = Caller(hello.tenant, Identity(Kind.NODE, name=hello.name) if hello.role == ROLE_NODE else EVERYBODY)
+        self._sessions[session] = caller
+        return caller
+
+    def _by_ticket(self, session: Session, hello: Hello) -> Caller:
+        if self._is_over():
+            raise Unavailable(f"this node has not heard of its master for {self._grace_s:g} s (ticket_grace_s); try again")
+        if session.peer_version < TICKETS_SINCE:
+            raise Unauthorized(
+                f"{hello.name or 'the peer'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens are "
+                f"configured it has to be of a release that speaks {TICKETS_SINCE}"
+            )
+        found = self._keyring.check(hello.ticket, node_id=self.node_id, now_ns=self._clock_ns())
+        ticket = found.ticket
+        if ticket.tenant != hello.tenant or (ticket.role == PASS) != (hello.role == ROLE_NODE):
+            raise InvalidTicket(f"this ticket is not for what is asked with it: tenant {hello.tenant!r}")
+        if (ticket.tenant, ticket.credential) in self._revoked:
+            raise InvalidTicket("the token that this ticket was issued upon is revoked")
+        if ticket.role == PASS:
+            identity = Identity(Kind.NODE, name=hello.name)
+            return Caller(hello.tenant, identity, until_ns=found.until_ns, issuer=found.issuer, blocks=ticket.blocks)
+        identity = Identity(Kind.TENANT, Role(ticket.role), ticket.tenant)
+        return Caller(hello.tenant, identity, until_ns=found.until_ns, issuer=found.issuer, credential=ticket.credential)
+
+    def forget(self, session: object) -> None:
+        """The connection is gone."""
+        self._sessions.pop(session, None)  # type: ignore[call-overload]
+
+    # --- time ---
+
+    def expire(self) -> None:
+        """Once a second: end the sessions whose time is over."""
+        if self._is_over():
+            self._end(list(self._sessions), f"no master has been heard of for {self._grace_s:g} s (ticket_grace_s)")
+            return
+        now_ns = self._clock_ns()
+        over = [
+            session
+            for session, caller in self._sessions.items()
+            if caller.issuer and caller.until_ns <= now_ns and (caller.is_node or caller.issuer != self._issuer)
+        ]
+        self._end(over, "its ticket has ended")
+
+    def _is_over(self) -> bool:
+        unheard_ns = self._unheard_ns
+        return bool(self.needs_tickets) and unheard_ns is not None and self._clock_ns() - unheard_ns >= self._grace_s * 1e9
+
+    def _end(self, sessions: Collection[Session], reason: str) -> None:
+        if sessions:
+            log.info("%d sessions end: %s", len(sessions), reason)
+        for session in sessions:
+            session.close(reason)
+            self._sessions.pop(session, None)

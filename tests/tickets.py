@@ -1,0 +1,26 @@
+"""What a client shows nodes, for tests that speak to nodes themselves."""
+
+from kvstore.protocol.master_messages import Nodes, NodeTable
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+
+TIMEOUT_S = 60.0
+
+
+def node_table(master: str | Address, tenant: str, token: str) -> NodeTable:
+    """As a master tells it to this tenant."""
+    deadline = Deadline(TIMEOUT_S)
+    address = parse_address(master) if isinstance(master, str) else master
+    channel = Channel.open(address, Hello(ROLE_CLIENT, tenant, token), deadline)
+    try:
+        return channel.call(Nodes(), NodeTable, deadline)
+    finally:
+        channel.close()
+
+
+def hello_to_node(master: str | Address, tenant: str, token: str, *, node: str = "") -> Hello:
+    """What this tenant says to the node of this name, to the only one if none is named."""
+    table = node_table(master, tenant, token)
+    return Hello(ROLE_CLIENT, tenant, ticket=table.tickets[list(table.names).index(node) if node else 0])
