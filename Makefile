@@ -36,7 +36,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd namespaces systemd typing  ## the whole suite
+test: $(BIN)/.dev etcd namespaces operators typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
@@ -144,9 +144,10 @@ typing:
 
 .PHONY: etcd
 etcd: | $(BIN)/python
-	@command -v etcd >/dev/null && command -v openssl >/dev/null || { echo "installing etcd-server and openssl"; \
-		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q etcd-server openssl >/dev/null; } || \
-		{ echo "make test needs etcd and openssl: install Debian's etcd-server and openssl, or put an etcd >= 3.4 on the PATH"; exit 1; }
+	@command -v etcd >/dev/null && command -v etcdctl >/dev/null && command -v openssl >/dev/null || { \
+		echo "installing etcd-server, etcd-client and openssl"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q etcd-server etcd-client openssl >/dev/null; } || \
+		{ echo "make test needs etcd, etcdctl and openssl: install Debian's etcd-server, etcd-client and openssl, or put an etcd >= 3.4 on the PATH"; exit 1; }
 
 # After etcd, for one apt-get at a time.
 .PHONY: namespaces
@@ -155,11 +156,12 @@ namespaces: | etcd
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q iproute2 nftables >/dev/null; } || \
 		echo "could not install iproute2 and nftables: what needs hosts of its own is left out"
 
-.PHONY: systemd
-systemd: | namespaces
-	@command -v systemd-analyze >/dev/null && command -v systemd-sysusers >/dev/null || { echo "installing systemd's tools"; \
-		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q systemd >/dev/null; } || \
-		{ echo "make test checks units with systemd-analyze: install Debian's systemd"; exit 1; }
+.PHONY: operators
+operators: | namespaces
+	@command -v systemd-analyze >/dev/null && command -v systemd-sysusers >/dev/null && command -v prometheus >/dev/null || { \
+		echo "installing systemd's tools and prometheus"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q systemd prometheus >/dev/null; } || \
+		{ echo "make test needs systemd-analyze and prometheus: install Debian's systemd and prometheus"; exit 1; }
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }

@@ -1,6 +1,6 @@
 """A real etcd for tests: one member on free ports of the loopback, its data in a folder that outlives a kill.
 
-Needs the `etcd` program (Debian: etcd-server), and `openssl` for TLS; `make test` installs them.
+Needs the `etcd` program (Debian: etcd-server), for some tests `etcdctl` (etcd-client), and `openssl` for TLS; `make test` installs them.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.ports import free_ports
 
-PACKAGES = {"etcd": "etcd-server", "openssl": "openssl"}
+PACKAGES = {"etcd": "etcd-server", "etcdctl": "etcd-client", "openssl": "openssl"}
 """Program -> the Debian package that brings it."""
 READY = b"ready to serve client requests"
 """What etcd 3.4, 3.5 and 3.6 log once a client is answered."""

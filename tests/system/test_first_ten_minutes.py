@@ -1,5 +1,9 @@
 """A stranger's first ten minutes: the wheel in an empty environment, a cluster by one command, ten lines of Python, a look at it, a second
-node, and that node's death. Everything is done with what is installed; of the checkout it knows nothing."""
+node, a Prometheus that scrapes both, and that node's death, which raises an alarm. Everything is done with what is installed; of the
+checkout it knows nothing.
+
+Needs Prometheus (Debian: prometheus); `make test` installs it.
+"""
 
 import contextlib
 import json
@@ -7,6 +11,7 @@ import os
 import signal
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +23,13 @@ from kvstore.transfer.testing.waiting import eventually
 from tests.packages.installed import built, installed
 from tests.ports import free_ports
 
+RULES = """
+groups:
+  - name: kvstore
+    rules:
+      - alert: NodeDown
+        expr: up{job="kvstore-node"} == 0
+"""
 PROGRAM = """
 from kvstore import Client
 
@@ -89,6 +101,46 @@ def stranger(commands: Path, tmp_path: Path) -> Stranger:
     return Stranger(commands, tmp_path, f"127.0.0.1:{free_ports(2)[0]}")
 
 
+class Prometheus:
+    """A real one that scrapes these daemons each second, and minds RULES."""
+
+    def __init__(self, folder: Path, **daemons: list[str]) -> None:
+        self._address = f"127.0.0.1:{free_ports(1)[0]}"
+        folder.mkdir()
+        (folder / "rules.yml").write_text(RULES)
+        jobs = [{"job_name": f"kvstore-{kind}", "static_configs": [{"targets": targets}]} for kind, targets in daemons.items()]
+        often = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        (folder / "prometheus.yml").write_text(json.dumps({"global": often, "rule_files": ["rules.yml"], "scrape_configs": jobs}))
+        self._command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        self._command += [f"--web.listen-address={self._address}"]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def values(self, query: str) -> list[float]:
+        """Of each series now; none while Prometheus is starting."""
+        return [float(series["value"][1]) for series in self._data(f"query?query={urllib.parse.quote(query)}").get("result", [])]
+
+    def alarms(self) -> list[str]:
+        """The daemons for which an alert fires."""
+        found = self._data("alerts").get("alerts", [])
+        return [alert["labels"]["instance"] for alert in found if alert["state"] == "firing"]
+
+    def _data(self, path: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/api/v1/{path}", timeout=30) as answered:
+                data: dict[str, Any] = json.load(answered)["data"]
+        except OSError:
+            return {}
+        return data
+
+
 def answer(url: str) -> int:
     """Its status."""
     try:
@@ -99,7 +151,7 @@ def answer(url: str) -> int:
             return error.code
 
 
-def test_a_strangers_first_ten_minutes(stranger: Stranger) -> None:
+def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> None:
     with stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
         await_line(up, "ready")
 
@@ -118,10 +170,16 @@ def test_a_strangers_first_ten_minutes(stranger: Stranger) -> None:
             await_line(second, "ready")
             eventually(lambda: {node["state"] for node in stranger.status()["nodes"]} == {"alive"}, "both nodes are alive")
             status = stranger.status()
-            for http in (status["http"], *(node["http"] for node in status["nodes"])):
+            nodes = {node["name"]: node["http"] for node in status["nodes"]}
+            for http in (status["http"], *nodes.values()):
                 assert answer(f"http://{http}/healthz") == answer(f"http://{http}/readyz") == 200
 
-            os.kill(second.pid, signal.SIGKILL)
+            prometheus = Prometheus(tmp_path / "prometheus", master=[status["http"]], node=list(nodes.values()))
+            with prometheus.running():
+                eventually(lambda: prometheus.values("kvstore_node_ready") == [1, 1], "both nodes are scraped")
+                assert prometheus.alarms() == []
+                os.kill(second.pid, signal.SIGKILL)
+                eventually(lambda: prometheus.alarms() == [nodes["second"]], "the alert fires for the node that was killed")
             eventually(lambda: "dead" in {node["state"] for node in stranger.status()["nodes"]}, "the master knows that it is dead")
         assert "1 of 2 alive" in stranger.says("kvstore", "status")
         stranger.says("kvstore", "forget", "second")
