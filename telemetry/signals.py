@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvstore.telemetry.debug.routes import add_debug
 from kvstore.telemetry.http.health import Unready, add_health
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.exposition import Read
@@ -18,3 +19,4 @@ def add_signals(server: HttpServer, metrics: Sequence[Metric], read: Read, *, al
     does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop."""
     add_health(server, alive, unready)
     add_metrics(server, metrics, read)
+    add_debug(server)

@@ -12,6 +12,6 @@ def test_health_and_metrics_are_there() -> None:
     add_signals(server, (blocks,), lambda: {"kvstore_x_blocks": 7}, alive=lambda: None, unready=lambda: ["no"])
     server.start()
     try:
-        assert [ask(server.address, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 200]
+        assert [ask(server.address, path).status for path in ("/healthz", "/readyz", "/metrics", "/debug/threads")] == [200, 503, 200, 200]
     finally:
         server.close()
