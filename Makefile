@@ -114,6 +114,10 @@ bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; wri
 bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over TCP; writes benchmarks/out/security.json
 	$(BIN)/python -m benchmarks.security
 
+.PHONY: bench-telemetry
+bench-telemetry: $(BIN)/.dev  ## what metrics cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
+	$(BIN)/python -m benchmarks.telemetry
+
 .PHONY: bench-tensors
 bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json
 	$(BIN)/python -m benchmarks.tensors

@@ -32,10 +32,12 @@ from kvstore.client.effects import (
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.locations import Location
+from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations, Timeout
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
+from kvstore.client.timings import Timings, timed_async
 from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.async_channel import AsyncChannel
@@ -84,6 +86,7 @@ class AsyncClient:
             transfer: how values move: transports, rails and limits of the transfer engine.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        self._timings = Timings()
         self._local = self._operations.local
         self._near = self._operations.near
         chosen = self._operations.settings
@@ -111,11 +114,17 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
+            return await timings.sample_async("put", lambda: self.put(key, value, **options))
         operation = self._operations.put(
             [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
         )
         return (await self._run(operation))[0]
 
+    @timed_async
     async def put_batch(
         self,
         keys: Sequence[bytes],
@@ -148,6 +157,7 @@ class AsyncClient:
             self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
         )
 
+    @timed_async
     async def put_batch_from(
         self,
         keys: Sequence[bytes],
@@ -165,6 +175,7 @@ class AsyncClient:
         operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
         return await self._run(operation)
 
+    @timed_async
     async def replace(
         self,
         keys: Sequence[bytes],
@@ -187,6 +198,7 @@ class AsyncClient:
         )
         return await self._run(operation)
 
+    @timed_async
     async def flush(self, *, deadline_s: float | None = None) -> None:
         """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
 
@@ -197,6 +209,10 @@ class AsyncClient:
 
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return await timings.sample_async("get", lambda: self.get(key, deadline_s=deadline_s))
         nodes, timeout = await self._at_hand(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
@@ -207,6 +223,7 @@ class AsyncClient:
                 return value
         return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
 
+    @timed_async
     async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
         return await self._run(self._operations.get(keys, deadline_s=deadline_s))
@@ -214,6 +231,10 @@ class AsyncClient:
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
         if there is too little room."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return await timings.sample_async("get_into", lambda: self.get_into(key, buffer, deadline_s=deadline_s))
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
@@ -232,6 +253,7 @@ class AsyncClient:
                 return size
         return (await self._run(self._operations.get_into([key], [buffer], deadline_s=timeout)))[0]
 
+    @timed_async
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
 
@@ -243,6 +265,7 @@ class AsyncClient:
         """
         return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
+    @timed_async
     async def get_each_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
@@ -252,6 +275,7 @@ class AsyncClient:
         """
         return await self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
 
+    @timed_async
     async def get_ranges_into(
         self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
@@ -286,11 +310,16 @@ class AsyncClient:
 
     async def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return await timings.sample_async("exists", lambda: self.exists(key, deadline_s=deadline_s))
         nodes, timeout = await self._at_hand(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
         return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
 
+    @timed_async
     async def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive."""
         return await self._run(self._operations.exists(keys, deadline_s=deadline_s))
@@ -299,18 +328,22 @@ class AsyncClient:
         """As `Client.exists_here`; asks nobody, so that there is nothing to await."""
         return self._operations.exists_here(keys)
 
+    @timed_async
     async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now?"""
         return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))
 
+    @timed_async
     async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
         """The replicas of each block, [] for a miss."""
         return await self._run(self._operations.locate(keys, deadline_s=deadline_s))
 
+    @timed_async
     async def remove(self, keys: Sequence[bytes], force: bool = False, *, deadline_s: float | None = None) -> int:
         """Delete blocks everywhere; how many were there and are gone. Pinned and leased ones stay unless `force`."""
         return await self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
 
+    @timed_async
     async def remove_matching(
         self, *, namespace: Any = None, pattern: str | None = None, force: bool = False, deadline_s: float | None = None
     ) -> int:
@@ -326,6 +359,7 @@ class AsyncClient:
         """As `Client.remove_all`."""
         return await self.remove_matching(namespace=namespace, force=force, deadline_s=deadline_s)
 
+    @timed_async
     async def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
         """Keep blocks from eviction until `unpin`; True for each that is there.
 
@@ -334,6 +368,7 @@ class AsyncClient:
         """
         return await self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s, ttl_s=ttl_s))
 
+    @timed_async
     async def unpin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Let blocks be evicted again; True for each that is there."""
         return await self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
@@ -341,6 +376,10 @@ class AsyncClient:
     async def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
         """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
         return await self._run(self._operations.shared_memory(deadline_s))
+
+    def metrics(self) -> ClientMetrics:
+        """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
+        return ClientMetrics(self.stats, self._timings)
 
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""

@@ -33,11 +33,13 @@ from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.puts import LocalPuts
 from kvstore.client.locations import Location
+from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations, Timeout
 from kvstore.client.reads.single import SingleReads
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
+from kvstore.client.timings import Timings, timed
 from kvstore.client.together import run_together
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
@@ -83,6 +85,7 @@ class Client:
             transfer: how values move: transports, rails and limits of the transfer engine.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        self._timings = Timings()
         self._local = self._operations.local
         self._near = self._operations.near
         chosen = self._operations.settings
@@ -112,6 +115,11 @@ class Client:
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
+            return timings.sample("put", lambda: self.put(key, value, **options))
         if replicas == 1:
             stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
             if stored is not None:
@@ -121,6 +129,7 @@ class Client:
         )
         return self._run(operation)[0]
 
+    @timed
     def put_batch(
         self,
         keys: Sequence[bytes],
@@ -154,6 +163,7 @@ class Client:
             self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
         )
 
+    @timed
     def put_batch_from(
         self,
         keys: Sequence[bytes],
@@ -171,6 +181,7 @@ class Client:
         operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
         return self._run(operation)
 
+    @timed
     def replace(
         self,
         keys: Sequence[bytes],
@@ -193,6 +204,7 @@ class Client:
         )
         return self._run(operation)
 
+    @timed
     def flush(self, *, deadline_s: float | None = None) -> None:
         """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
 
@@ -203,6 +215,10 @@ class Client:
 
     def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return timings.sample("get", lambda: self.get(key, deadline_s=deadline_s))
         nodes, timeout = self._at_hand(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
@@ -215,6 +231,7 @@ class Client:
         value = self._single.get(key, deadline)
         return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
 
+    @timed
     def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
         return self._run(self._operations.get(keys, deadline_s=deadline_s))
@@ -222,6 +239,10 @@ class Client:
     def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
         if there is too little room."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return timings.sample("get_into", lambda: self.get_into(key, buffer, deadline_s=deadline_s))
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
@@ -246,6 +267,7 @@ class Client:
             finish()
         return size
 
+    @timed
     def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
 
@@ -257,6 +279,7 @@ class Client:
         """
         return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
+    @timed
     def get_each_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
@@ -266,6 +289,7 @@ class Client:
         """
         return self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
 
+    @timed
     def get_ranges_into(
         self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
@@ -307,11 +331,16 @@ class Client:
 
     def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive."""
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return timings.sample("exists", lambda: self.exists(key, deadline_s=deadline_s))
         nodes, timeout = self._at_hand(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
         return self._run(self._operations.exists([key], deadline_s=timeout))[0]
 
+    @timed
     def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive."""
         return self._run(self._operations.exists(keys, deadline_s=deadline_s))
@@ -321,18 +350,22 @@ class Client:
         when nobody answers. False is said of all others, and of all where this client has read nothing here yet."""
         return self._operations.exists_here(keys)
 
+    @timed
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now?"""
         return self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))
 
+    @timed
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
         """The replicas of each block, [] for a miss."""
         return self._run(self._operations.locate(keys, deadline_s=deadline_s))
 
+    @timed
     def remove(self, keys: Sequence[bytes], force: bool = False, *, deadline_s: float | None = None) -> int:
         """Delete blocks everywhere; how many were there and are gone. Pinned and leased ones stay unless `force`."""
         return self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
 
+    @timed
     def remove_matching(
         self, *, namespace: Any = None, pattern: str | None = None, force: bool = False, deadline_s: float | None = None
     ) -> int:
@@ -348,6 +381,7 @@ class Client:
         """Delete the tenant's blocks of a namespace: how many were there and are gone. See `remove_matching`."""
         return self.remove_matching(namespace=namespace, force=force, deadline_s=deadline_s)
 
+    @timed
     def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
         """Keep blocks from eviction until `unpin`; True for each that is there.
 
@@ -356,6 +390,7 @@ class Client:
         """
         return self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s, ttl_s=ttl_s))
 
+    @timed
     def unpin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
         """Let blocks be evicted again; True for each that is there."""
         return self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
@@ -363,6 +398,10 @@ class Client:
     def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
         """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
         return self._run(self._operations.shared_memory(deadline_s))
+
+    def metrics(self) -> ClientMetrics:
+        """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
+        return ClientMetrics(self.stats, self._timings)
 
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""

@@ -103,7 +103,7 @@ class Master:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
             tls=self._tls,
-            observer=self._measures.requests,
+            observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
         self.http: HttpServer | None = None
         self._watch: Watch | None = None

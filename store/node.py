@@ -250,7 +250,7 @@ class Node:
             max_strangers=settings.max_strangers,
             peer_timeout_s=settings.peer_timeout_s,
             tls=self._tls,
-            observer=self._measures.requests,
+            observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
         opened.callback(self._server.close)
         tcp = self._server.listen_tcp(listen.host, listen.port)

@@ -23,13 +23,7 @@ def stacks() -> str:
     return "\n".join(parts)
 
 
-def profile(
-    seconds: float,
-    *,
-    interval_s: float = INTERVAL_S,
-    sleep: Callable[[float], None] = time.sleep,
-    clock_s: Callable[[], float] = time.monotonic,
-) -> str:
+def profile(seconds: float, *, sleep: Callable[[float], None] = time.sleep, clock_s: Callable[[], float] = time.monotonic) -> str:
     """What all other threads were doing over so many seconds: a line `thread;outermost;...;innermost COUNT` for each stack, the most
     frequent first. A thread that waits counts as one that works: the last function says which."""
     me, counts = threading.get_ident(), Counter[str]()
@@ -39,7 +33,7 @@ def profile(
         for ident, frame in sys._current_frames().items():
             if ident != me:
                 counts[f"{names.get(ident, 'unknown')};{_folded(frame)}"] += 1
-        sleep(interval_s)
+        sleep(INTERVAL_S)
     return "".join(f"{stack} {count}\n" for stack, count in counts.most_common())
 
 

@@ -146,3 +146,15 @@ def test_no_address_is_no_server() -> None:
     server = open_http("127.0.0.1:0")
     assert server is not None
     server.close()
+
+
+def test_what_a_request_may_is_what_the_server_was_told() -> None:
+    found: list[Access] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        found.append(server.access(request))
+        return web.Response()
+
+    with serving(handler, has=Access.READ) as server:
+        ask(server.address, "/it")
+    assert found == [Access.READ]

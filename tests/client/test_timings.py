@@ -1,0 +1,76 @@
+"""Promises of timings.py."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.client.timings import PERIOD, Timings, timed, timed_async
+
+
+class Calls:
+    """A client of quick calls and of others."""
+
+    def __init__(self) -> None:
+        self._timings = Timings()
+        self.made = 0
+
+    def quick(self) -> int:
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return timings.sample("quick", self.quick)
+        self.made += 1
+        return self.made
+
+    async def quick_async(self) -> int:
+        timings = self._timings
+        timings.untimed -= 1
+        if timings.untimed < 0:
+            return await timings.sample_async("quick", self.quick_async)
+        self.made += 1
+        return self.made
+
+    @timed
+    def slow(self, *, fails: bool = False) -> str:
+        """What it does."""
+        if fails:
+            raise ValueError("refused")
+        return "done"
+
+    @timed_async
+    async def slow_async(self, *, fails: bool = False) -> str:
+        return self.slow(fails=fails)
+
+    def counts(self) -> dict[Any, int]:
+        return {name: sum(counts.counts) for name, counts in self._timings.durations.read().items()}
+
+
+def test_of_quick_calls_the_first_and_every_so_many_are_timed_for_all() -> None:
+    calls = Calls()
+    assert [calls.quick() for _ in range(3)] == [1, 2, 3]
+    assert calls.counts() == {("quick",): 1}
+    for _ in range(10 * PERIOD):
+        calls.quick()
+    assert calls.made == 3 + 10 * PERIOD
+    assert calls.counts() == {("quick",): 1 + 10 * PERIOD}
+
+
+def test_of_quick_coroutines_too() -> None:
+    async def test() -> None:
+        calls = Calls()
+        for number in range(2 * PERIOD):
+            assert await calls.quick_async() == number + 1
+        assert calls.counts() == {("quick",): 1 + PERIOD}
+
+    asyncio.run(test())
+
+
+def test_other_calls_are_timed_each_failures_too_and_keep_their_names() -> None:
+    calls = Calls()
+    assert calls.slow() == "done"
+    with pytest.raises(ValueError, match="refused"):
+        calls.slow(fails=True)
+    assert (calls.slow.__name__, calls.slow.__doc__) == ("slow", "What it does.")
+    assert asyncio.run(calls.slow_async()) == "done"
+    assert calls.counts() == {("slow",): 3, ("slow_async",): 1}
