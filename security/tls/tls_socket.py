@@ -283,6 +283,11 @@ class TlsSocket(ssl.SSLSocket):
         """As of a plain socket: a thread within a call finds the end of the stream, and nothing is ever sent or taken unencrypted."""
         socket.socket.shutdown(self, how)
 
+    def close(self) -> None:
+        """Lets go of what was to be sent again: its owner gives that memory back."""
+        self._retried = None
+        super().close()
+
 
 def _record(views: list[memoryview]) -> "bytes | memoryview":
     """The front of `views`: small ones joined into one record, a large one as it is, as much as the kernel may take at once."""

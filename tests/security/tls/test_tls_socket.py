@@ -141,6 +141,20 @@ def test_a_peer_that_does_not_read_is_waited_for_and_the_send_goes_on_where_it_s
     assert room == data
 
 
+def test_nothing_that_was_to_be_sent_is_held_after_the_end(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    client, _ = pair
+    memory = bytearray(32 * MIB)
+    client.setblocking(False)
+    sent = 0
+    with memoryview(memory) as view, pytest.raises(BlockingIOError):
+        while sent < len(view):
+            sent += client.send(view[sent:])
+    with pytest.raises(BufferError):
+        memory.clear()  # a part of it is begun
+    client.close()
+    memory.clear()
+
+
 def test_one_thread_sends_while_another_receives(pair: tuple[TlsSocket, TlsSocket]) -> None:
     client, server = pair
     there, back = pattern(4 * MIB), pattern(4 * MIB)[::-1]

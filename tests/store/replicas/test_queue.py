@@ -341,7 +341,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, self._open = threading.Event(), threading.Event()
 
-        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline, engine: object) -> list[int | KVStoreError]:
+        def held(source: Source, hello: object, wanted: Sequence[Wanted], deadline: Deadline, *how: object) -> list[int | KVStoreError]:
             self._begun.set()
             assert self._open.wait(10)
             return fetch(source, hello, wanted, deadline)  # type: ignore[arg-type]
