@@ -16,6 +16,7 @@ from kvstore.protocol.errors import KVStoreError, Unauthorized, Untrusted
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.transfer.config import TransferSettings
+from tests.credentials import tokens_file
 from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, swap
 from tests.system.history import value_of
 from tests.system.running import MIB, PATIENT_S, System, until
@@ -29,17 +30,17 @@ BY_TCP = TransferSettings(transports="tcp")
 class Encrypted:
     """A master and nodes with certificates of one authority, and settings of clients that have one, too."""
 
-    def __init__(self, folder: Path, system: System) -> None:
+    def __init__(self, folder: Path, system: System, *master_flags: str) -> None:
         self.authority = Cluster(folder / "certs")
         self.system = system
         self.of_master = self.authority.master()
         self.of_nodes: dict[str, ServerTlsSettings] = {}
-        system.start_master(0, *flags(self.of_master))
+        system.start_master(0, *flags(self.of_master), *master_flags)
         system.settings = self.client("*")
 
-    def node(self, name: str) -> None:
+    def node(self, name: str, *more: str) -> None:
         self.of_nodes[name] = self.authority.node(name)
-        self.system.start_node(name, "--dram", "96MiB", *flags(self.of_nodes[name]))
+        self.system.start_node(name, "--dram", "96MiB", *flags(self.of_nodes[name]), *more)
 
     def client(self, tenant: str = "") -> ClientSettings:
         return given_to(replace(self.system.settings, tenant=tenant if tenant != "*" else ""), self.authority.client(tenant))
@@ -111,6 +112,26 @@ def test_nobody_without_a_certificate_of_this_authority_is_let_in(encrypted: Enc
     assert "is for kvstore://node/n0, and a client of tenant '' introduces itself" in refused(system, of_node, Unauthorized)
     of_other = given_to(good, encrypted.authority.client("blue"))
     assert "is for kvstore://client/blue, and a client of tenant ''" in refused(system, of_other, Unauthorized)
+
+
+def test_a_certificate_does_in_place_of_a_token(tmp_path: Path) -> None:
+    """With a tokens file, of master and nodes alike; beside a token both count."""
+    with System(tmp_path) as system:
+        tokens = tokens_file(tmp_path, {"red": "secret", "blue": "other"})
+        encrypted = Encrypted(tmp_path, system, "--tokens", tokens)
+        encrypted.node("n0", "--join-token", "")
+        red, blue = encrypted.client("red"), encrypted.client("blue")
+        with system.remote_client(settings=red, tenant="red", transfer=BY_TCP) as client:
+            assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
+            assert client.get_batch(KEYS) == VALUES
+        with system.remote_client(settings=red, tenant="red", token="secret", transfer=BY_TCP) as client:
+            assert client.get(KEYS[0]) == VALUES[0]
+        with system.remote_client(settings=blue, tenant="blue", transfer=BY_TCP) as client:
+            assert client.get(KEYS[0]) is None
+        with system.remote_client(settings=blue, tenant="red", token="secret", transfer=BY_TCP) as client, pytest.raises(Unauthorized):
+            client.get(KEYS[0])
+        with system.remote_client(settings=red, tenant="red", token="wrong", transfer=BY_TCP) as client, pytest.raises(Unauthorized):
+            client.get(KEYS[0])
 
 
 def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -> None:

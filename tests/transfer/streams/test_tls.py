@@ -112,7 +112,7 @@ def test_two_requests_in_one_record_are_both_answered() -> None:
 
     def packed(message: Any, number: int) -> bytes:
         body: bytes = message.pack()
-        return pack_header(message.TYPE, number, len(body), 0, 60_000) + body
+        return pack_header(message.TYPE, number, len(body), 0, 60_000, message.SINCE) + body
 
     near.send([packed(Join("me", 1), 1), packed(Notice(b"a"), 2), packed(Notice(b"b"), 3)], Deadline(PATIENCE_S))
     kinds = []
