@@ -214,10 +214,10 @@ class NodeService:
 
     def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
         peer = peer_of(session)
-        if self._regions is None or len(message.slabs) > MAX_SLABS:
-            raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
         if peer.blocks is not None and not peer.pointed_at.issuperset(message.slabs):
             raise Denied("the pass of this node is for blocks in other slabs")
+        if self._regions is None or len(message.slabs) > MAX_SLABS:
+            raise InvalidArgument(f"this node has no transfer engine, or these are more than {MAX_SLABS} slabs at once")
         session.reply(header.request_id, RegionList([self._regions.show_slab(slab, tenant=peer.tenant) for slab in message.slabs]))
 
     def _export(self, peer: Caller, slab: int, writable: bool, fds: list[int]) -> int:

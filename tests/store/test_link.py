@@ -308,6 +308,29 @@ def test_a_node_whose_owner_refuses_its_heartbeats_registers_with_the_next_one(t
     server.stop(0).wait(60)
 
 
+class OfBeforeTickets(ControlServicer):
+    """A master of a release before tickets, that has tokens configured."""
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        digests = {"red": bytes(32)}
+        return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, heartbeat_interval_s=0.01, tenant_token_sha256=digests)
+
+
+def test_a_master_that_hands_out_digests_in_place_of_a_key_is_not_served_under(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its node would let everybody in, for no ticket is under a key that it has."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_ControlServicer_to_server(OfBeforeTickets(), server)  # type: ignore[no-untyped-call]
+    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with stub_masters(1) as [former]:
+        former.control = control
+        with a_link(former.address) as (link, linked):
+            link.start()
+            until(lambda: "of a release before tickets, and has tokens configured: upgrade the masters first" in caplog.text)
+            assert linked.empty()
+    server.stop(0).wait(60)
+
+
 def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: Path) -> None:
     flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05"]
     with running("master", *flags, log=tmp_path / "master.log") as master, master_in_thread(tmp_path / "next") as other:

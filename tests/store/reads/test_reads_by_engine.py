@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.protocol.catalog_messages import Revoke
 from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
+from kvstore.protocol.session_messages import ROLE_NODE, Count, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.caller import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion
 from tests.store.engines import LOOPBACK, FarClient
-from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Served, served
+from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Master, Served, served
 
 KIB = 1024
 SIZE = 16 * KIB
@@ -130,6 +134,45 @@ def test_slabs_are_shown_to_their_tenant_only_few_at_a_time_and_by_a_node_with_a
         with pytest.raises(InvalidArgument, match="no transfer engine"):
             shown(other, slab)
         other.close()
+
+
+def test_what_a_revoked_reader_was_shown_of_memory_opens_nothing_any_more(node: Served, client: Client, far: FarClient) -> None:
+    """Another tenant's does, and his own tenant's readers are shown it anew."""
+    client.put({"a": b"a" * 3000})
+    blocks = client.ask_blocks("a", engine=1)
+    blue = node.connect(tcp=True, tenant="blue")
+    blue.put({"a": b"b" * 3000})
+    theirs = blue.ask_blocks("a", engine=1)
+    before, others = far.imported(shown(client, blocks.slabs[0])[0]), far.imported(shown(blue, theirs.slabs[0])[0])
+    assert far.read(before, blocks.offsets[0], 3000) == b"a" * 3000
+    link = Master(node.link())
+    assert link.ask(Revoke(0, "red", [4711])) == Count(0)
+    with pytest.raises((Denied, StaleHandle)):
+        far.read(before, blocks.offsets[0], 3000)
+    assert far.read(others, theirs.offsets[0], 3000) == b"b" * 3000
+    anew = far.imported(shown(client, blocks.slabs[0])[0])
+    assert far.read(anew, blocks.offsets[0], 3000) == b"a" * 3000
+    link.close()
+    blue.close()
+
+
+def test_a_node_with_a_pass_is_shown_the_slabs_in_which_its_blocks_lie_and_no_others(tmp_path: Path) -> None:
+    with TransferEngine("passes", LOOPBACK) as engine, served(tmp_path, dram_bytes=8 * SIZE, engine=engine, needs_tickets=True) as node:
+        writer = node.connect(ticket=node.ticket())
+        writer.put({"a": b"a" * 3000, "b": b"b" * 9000}, generation=4)
+        slabs = writer.ask_blocks("a", "b").slabs
+        assert slabs[0] != slabs[1]
+        pass_for_a = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        hello = Hello(ROLE_NODE, "red", "", "other", 0, pass_for_a)
+        reader = Client(Channel.open(parse_address(node.tcp), hello, Deadline(TIMEOUT_S)))
+        with pytest.raises(Denied, match="the pass of this node is for blocks in other slabs"):
+            shown(reader, slabs[0])
+        assert list(reader.ask_blocks("a", engine=1, generations=[4]).statuses) == [MAPPED]
+        assert shown(reader, slabs[0]) != [b""]
+        with pytest.raises(Denied, match="in other slabs"):
+            shown(reader, slabs[1])
+        reader.close()
+        writer.close()
 
 
 def test_nobody_is_shown_anything_without_a_hello(node: Served, client: Client) -> None:

@@ -1,0 +1,150 @@
+"""Every frame of a node by every kind of ticket, over real sockets: which reach their service.
+
+What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails here first.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+import pytest
+
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, Copy, Drain, Drop, Hold, Revoke, TicketKey
+from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, from_code
+from kvstore.protocol.event_messages import Events
+from kvstore.protocol.master_messages import Lookup
+from kvstore.protocol.message import Message
+from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, Regions, Release, Slabs
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
+from kvstore.rpc.address import connect, parse_address
+from kvstore.security.identity import Role
+from kvstore.security.rules import NODE_FRAMES
+from kvstore.security.tickets.form import Ticket, key_id_of, seal
+from tests.rpc.wires import frame, read_frame
+from tests.store.served import TIMEOUT_S, Served, served
+
+BLOCK: Final = b"block"
+FRAMES: Final[dict[type[Message], Message]] = {
+    kind: message
+    for message in (
+        Read([BLOCK], [4], 100, 0),
+        Release([1]),
+        Regions([]),
+        Slabs([]),
+        OpenIndex(),
+        Events(0),
+        Put("", [b"new"], [1], [1], [0], [b""]),
+        Open("", [b"new"], [1], [1], [b""]),
+        Commit([], []),
+        Abort([]),
+        Flush(),
+        Drop(1, "red", [BLOCK], [4]),
+        Hold(1, "red", [BLOCK]),
+        Copy(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
+        Drain(1, DRAIN_CLOSED),
+        TicketKey(1, 1, 0, bytes(32)),
+        Revoke(1, "red", [1]),
+    )
+    if (kind := type(message))
+}
+READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
+WRITES: Final = {"red writes", "red rules"}
+ALLOWED: Final[dict[type[Message], set[str]]] = {
+    **dict.fromkeys((Read, Release, Regions), READS | {"a pass"}),
+    **dict.fromkeys((Slabs, OpenIndex, Events), READS),
+    **dict.fromkeys((Put, Open, Commit, Abort, Flush), WRITES),
+    **{kind: set() for kind in (Drop, Hold, Copy, Drain, TicketKey, Revoke)},
+}
+KNOWN: Final = READS | {"a pass"}
+"""Whose Hello is answered with Welcome."""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("node"), dram_bytes=1 << 16, needs_tickets=True) as made:
+        with closing(made.connect(ticket=made.ticket())) as client:
+            client.put({BLOCK.decode(): b"value"}, generation=4)
+        yield made
+
+
+def hellos(node: Served) -> dict[str, Hello | None]:
+    """What each kind of caller says first."""
+
+    def client(tenant: str, ticket: bytes) -> Hello:
+        return Hello(ROLE_CLIENT, tenant, ticket=ticket)
+
+    def sealed(*, node_id: int = 5, ends_ms: int = 10**9, secret: bytes | None = None) -> bytes:
+        key = node.call(lambda: node.issuer._nodes[5].current)
+        return seal(Ticket(key.key_id, node_id, ends_ms, Role.ADMIN, 1, bytes(16), "red"), secret or key.secret)
+
+    node_pass = node.call(lambda: node.issuer.pass_for(5, "red", [BLOCK], [4], node.reactor.now_ns()))
+    good = node.ticket()
+    assert key_id_of(good) == key_id_of(sealed())
+    return {
+        "nobody": None,
+        "red without a ticket": client("red", b""),
+        "red with his token": Hello(ROLE_CLIENT, "red", "red's token"),
+        "red with a changed ticket": client("red", good[:-1] + bytes([good[-1] ^ 1])),
+        "red with an expired ticket": client("red", sealed(ends_ms=0)),
+        "red with a ticket of another key": client("red", sealed(secret=bytes(32))),
+        "red with another node's ticket": client("red", sealed(node_id=6)),
+        "red with blue's ticket": client("red", node.ticket("blue")),
+        "a client with a pass": client("red", node_pass),
+        "a node with red's ticket": Hello(ROLE_NODE, "red", ticket=good),
+        "a node without a pass": Hello(ROLE_NODE, "red"),
+        "blue with the pass": Hello(ROLE_NODE, "blue", ticket=node_pass),
+        "red reads": client("red", node.ticket(role=Role.READ)),
+        "red writes": client("red", good),
+        "red rules": client("red", node.ticket(role=Role.ADMIN)),
+        "blue reads": client("blue", node.ticket("blue", Role.READ)),
+        "a pass": Hello(ROLE_NODE, "red", ticket=node_pass),
+    }
+
+
+def test_there_is_a_row_for_every_frame() -> None:
+    assert {MESSAGES[number] for number in NODE_FRAMES} == {*FRAMES, Hello}
+    assert set(ALLOWED) == set(FRAMES)
+
+
+def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVStoreError | None:
+    """Why the last of them is not taken: None for one that is, whatever comes of it."""
+    with connect(parse_address(f"unix:{node.unix}"), timeout_s=TIMEOUT_S) as sock:
+        answer: object = None
+        if hello is not None:
+            sock.sendall(frame(hello))
+            answer = read_frame(sock)[1]
+        if message is not None:
+            sock.sendall(frame(message, payload=b"x" if isinstance(message, Put) else b""))
+            if isinstance(message, Release):  # it has no answer where it is taken: then that to what no node takes is the first
+                sock.sendall(frame(Lookup([BLOCK]), request_id=2))
+            header, answer, _values = read_frame(sock)
+            answer = answer if header.request_id == 1 else None
+    if not isinstance(answer, Failure):
+        return None
+    error = from_code(answer.code, answer.text)
+    return error if isinstance(error, Denied) else None
+
+
+@pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
+def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(node: Served, kind: type[Message]) -> None:
+    taken = set()
+    for name, hello in hellos(node).items():
+        error = refusal(node, hello, FRAMES[kind])
+        if error is None:
+            taken.add(name)
+        else:
+            assert isinstance(error, Unauthorized) is (name not in KNOWN), f"{name}: {error}"
+    assert taken == ALLOWED[kind]
+
+
+def test_a_hello_is_welcome_from_who_shows_a_ticket_of_his_own_for_this_node(node: Served) -> None:
+    assert {name for name, hello in hellos(node).items() if hello is not None and refusal(node, hello, None) is None} == KNOWN
+
+
+def test_a_pass_reads_no_other_block_and_a_ticket_to_read_maps_nothing_to_write(node: Served) -> None:
+    told = hellos(node)
+    assert isinstance(refusal(node, told["a pass"], Read([b"other"], [4], 100, 0)), Denied)
+    assert isinstance(refusal(node, told["a pass"], Regions([0])), Denied)
+    assert isinstance(refusal(node, told["red reads"], Slabs([], 1)), Denied)
+    assert refusal(node, told["red writes"], Slabs([], 1)) is None

@@ -1,0 +1,174 @@
+"""Tickets in a cluster of real processes: clients go on through all that makes nodes ask for others, and end with their tokens."""
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.aio import AsyncClient
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, Unavailable
+from kvstore.protocol.node_messages import Blocks, Read
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.testing.waiting import eventually
+from tests.credentials import OPERATOR, tokens_file, tokens_text
+from tests.etcd_server import EtcdServer
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, System
+from tests.tickets import hello_to_node, node_table
+
+TOKENS = {"red": "red's secret", "blue": "blue's secret"}
+KEYS = [b"block-%d" % number for number in range(20)]
+VALUES = [value_of(key, 0, 3000) for key in KEYS]
+
+
+def with_tokens(folder: Path, catalog: str = "memory:", **options: int) -> System:
+    tokens_file(folder, TOKENS)
+    system = System(folder, catalog, **options)
+    system.settings = dataclasses.replace(system.settings, token=OPERATOR)
+    return system
+
+
+def start_master(system: System, index: int = 0, *flags: str) -> None:
+    system.start_master(index, "--tokens", str(system.folder / "tokens.toml"), "--tokens-check-interval-s", "0.05", *flags)
+
+
+def as_tenant(system: System, tenant: str = "red") -> Client:
+    return system.client(tenant=tenant, token=TOKENS[tenant])
+
+
+def test_a_client_goes_on_when_its_node_is_another_process_with_another_key(tmp_path: Path) -> None:
+    """Open connections, the desk in shared memory, and the tickets that it had are all of no use any more."""
+    with with_tokens(tmp_path) as system:
+        start_master(system)
+        flags = ("--dram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
+        system.start_node("n0", *flags)
+        with as_tenant(system) as near, system.remote_client(tenant="red", token=TOKENS["red"]) as far:
+            near.put_batch(KEYS, VALUES)
+            assert near.get_batch(KEYS) == far.get_batch(KEYS) == VALUES
+            system.nodes["n0"].stop()
+            system.start_node("n0", *flags)
+            for client in (near, far):
+                eventually(lambda client=client: client.get_batch(KEYS) == VALUES, "what NVMe had is read again")  # type: ignore[misc]
+                assert client.put(b"after " + str(id(client)).encode(), b"x")
+
+
+def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) -> None:
+    """By blocking and asynchronous clients that open a connection for each call, for several lives of a ticket."""
+    with with_tokens(tmp_path) as system:
+        start_master(system, 0, "--ticket-ttl-s", "1", "--ticket-key-ttl-s", "1")
+        system.start_node("n0", "--dram", "16MiB")
+        settings = dataclasses.replace(system.settings, idle_ttl_s=0.001, use_index=False)
+
+        def rounds() -> int:
+            return sum(len(tickets) for tickets in seen.values())
+
+        seen: dict[str, set[bytes]] = {"sync": set(), "async": set()}
+        with system.client(tenant="red", token=TOKENS["red"], settings=settings) as client:
+            client.put_batch(KEYS, VALUES)
+
+            def again() -> bool:
+                assert client.get_batch(KEYS) == VALUES
+                for node in client._operations.resources.daemons.nodes._nodes.values():
+                    assert node.route.hello is not None
+                    seen["sync"].add(node.route.hello.ticket)
+                return len(seen["sync"]) >= 4
+
+            eventually(again, "four tickets")
+
+        async def aio() -> None:
+            async with AsyncClient(system.address, tenant="red", token=TOKENS["red"], settings=settings) as client:
+                while len(seen["async"]) < 4:
+                    assert await client.get_batch(KEYS) == VALUES
+                    for node in client._operations.resources.daemons.nodes._nodes.values():
+                        assert node.route.hello is not None
+                        seen["async"].add(node.route.hello.ticket)
+
+        asyncio.run(asyncio.wait_for(aio(), DEADLINE_S))
+        assert rounds() >= 8
+
+
+def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp_path: Path) -> None:
+    with with_tokens(tmp_path) as system:
+        start_master(system)
+        system.start_node("n0", "--dram", "16MiB")
+        address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])
+        hellos = {tenant: hello_to_node(system.address, tenant, TOKENS[tenant]) for tenant in TOKENS}
+        red, blue = (Channel.open(address, hellos[tenant], Deadline(DEADLINE_S)) for tenant in ("red", "blue"))
+        with closing(red), closing(blue), as_tenant(system) as client, as_tenant(system, "blue") as other:
+            assert client.put(b"k", b"value")
+            assert client.get(b"k") == b"value"
+            assert other.put(b"k", b"blue's")
+            (system.folder / "new.toml").write_text(tokens_text({"red": "another secret", "blue": TOKENS["blue"]}))
+            os.replace(system.folder / "new.toml", system.folder / "tokens.toml")
+            eventually(red.has_hung_up, "the node hangs up on who showed a ticket of that token")
+            with pytest.raises(InvalidTicket):
+                Channel.open(address, hellos["red"], Deadline(DEADLINE_S))
+
+            def is_out() -> bool:
+                """Also where nothing has to be asked: its desk is gone."""
+                try:
+                    return client.get(b"k") is None
+                except Unauthorized:
+                    return True
+
+            eventually(is_out, "the client gets nothing any more")
+            with pytest.raises(Unauthorized):
+                client.put(b"new", b"value")
+            assert not blue.has_hung_up()
+            assert blue.call(Read([b"k"], [0], 100, 0), Blocks, Deadline(DEADLINE_S)).sizes[0] == len(b"blue's")
+            assert other.get(b"k") == b"blue's"
+        with system.client(tenant="red", token="another secret") as again:
+            assert again.get(b"k") == b"value"
+
+
+def test_a_takeover_ends_no_session_and_tickets_of_the_former_owner_open_others(
+    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
+) -> None:
+    with with_tokens(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=2) as system:
+        for index in range(2):
+            start_master(system, index, "--lease-ttl-s", "5")
+        system.start_node("n0", "--dram", "16MiB")
+        first = system.address.partition(",")[0]
+        hello = hello_to_node(first, "red", TOKENS["red"])
+        address = parse_address(node_table(first, "red", TOKENS["red"]).tcp[0])
+        with closing(Channel.open(address, hello, Deadline(DEADLINE_S))) as session, as_tenant(system) as client:
+            client.put_batch(KEYS, VALUES)
+            system.masters[0].kill()
+            assert client.get_batch(KEYS) == VALUES, "while nobody owns the catalog"
+            with closing(Channel.open(address, hello, Deadline(DEADLINE_S))):
+                pass
+            eventually(lambda: _puts(client), "the second owns the catalog, and the node has found it")
+            assert client.get_batch(KEYS) == VALUES
+            assert not session.has_hung_up()
+            with closing(Channel.open(address, hello, Deadline(DEADLINE_S))):
+                pass
+            with system.client(tenant="red", token=TOKENS["red"]) as newcomer:
+                assert newcomer.get_batch(KEYS) == VALUES
+
+
+def _puts(client: Client) -> bool:
+    try:
+        client.put(b"after the takeover", b"x")
+    except KVStoreError:
+        return False
+    return True
+
+
+def test_without_a_master_sessions_end_when_the_time_of_grace_is_over(tmp_path: Path) -> None:
+    with with_tokens(tmp_path) as system:
+        start_master(system)
+        system.start_node("n0", "--dram", "16MiB", "--ticket-grace-s", "0.5")
+        hello = hello_to_node(system.address, "red", TOKENS["red"])
+        address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])
+        with closing(Channel.open(address, hello, Deadline(DEADLINE_S))) as session:
+            system.masters[0].kill()
+            eventually(session.has_hung_up, "the node hangs up")
+            with pytest.raises(Unavailable, match=r"has not heard of its master for 0\.5 s"):
+                Channel.open(address, hello, Deadline(DEADLINE_S))
