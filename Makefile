@@ -36,7 +36,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd namespaces operators typing  ## the whole suite
+test: $(BIN)/.dev etcd namespaces operators chromium typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
@@ -152,6 +152,13 @@ etcd: | $(BIN)/python
 		echo "installing etcd-server, etcd-client and openssl"; \
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q etcd-server etcd-client openssl >/dev/null; } || \
 		{ echo "make test needs etcd, etcdctl and openssl: install Debian's etcd-server, etcd-client and openssl, or put an etcd >= 3.4 on the PATH"; exit 1; }
+
+# After the others, for one apt-get at a time.
+.PHONY: chromium
+chromium: | namespaces operators
+	@command -v chromium >/dev/null || { echo "installing chromium"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+		{ echo "make test needs a browser for the console's page: install Debian's chromium"; exit 1; }
 
 # After etcd, for one apt-get at a time.
 .PHONY: namespaces

@@ -1,14 +1,9 @@
-"""Commands that look at the cluster: status, nodes, tiers, top."""
+"""Commands that look at the cluster once: status, nodes, tiers."""
 
-import itertools
-import time
 from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
@@ -89,38 +84,6 @@ def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
         **as_dict(tier),
         "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
     }
-
-
-@click.command()
-@click.option(
-    "--interval-s", type=click.FloatRange(min=0.05), default=1.0, show_default=True, metavar="SECONDS", help="Time between looks."
-)
-@click.option("--count", type=click.IntRange(min=1), help="End after so many looks; Ctrl-C ends it at any time.")
-@json_option
-@client_options
-def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSettings) -> None:
-    """Watch nodes and tiers, live. With --json one object a line."""
-    looks = itertools.count() if count is None else range(count)
-    with Control.find(settings) as control:
-        if as_json:
-            for look in looks:
-                _pause(look, interval_s)
-                echo_json(as_dict(control.status()))
-            return
-        with Live(console=Console(), auto_refresh=False) as live:
-            for look in looks:
-                _pause(look, interval_s)
-                live.update(screen(control.status()), refresh=True)
-
-
-def screen(found: pb.StatusReply) -> Group:
-    """What `top` shows."""
-    return Group(status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found))
-
-
-def _pause(look: int, interval_s: float) -> None:
-    if look:
-        time.sleep(interval_s)
 
 
 def _ask(settings: ClientSettings) -> pb.StatusReply:

@@ -15,7 +15,7 @@ export function contents() {
   const tree = icicle(), title = h("h2", {}, "Prefixes"), treeNote = h("span", { className: "note" });
   const head = (...names) => h("thead", {}, h("tr", {}, names.map(([name, isNumber]) => h("th", { scope: "col", className: isNumber ? "number" : "" }, name))));
   const region = (label, table) => h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table);
-  const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Blocks", true], ["Size", true], ["In tiers"], [""]), rows));
+  const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Blocks", true], ["Size", true], ["In tiers"], ["Actions", true]), rows));
   const keys = h("ul", { className: "legend" }, Object.entries({ ...TIERS, unknown: "tier not told" }).map(([name, label]) => h("li", {}, swatch(name), label)));
   const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Contents"),
     h("section", { className: "panel w8", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),

@@ -9,7 +9,7 @@ import { get } from "./store.js";
 const PAGE = 12;
 
 export function network({ openNode }) {
-  let text = "", page = 0, last = null, drawn = "", flows = new Map();
+  let text = "", page = 0, last = null, drawn = null, flows = new Map();
   const hosts = h("div", { className: "hosts" }), where = h("span", {}), note = h("span", { className: "note" });
   const filter = h("input", { type: "search", placeholder: "Filter by name or transport", ariaLabel: "Filter hosts", oninput: () => { text = filter.value.toLowerCase(); page = 0; draw(); } });
   const turn = (by) => () => { page += by; draw(); };
@@ -37,7 +37,7 @@ export function network({ openNode }) {
         return h("article", { className: "host" }, h("h3", {}, h("button", { type: "button", onclick: () => openNode(one.node) }, one.node), state, flow), one.topology ? hostDrawing(one.topology) : h("p", { className: "soft" }, one.note));
       }));
       flow();
-    } catch (error) { drawn = ""; hosts.replaceChildren(h("p", { className: "blank" }, error.message)); }
+    } catch (error) { drawn = null; hosts.replaceChildren(h("p", { className: "blank" }, error.message)); }
   }
   function flow() {
     for (const node of nodesOf(last.cluster)) {

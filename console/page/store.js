@@ -4,6 +4,10 @@ export const store = { state: null, cluster: null, history: null, events: [], ac
 const listeners = new Set();
 const MAX_EVENTS = 1000;
 const QUIET_MS = 15000; // no look for so long: the connection is dead though nobody said so
+if (location.hash.startsWith("#key=")) { // as `kvstore console` prints it; out of the address, which people copy
+  sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(5)));
+  history.replaceState(null, "", location.pathname);
+}
 let token = sessionStorage.getItem("token") || "";
 let stream = null;
 

@@ -61,11 +61,3 @@ def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
         ("node-0", "dram", 4 << 20),
         ("node-0", "nvme", 16 << 20),
     ]
-
-
-def test_top_looks_as_often_as_it_is_told(master: str) -> None:
-    looks = output(master, "top", "--count", "2", "--interval-s", "0.05", "--json").splitlines()
-    assert [json.loads(look)["catalog"] for look in looks] == ["memory:", "memory:"]
-    shown = output(master, "top", "--count", "2", "--interval-s", "0.05")
-    assert "1 of 1 alive" in shown
-    assert "nvme" in shown

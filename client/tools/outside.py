@@ -1,0 +1,83 @@
+"""A cluster as a console's source from outside: by its master's control plane, and as a client where blocks are pinned or removed."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.connecting import connect
+from kvstore.client.control import Control
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+
+T = TypeVar("T")
+
+PIN_KEYS: Final = 4096
+"""Pinned by one message."""
+
+
+class Outside:
+    """A kvstore.console.source.Source, with the rights of the settings' token. Thread-safe: one question at a time."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Asks for nothing yet."""
+        self._settings = settings
+        self._control: Control | None = None
+        self._lock = threading.Lock()
+
+    def status(self) -> pb.StatusReply:
+        return self._asked(lambda control: control.status())
+
+    def topologies(self) -> Sequence[pb.NodeTopology]:
+        return self._asked(lambda control: control.topologies())
+
+    def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
+        return self._asked(lambda control: control.contents(request.tenant, request.namespace, max_segments=request.max_segments))
+
+    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+        self._asked(lambda control: control.drain(node, to=to, cancel=cancel))
+
+    def forget(self, node: str) -> None:
+        self._asked(lambda control: control.forget(node))
+
+    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+        self._check_tenant(tenant)
+        keys = self._asked(lambda control: [stored.key for stored in control.keys(namespace)])
+        found = 0
+        with connect(self._settings) as client:
+            pin = client.pin if pinned else client.unpin
+            for begin in range(0, len(keys), PIN_KEYS):
+                found += sum(pin(keys[begin : begin + PIN_KEYS]))
+        return found
+
+    def remove(self, tenant: str, namespace: str) -> int:
+        self._check_tenant(tenant)
+        with connect(self._settings) as client:
+            return client.remove_matching(namespace=namespace)
+
+    def close(self) -> None:
+        """Hang up. It connects again when it is asked."""
+        with self._lock:
+            self._hang_up()
+
+    def _asked(self, ask: Callable[[Control], T]) -> T:
+        """Of the master that owns the catalog; who failed is looked for anew by the next question, for another one may own it by then."""
+        with self._lock:
+            try:
+                if self._control is None:
+                    self._control = Control.find(self._settings)
+                return ask(self._control)
+            except KVStoreError as error:
+                if not isinstance(error, InvalidArgument):
+                    self._hang_up()
+                raise
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+
+    def _check_tenant(self, tenant: str) -> None:
+        """Raises InvalidArgument: a client sees one tenant's blocks."""
+        if tenant != self._settings.tenant:
+            raise InvalidArgument(f"this console is one of tenant {self._settings.tenant!r}: start it with --tenant {tenant}")

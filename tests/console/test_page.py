@@ -1,0 +1,230 @@
+"""Promises of the page, in a real browser: of one node and of a thousand, light and dark, from 360 to 2,560 pixels, by keyboard."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from kvstore.console.config import ConsoleSettings
+from kvstore.console.watch import Watch
+from kvstore.protocol.errors import Unavailable
+from kvstore.telemetry.http.access import Access
+from tests.client.embedded import embedded
+from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
+from tests.console.serving import Clock, Served, served, simulated
+from tests.console.simulated import Simulated
+
+expect.set_options(timeout=WAIT_MS)
+WIDTHS = (360, 768, 1280, 2560)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[Served]:
+    with simulated(1000, looks=4, dead=(12, 500, 501)) as (found, _source, _clock):
+        yield found
+
+
+@pytest.fixture
+def few() -> Iterator[tuple[Served, Simulated, Clock]]:
+    with simulated(3, looks=30, dead=(2,)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(browser: Browser, many: Served, view: str, theme: str) -> None:
+    with Watched(browser, many.address, theme=theme) as watched:
+        page = watched.show(view)
+        if view == "overview":
+            expect(page.locator(".cell[role=option]")).to_have_count(1000)
+        if view == "network":
+            expect(page.locator(".host")).to_have_count(12)
+        if view == "contents":
+            expect(page.locator(".icicle rect").first).to_be_visible()
+        assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
+        watched.overflow(1280)
+        assert watched.violations() == ""
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        assert watched.wrong == []
+
+
+def test_a_real_clusters_only_node_is_shown(browser: Browser) -> None:
+    with embedded() as cluster:
+        with cluster.control() as control:
+            address = f"http://{control.status().http}"
+        with Watched(browser, address) as watched:
+            page = watched.show()
+            expect(page.locator(".tile", has_text="Nodes alive")).to_contain_text("1of 1")
+            expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("All is well")
+            for view in VIEWS:
+                watched.show(view)
+                assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0), view
+            page.set_viewport_size({"width": 1280, "height": 900})
+            watched.show("network")
+            expect(page.locator(".host")).to_contain_text("node-0")
+            assert watched.violations() == ""
+            assert watched.wrong == []
+
+
+def test_an_empty_cluster_says_what_to_do(browser: Browser) -> None:
+    with simulated(0, looks=2) as (found, _source, _clock), Watched(browser, found.address) as watched:
+        expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text("No node has come yet")
+        expect(watched.show("nodes").locator("main")).to_contain_text("kvstore-node --master HOST:PORT")
+        expect(watched.show("network").locator("main")).to_contain_text("No node has come yet")
+        expect(watched.show("contents").locator("main")).to_contain_text("Nothing is held yet")
+        assert watched.violations() == ""
+        assert watched.wrong == []
+
+
+def test_what_happens_is_seen_without_a_reload(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, source, clock = few
+    with Watched(browser, found.address) as watched:
+        page = watched.show()
+        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("node-2 is dead")
+        source.dead, source.health = {1, 2}, "etcd is full"
+        clock.now_s += 10
+        found.watch.look()
+        expect(page.locator(".notes li.error")).to_contain_text("Catalog: etcd is full")
+        expect(page.locator(".happened")).to_contain_text("node-1 is dead")
+        page = watched.show("activity")
+        page.get_by_role("button", name="Errors").click()
+        expect(page.locator(".happened li")).to_have_count(2)
+        page.get_by_label("Filter events by text").fill("nothing like that")
+        expect(page.locator(".happened")).to_contain_text("Nothing of this kind has happened")
+        assert watched.wrong == []
+
+
+def test_nodes_are_filtered_sorted_and_turned(browser: Browser, many: Served) -> None:
+    with Watched(browser, many.address) as watched:
+        page = watched.show("nodes")
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(50)
+        expect(rows.first).to_contain_text("node-0")
+        page.get_by_role("button", name="Next").click()
+        expect(rows.first).to_contain_text("node-50")
+        page.get_by_role("button", name="State").click()
+        expect(rows.first).to_contain_text("node-12")
+        page.get_by_label("Only nodes in this state").select_option("dead")
+        expect(rows).to_have_count(3)
+        page.get_by_label("Only nodes in this state").select_option("")
+        page.get_by_label("Filter nodes").fill("node-77")
+        expect(rows).to_have_count(11)
+        page.get_by_label("Filter nodes").fill("none is so")
+        expect(page.locator("main")).to_contain_text("No node is like that")
+        assert watched.wrong == []
+
+
+def test_actions_ask_first_and_do_what_they_say(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, source, clock = few
+    with Watched(browser, found.address) as watched:
+        page = watched.show("nodes")
+        page.get_by_role("button", name="node-1", exact=True).click()
+        expect(page.get_by_role("dialog")).to_contain_text("The last hour")
+        assert watched.violations() == ""
+        page.get_by_role("button", name="Drain", exact=True).click()
+        page.get_by_role("button", name="Leave it").click()
+        assert source.done == []
+        page.get_by_role("button", name="Drain", exact=True).click()
+        page.get_by_role("dialog", name="Drain node-1?").get_by_role("button", name="Drain", exact=True).click()
+        expect(page.locator("#toast")).to_contain_text("begun to drain node-1")
+        clock.now_s += 10
+        found.watch.look()
+        expect(page.get_by_role("button", name="Take blocks again")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="node-2", exact=True).click()
+        page.get_by_role("button", name="Forget", exact=True).click()
+        forget = page.get_by_role("dialog", name="Forget node-2?")
+        expect(forget.get_by_role("button", name="Forget")).to_be_disabled()
+        forget.get_by_label("Type node-2").fill("node-2")
+        forget.get_by_role("button", name="Forget").click()
+        expect(page.locator("#toast")).to_contain_text("had node-2 forgotten")
+        page = watched.show("contents")
+        page.get_by_role("button", name="Remove demo").click()
+        page.get_by_label("Type demo").fill("demo")
+        page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+        expect(page.locator("#toast")).to_contain_text("removed 1,200 blocks of namespace demo")
+        page.get_by_role("button", name="Pin qwen3-32b/fp8/32").click()
+        page.get_by_role("dialog").get_by_role("button", name="Pin").click()
+        expect(page.locator("#toast")).to_contain_text("pinned 1,234 blocks")
+        assert [done[0] for done in source.done] == ["drain", "forget", "remove", "pin"]
+        assert watched.wrong == []
+
+
+def test_the_keyboard_reaches_all(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = few
+    with Watched(browser, found.address) as watched:
+        page = watched.show()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        page.keyboard.press("2")
+        expect(page).to_have_url(re.compile("#nodes$"))
+        page.keyboard.press("/")
+        expect(page.get_by_label("Filter nodes")).to_be_focused()
+        page.get_by_label("Filter nodes").blur()
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_contain_text("the views, from left to right")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.keyboard.press("1")
+        page.get_by_role("listbox", name="Nodes").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".cell.active")).to_contain_text("node-1")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog", name="Node node-1")).to_be_visible()
+
+
+def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = few
+    with Watched(browser, found.address, theme="dark") as watched:
+        page = watched.show()
+        theme = "document.documentElement.dataset.theme"
+        assert page.evaluate(theme) == "dark"
+        page.locator("#theme").click()
+        assert page.evaluate(theme) == "light"
+        page.reload()
+        page.wait_for_selector("main .panel")
+        assert page.evaluate(theme) == "light"
+
+
+def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_what_is_shown(browser: Browser) -> None:
+    with simulated(1, looks=3) as (found, source, _clock), Watched(browser, found.address) as watched:
+        page = watched.show()
+        expect(page.locator("#live")).to_have_text("Live")
+        source.failure = Unavailable("no master answers")
+        found.watch.look()
+        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("The cluster does not answer: no master answers")
+        assert watched.wrong == []
+        page.route("**/api/**", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#loading")).to_contain_text("The console does not answer")
+        page.unroute("**/api/**")
+        source.failure = None
+        found.watch.look()
+        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator(".tile").first).to_be_visible()
+
+
+def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: Browser) -> None:
+    clock = Clock()
+    source = Simulated(1, clock)
+    watch = Watch(source, ConsoleSettings(), clock=clock)
+    watch.look()
+    accesses = {"Bearer looks": Access.READ, "Bearer operates": Access.ADMIN}
+    with served(source, watch, authorize=lambda request: accesses.get(request.headers.get("Authorization", ""), Access.NONE)) as found:
+        for token, buttons in (("looks", 0), ("operates", 1)):
+            with Watched(browser, found.address) as watched:
+                watched.page.goto(found.address)
+                expect(watched.page.get_by_role("dialog")).to_contain_text("This cluster wants a token")
+                watched.page.get_by_role("textbox").fill(token)
+                watched.page.get_by_role("button", name="Go on").click()
+                page = watched.show("nodes")
+                page.get_by_role("button", name="node-0", exact=True).click()
+                expect(page.get_by_role("dialog")).to_contain_text("10.1.0.1:7450")
+                expect(page.get_by_role("button", name="Drain", exact=True)).to_have_count(buttons)
