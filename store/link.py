@@ -17,7 +17,7 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unauthorized
+from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unauthorized
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
@@ -70,6 +70,7 @@ class MasterLink:
         rates: Callable[[], list[pb.PeerRate]],
         on_link: Callable[[socket.socket, pb.RegisterReply], None],
         join_token: Callable[[], str],
+        needs_tickets: bool,
         timeout_s: float,
         patience_s: float,
         peer_timeout_s: float,
@@ -78,11 +79,13 @@ class MasterLink:
         tls: Certificates | None = None,
     ) -> None:
         """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. `join_token` is asked in
-        the link's thread each time that the token is shown, and may raise ConfigError. For the times see the settings:
-        `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
+        the link's thread each time that the token is shown, and may raise ConfigError. With `needs_tickets` a master that lets everybody in
+        is none for this node. For the times see the settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`,
+        `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
         self._masters = Masters(masters)
         self._join_token = join_token
+        self._needs_tickets = needs_tickets
         self._metadata: tuple[tuple[str, bytes], ...] = ()
         """Of calls under the present registration."""
         self._identity = identity
@@ -247,6 +250,11 @@ class MasterLink:
         )
         if reply.tenant_token_sha256 and not reply.HasField("ticket_key"):
             raise Unauthorized("the master is of a release before tickets, and has tokens configured: upgrade the masters first")
+        if self._needs_tickets and not reply.HasField("ticket_key"):
+            raise ConfigError(
+                "the master has no tokens, so that this node would let in whoever reaches where it listens: give the master a tokens "
+                "file, or say allow_unauthenticated at the node, too"
+            )
         self._told = described
         self._follow(reply.catalog, reply.master_epoch)
         return reply

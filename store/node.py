@@ -21,7 +21,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.session import Session
-from kvstore.security.binding import check_binding
+from kvstore.security.binding import check_binding, is_loopback
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import DRAM, NVME, Block
@@ -231,13 +231,16 @@ class Node:
         self._pages = PageSizes(dram, asks=settings.transparent_hugepages)
         self._prefaulter = Prefaulter(self.reactor, dram, self._pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
 
+    def _asks_for_certificates(self) -> bool:
+        return self._tls is not None and self._tls.requires_client_cert
+
     def _listen(self, opened: ExitStack) -> None:
         """Take the addresses, and with them the name."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         check_binding(
             "listen",
             listen.host,
-            is_authenticated=bool(join_token(settings)) or (self._tls is not None and self._tls.requires_client_cert),
+            is_authenticated=bool(join_token(settings)) or self._asks_for_certificates(),
             allow_unauthenticated=settings.allow_unauthenticated,
             mend="give tokens to the masters, and this node a join_token",
         )
@@ -322,6 +325,7 @@ class Node:
             on_synced=on_synced,
             on_lost=lambda registration_epoch: self._link.lost(registration_epoch),
         )
+        listens_on = parse_address(settings.listen).host
         self._link = MasterLink(
             self.reactor,
             masters,
@@ -330,6 +334,7 @@ class Node:
             rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
             on_link=self._master.begin,
             join_token=lambda: join_token(settings),
+            needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
             timeout_s=settings.control_timeout_s,
             patience_s=settings.owner_patience_s,
             peer_timeout_s=settings.peer_timeout_s,

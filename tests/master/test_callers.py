@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.master.callers import Callers
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.frames import VERSION
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.guard import Guard
 from tests.credentials import JOIN, OPERATOR, tokens_file
@@ -50,9 +51,11 @@ def test_a_request_without_metadata_is_looked_at_for_the_token_of_its_fields(pla
 
 def test_a_node_speaks_under_the_name_of_its_token_only(places: Places) -> None:
     with places.stub() as stub:
-        code, text = refusal(stub.Register, pb.RegisterRequest(name="n2", instance=1), "", "one")
+        code, text = refusal(stub.Register, pb.RegisterRequest(name="n2", instance=1, protocol_version=VERSION), "", "one")
         assert (code, text) == (PERMISSION_DENIED, "node 'n1' may not speak as node 'n2': its token is of that name only")
-        other = stub.Register(pb.RegisterRequest(name="n2", instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", JOIN))
+        other = stub.Register(
+            pb.RegisterRequest(name="n2", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S, metadata=as_metadata("", JOIN)
+        )
         beat = pb.HeartbeatRequest(node_id=other.node_id, registration_epoch=other.registration_epoch)
         assert refusal(stub.Heartbeat, beat, "", "one")[0] == PERMISSION_DENIED
         stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=as_metadata("", JOIN))

@@ -3,6 +3,7 @@
 What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new, fails here first.
 """
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Copied
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
-from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import (
     Cancel,
     Exists,
@@ -32,7 +33,6 @@ from kvstore.protocol.master_messages import (
     Reserve,
 )
 from kvstore.protocol.message import Message
-from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
 from kvstore.security.grpc_metadata import as_metadata
@@ -40,6 +40,7 @@ from kvstore.security.rules import MASTER_FRAMES, RPCS
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.blocks import publish
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
+from tests.rpc.wires import frame, read_frame
 
 FILE: Final = """
 n1 = "the token of n1"
@@ -91,7 +92,7 @@ NODES: Final = {"any node", "n1"}
 VALID: Final = {"other tenant", *TENANT_ROLES, "operator", *NODES, "p1"}
 
 CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
-    "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1), {"any node"}),
+    "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1, protocol_version=VERSION), {"any node"}),
     "/kvstore.v1.Control/Heartbeat": (pb.HeartbeatRequest(node_id=1, registration_epoch=1), NODES),
     "/kvstore.v1.Control/Status": (pb.StatusRequest(), VALID),
     "/kvstore.v1.Control/Topologies": (pb.TopologiesRequest(), OPERATORS),
@@ -182,7 +183,11 @@ def is_taken(places: Places, message: Message, name: str, shown: Shown) -> bool:
         if name in NODES:
             with places.stub() as stub:
                 node = name if name == "n1" else "n6"
-                found = stub.Register(pb.RegisterRequest(name=node, instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", shown.token))
+                found = stub.Register(
+                    pb.RegisterRequest(name=node, instance=1, protocol_version=VERSION),
+                    timeout=TIMEOUT_S,
+                    metadata=as_metadata("", shown.token),
+                )
             hello = Hello(ROLE_NODE, token=shown.token, name=node, epoch=found.registration_epoch)
         errors = [said(sock, hello), said(sock, message)]
     if errors[0] is not None:
@@ -202,35 +207,20 @@ def test_a_hello_opens_a_session_for_whom_it_says_he_is_and_for_nobody_else(plac
     assert error is None or isinstance(error, Denied)
 
 
-def said(sock: Any, message: Message) -> KVStoreError | None:
+def said(sock: socket.socket, message: Message) -> KVStoreError | None:
     """The error that it is answered with, if any."""
-    body = message.pack()
-    sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000, message.SINCE) + body)
-    header = unpack_header(exactly(sock, HEADER_BYTES))
-    answer = exactly(sock, header.body_bytes)
-    if header.type != Failure.TYPE:
-        assert header.type in MESSAGES
-        return None
-    failure = Failure.unpack(answer)
-    return from_code(failure.code, failure.text)
+    sock.sendall(frame(message))
+    answer = read_frame(sock)[1]
+    return from_code(answer.code, answer.text) if isinstance(answer, Failure) else None
 
 
-def exactly(sock: Any, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        got = sock.recv(size - len(data))
-        assert got, "the master hung up"
-        data += got
-    return data
-
-
-def test_a_token_shown_again_from_elsewhere_is_that_token_and_no_more(tmp_path: Path) -> None:
-    """What is overheard can be replayed for as long as it is valid, which is why there is TLS; and never as anybody else."""
-    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places:
-        with places.stub() as stub:
-            first = stub.Register(pb.RegisterRequest(name="n1", instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
-            again = pb.RegisterRequest(name="n1", instance=2)
-            with pytest.raises(grpc.RpcError):
-                stub.Register(again, timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
-            beat = pb.HeartbeatRequest(node_id=first.node_id, registration_epoch=first.registration_epoch)
-            stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=as_metadata("", "the token of n1"))
+def test_what_is_overheard_can_be_said_again_as_the_same_and_not_beside_a_node_that_lives(tmp_path: Path) -> None:
+    """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that it was."""
+    shown = as_metadata("", "the token of n1")
+    with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places, places.stub() as stub:
+        first = stub.Register(pb.RegisterRequest(name="n1", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S, metadata=shown)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Register(pb.RegisterRequest(name="n1", instance=2, protocol_version=VERSION), timeout=TIMEOUT_S, metadata=shown)
+        assert "a live node already has the name" in (refused.value.details() or "")
+        beat = pb.HeartbeatRequest(node_id=first.node_id, registration_epoch=first.registration_epoch)
+        stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=shown)

@@ -280,6 +280,13 @@ def test_a_node_whose_owner_hangs_registers_with_the_next_one_and_not_before_the
                 assert reply.master_epoch == elected.epoch
 
 
+def test_where_others_reach_the_node_a_master_that_lets_everybody_in_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with master_in_thread(tmp_path) as places, a_link(places.listen, needs_tickets=True) as (link, linked):
+        link.start()
+        eventually(lambda: "the master has no tokens, so that this node would let in whoever" in caplog.text, "it says so")
+        assert linked.empty()
+
+
 class Refusing(ControlServicer):
     """Of a master that takes a registration, and no heartbeat."""
 
@@ -356,7 +363,7 @@ Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
 @contextmanager
-def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
+def a_link(*masters: str, needs_tickets: bool = False) -> Iterator[tuple[MasterLink, Linked]]:
     """A link that is not started yet, in a loop that runs, and the connections that it has made."""
     reactor, linked = Reactor(), Linked()
     link = MasterLink(
@@ -367,6 +374,7 @@ def a_link(*masters: str) -> Iterator[tuple[MasterLink, Linked]]:
         rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
         on_link=lambda sock, reply: linked.put((sock, reply)),
         join_token=lambda: "",
+        needs_tickets=needs_tickets,
         timeout_s=10.0,
         patience_s=0.05,
         peer_timeout_s=30.0,
