@@ -130,6 +130,7 @@ bench-engines: engines  ## real engines with the store against the same without 
 docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/metrics.md, docs/remapping.svg and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py > docs/settings.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
+	$(BIN)/python deploy/make_monitoring.py
 	$(BIN)/python docs/make_remapping.py > docs/remapping.svg
 	build/grpc-tools-$(GRPC_TOOLS)/bin/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
 		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto

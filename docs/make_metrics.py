@@ -15,6 +15,9 @@ Every daemon answers `/metrics` on its HTTP port ([operations.md](operations.md#
 not accept that. Names and units are Prometheus' (seconds, bytes, `_total`); no label has a key's value, and of tenants the busiest are told
 apart. Counters begin anew with the process. All daemons tell of their process, too: `process_resident_memory_bytes`,
 `process_cpu_seconds_total`, `process_open_fds`, `process_start_time_seconds` and so on.
+
+`deploy/prometheus/alerts.yml` has alert rules over these, `deploy/grafana/` dashboards; both are made from the same list. Rules and panels
+take each daemon's `job` to begin with `kvstore`.
 """
 SECTIONS: Final[tuple[tuple[str, str, tuple[Metric, ...]], ...]] = (
     ("kvstore-node", "Reads of shared memory are in the hits, and in no duration here: the node is not asked.\n\n", NODE),

@@ -1,0 +1,179 @@
+"""Promises of deploy/make_monitoring.py: the files are those that it makes, promtool takes them, and the alerts fire when they should, and
+only then, on figures scraped from a real cluster."""
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from kvstore.client import Client
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.telemetry.metrics.alerts import ALERTS
+from kvstore.telemetry.metrics.catalog import METRICS
+from kvstore.telemetry.metrics.metric import Kind
+from kvstore.transfer.testing.waiting import eventually
+from tests.forked import Forked
+from tests.telemetry.http.asking import ask
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "alerts.yml"
+MINUTES = 20
+"""Of each of the two states that a test shows, at a sample a minute."""
+Series = dict[str, float]
+
+
+def load_maker() -> Any:
+    spec = spec_from_file_location("make_monitoring", DEPLOY / "make_monitoring.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def promtool(*arguments: str) -> str:
+    done = subprocess.run(["promtool", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_files_are_those_that_are_made() -> None:
+    for path, text in load_maker().files().items():
+        assert path.read_text(encoding="utf-8") == text, "run: python deploy/make_monitoring.py"
+
+
+def test_promtool_takes_the_alerts() -> None:
+    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(RULES))
+
+
+def expressions() -> list[str]:
+    """Of all panels and alerts."""
+    boards = [json.loads(path.read_text()) for path in (DEPLOY / "grafana").glob("*.json")]
+    queries = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
+    return [query.replace("$__rate_interval", "1m") for query in queries] + [alert.expression for alert in ALERTS]
+
+
+def test_every_query_is_promql_over_metrics_that_there_are(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(expressions())]
+    file = tmp_path / "queries.yml"
+    file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+    promtool("check", "rules", str(file))
+    known = {metric.shown_name for metric in METRICS}
+    known |= {f"{metric.name}_{part}" for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in ("bucket", "sum", "count")}
+    known |= {"kvstore_", "kvstore"}  # of a pattern, and of the jobs' names
+    for query in expressions():
+        assert set(re.findall(r"kvstore[a-z_]*", query)) <= known, query
+
+
+def test_every_metric_of_a_daemon_has_a_panel() -> None:
+    shown = " ".join(expressions())
+    for metric in METRICS:
+        assert metric.name.endswith("_info") or metric.name.startswith("kvstore_sidecar") or metric.name in shown, metric.name
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    config = tmp_path / "config.toml"
+    config.write_text("[master]\nnode_ttl_s = 1.0\nheartbeat_interval_s = 0.1\n")
+    plan = ClusterPlan(dram="2MiB", nodes=2, catalog=f"lmdb:{tmp_path / 'catalog'}", config=str(config), is_private=True)
+    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+def scrape(targets: dict[str, str]) -> Series:
+    """All samples of the daemons at these addresses by instance, as PromQL names them, and `up` of each."""
+    found: Series = {}
+    for instance, address in targets.items():
+        job = f'instance="{instance}",job="kvstore-{instance.partition("-")[0]}"'
+        try:
+            text = ask(address, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}).text
+        except OSError:
+            found[f"up{{{job}}}"] = 0
+            continue
+        found[f"up{{{job}}}"] = 1
+        for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
+            for sample in family.samples:
+                labels = "".join(f',{name}="{value}"' for name, value in sample.labels.items())
+                found[f"{sample.name}{{{job}{labels}}}"] = sample.value
+    return found
+
+
+def test_alerts_fire_when_a_node_is_killed_and_none_before(cluster: Cluster, tmp_path: Path) -> None:
+    with cluster.control() as control:
+        status = control.status()
+    targets = {"master-1": status.http} | {node.name: node.http for node in status.nodes}
+    with Client(cluster.address) as client:
+        for number in range(200):
+            client.put(b"key %d" % number, bytes(4096), ack="cluster")
+            client.get(b"key %d" % number)
+    before = scrape(targets)
+    cluster.kill_node(0)
+    dead = 'kvstore_master_nodes{instance="master-1",job="kvstore-master",state="dead"}'
+    eventually(lambda: scrape(targets)[dead] == 1, "a master that says that a node is dead")
+    check(tmp_path, before, scrape(targets), {"KvstoreDaemonDown", "KvstoreNodeDead"})
+
+
+def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_path: Path) -> None:
+    """Figures of a real cluster, of which a few are as they are in that trouble."""
+    with cluster.control() as control:
+        status = control.status()
+    before = scrape({"master-1": status.http, status.nodes[0].name: status.nodes[0].http})
+    after = dict(before)
+    for series in after:
+        if series.startswith(
+            ("kvstore_node_ready{", "kvstore_master_owner{", "kvstore_master_catalog_healthy{", "kvstore_node_tier_healthy{")
+        ):
+            after[series] = 0
+        if series.startswith("kvstore_node_waiting_requests{"):
+            after[series] = 3
+        if series.startswith("kvstore_node_publish_backlog_events{"):
+            after[series] = 1e6
+        if series.startswith("kvstore_node_corrupt_reads_total{"):
+            after[series] += 1
+    trouble = {
+        *("KvstoreNotReady", "KvstoreNoOwner", "KvstoreCatalogUnhealthy", "KvstoreTierFailed"),
+        *("KvstorePutsWait", "KvstorePublishBacklog", "KvstoreCorruptReads"),
+    }
+    check(tmp_path, before, after, trouble)
+
+
+def check(folder: Path, before: Series, after: Series, expected: set[str]) -> None:
+    """By promtool: with the one for MINUTES, then the other, no alert fires in the first time and `expected` do in the second."""
+
+    def values(series: str) -> str:
+        first = f"{number(before[series])}x{MINUTES - 1}" if series in before else f"_x{MINUTES}"
+        then = f"{number(after[series])}x{MINUTES - 1}" if series in after else f"stale _x{MINUTES - 1}"
+        return f"{first} {then}"
+
+    def number(value: float) -> str:
+        assert not math.isnan(value)
+        return f"{value:.17g}+0"
+
+    names = [alert.name for alert in ALERTS]
+    for what, minute, firing in (("before", MINUTES - 1, set[str]()), ("after", MINUTES + 8, expected)):
+        for name in names:
+            file = folder / f"{what}-{name}.json"
+            query = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) > bool 0'
+            samples = [{"labels": "{}", "value": 1}] if name in firing else []
+            test = {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": values(series)} for series in before | after],
+                "promql_expr_test": [{"expr": query, "eval_time": f"{minute}m", "exp_samples": samples}],
+            }
+            file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    promtool("test", "rules", *(str(path) for path in sorted(folder.glob("*-Kvstore*.json"))))
+
+
+def test_it_writes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = load_maker()
+    monkeypatch.setattr(maker, "HERE", tmp_path)
+    assert maker.main() == 0
+    assert (tmp_path / "prometheus" / "alerts.yml").read_text() == RULES.read_text()
