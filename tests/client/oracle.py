@@ -12,7 +12,7 @@ from kvstore.client import effects
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import Draining, KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.errors import Draining, InvalidTicket, KVStoreError, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import (
@@ -31,7 +31,7 @@ from kvstore.protocol.node_messages import (
     Release,
     SlabFds,
 )
-from kvstore.protocol.session_messages import Count, Flags, Ok, Welcome
+from kvstore.protocol.session_messages import Count, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan
@@ -144,6 +144,13 @@ class Oracle:
         self.generation = 0
         self.lease = 0
         self.lease_until_ns = 1 << 62
+        self.ticket = b""
+        """What nodes take, where that is something; `issued` is what the master gives out, for so long."""
+        self.issued = b""
+        self.ticket_ms = 0
+        self.hellos: list[Hello | None] = []
+        """Of each connection that was opened."""
+        self.aside: list[Operation[None]] = []
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.Move] = []
@@ -183,7 +190,7 @@ class Oracle:
     def _do(self, effect: Any) -> Any:
         match effect:
             case effects.Take():
-                return self._take(effect.address)
+                return self._take(effect.address, effect.hello)
             case effects.Ask():
                 return self._ask(cast(OracleChannel, effect.channel), effect.message, [bytes(part) for part in effect.payload])
             case effects.Send():
@@ -202,6 +209,8 @@ class Oracle:
                 return self._move(effect)
             case effects.Later():
                 self.later.append(effect.function)
+            case effects.Aside():
+                self.aside.append(effect.operation)
             case effects.Sleep():
                 self.slept_s += effect.seconds
             case effects.Together():
@@ -220,7 +229,7 @@ class Oracle:
         if scripted is not None:
             scripted(move)
 
-    def _take(self, address: Address) -> Loan[OracleChannel]:
+    def _take(self, address: Address, hello: Hello | None) -> Loan[OracleChannel]:
         idle = self.idle[address]
         reused = bool(idle)
         if idle:
@@ -230,6 +239,9 @@ class Oracle:
                 raise Unavailable(f"cannot connect to {address}")
             if str(address) in self.refusals:
                 raise self.refusals[str(address)]
+            self.hellos.append(hello)
+            if self.ticket and self.node_at(address) is not None and (hello is None or hello.ticket != self.ticket):
+                raise InvalidTicket("this ticket has ended")
             welcome = self._welcome(address)
             channel = OracleChannel(address, replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name)))
         loan = Loan(channel, lambda channel: None, reused=reused)
@@ -278,7 +290,8 @@ class Oracle:
                 names = [f"n{node.node_id}" for node in nodes]
                 unix, tcp = [node.unix for node in nodes], [node.tcp for node in nodes]
                 revisions, transfers = [node.revision for node in nodes], [node.transfer for node in nodes]
-                return NodeTable(list(self.nodes), names, hosts, unix, tcp, revisions, transfers)
+                tickets = [self.issued] * len(names)
+                return NodeTable(list(self.nodes), names, hosts, unix, tcp, revisions, transfers, tickets, self.ticket_ms)
             case Lookup():
                 return self._lookup(message)
             case Exists() | Pin():

@@ -9,7 +9,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Operation, Sleep, Take
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import DeadlineExceeded, NoOwner, StaleEpoch, Unauthorized, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, NoOwner, StaleEpoch, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
@@ -317,3 +317,85 @@ def test_a_node_with_another_at_each_of_its_addresses_is_unreachable(oracle: Ora
     with pytest.raises(Unreachable, match=r"at node1:1 there is another daemon by now, 'next door'"):
         oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
     assert not any(loan.channel.is_open for loan in oracle.loans[-2:])
+
+
+# --- tickets ---
+
+
+@pytest.fixture
+def guarded(oracle: Oracle, node: OracleNode) -> Oracle:
+    """A cluster whose node takes a ticket, which the master gives out."""
+    oracle.ticket = oracle.issued = b"first"
+    oracle.ticket_ms = 10_000
+    oracle.resources = ClientResources("m:1", ClientSettings(tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0)
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    oracle.hellos.clear()
+    return oracle
+
+
+def begin(oracle: Oracle) -> Any:
+    daemons = oracle.resources.daemons
+    known = daemons.nodes.get(1)
+    assert known is not None
+    return oracle.run(daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+
+
+def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None:
+    begin(guarded)
+    [hello] = guarded.hellos
+    assert hello is not None
+    assert (hello.tenant, hello.token, hello.ticket) == ("red", "", b"first")
+    assert hello.name.startswith("client-")
+
+
+def test_a_node_that_does_not_take_the_ticket_is_shown_the_next_one_that_the_master_gives(guarded: Oracle) -> None:
+    guarded.ticket = guarded.issued = b"second"
+    begin(guarded)
+    assert [hello.ticket for hello in guarded.hellos if hello is not None] == [b"first", b"second"]
+    assert guarded.slept_s == 0.0
+
+
+def test_while_the_master_gives_no_other_ticket_it_is_asked_again_until_the_deadline(
+    guarded: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded.ticket = b"second"
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(guarded.slept_s * 1e9))
+    with pytest.raises(InvalidTicket):
+        begin(guarded)
+    assert 4.0 < guarded.slept_s <= 5.0
+
+
+def test_a_node_that_takes_no_ticket_and_is_gone_by_now_is_unreachable(guarded: Oracle) -> None:
+    guarded.ticket = b"second"
+    guarded.script[Nodes].append(NodeTable([], [], [], [], [], [], []))
+    with pytest.raises(Unreachable, match="there is no node any more that the master knows"):
+        begin(guarded)
+
+
+def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:
+    now_ns = 0
+    daemons = oracle.resources.daemons
+    daemons._clock_ns = lambda: now_ns
+    oracle.issued, oracle.ticket_ms = b"first", 10_000
+    oracle.run(daemons.refresh_nodes(oracle.deadline()))
+    now_ns = 5_000_000_000 - 1
+    begin(oracle)
+    assert oracle.aside == []
+    now_ns += 1
+    for _ in range(2):
+        begin(oracle)
+    [renewal] = oracle.aside
+    oracle.script[Nodes].append(Unavailable("no master now"))
+    oracle.run(renewal)
+    begin(oracle)
+    assert len(oracle.aside) == 1, "it is tried again after a second"
+    now_ns += 1_000_000_000
+    begin(oracle)
+    oracle.issued = b"second"
+    oracle.run(oracle.aside[1])
+    known = daemons.nodes.get(1)
+    assert known is not None
+    assert known.route.hello is not None
+    assert known.route.hello.ticket == b"second"
+    begin(oracle)
+    assert len(oracle.aside) == 2

@@ -6,7 +6,7 @@ from kvstore.client.routes import MAX_ROUTES, KnownNodes, MasterRoutes, Route, W
 from kvstore.client.unshared import Unshared
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.protocol.session_messages import SERVER_MASTER, SERVER_NODE, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import ELSEWHERE, Address, parse_address
 
 TCP = parse_address("there:1")
@@ -214,3 +214,31 @@ def test_a_socket_that_is_offered_anew_has_no_trouble() -> None:
     assert route.trouble == "refused"
     route.offer("/run/x", "here")
     assert route.trouble == ""
+
+
+def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED, Hello(ROLE_CLIENT, "red", name="me"))
+    first = table((1, "n", "there", "", "there:1"))
+    first.tickets, first.ticket_ms = [b"one"], 1000
+    nodes.replace(first)
+    known = nodes.get(1)
+    assert known is not None
+    said = known.route.hello
+    assert said == Hello(ROLE_CLIENT, "red", name="me", ticket=b"one")
+    nodes.replace(first)
+    assert known.route.hello is said, "nothing is made anew for a ticket that is the same"
+    first.tickets = [b"two"]
+    nodes.replace(first)
+    assert nodes.get(1) is known
+    assert known.route.hello == Hello(ROLE_CLIENT, "red", name="me", ticket=b"two")
+    assert nodes.are_by(known.route)
+    nodes.replace(table((1, "n", "there", "", "there:2")))
+    assert not nodes.are_by(known.route)
+
+
+def test_of_a_master_of_a_release_without_tickets_nodes_are_told_none() -> None:
+    nodes = KnownNodes(is_here, 0, UNSHARED)
+    nodes.replace(table((1, "n", "there", "", "there:1")))
+    known = nodes.get(1)
+    assert known is not None
+    assert known.route.hello == Hello(ROLE_CLIENT)

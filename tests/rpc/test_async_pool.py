@@ -47,6 +47,17 @@ def test_a_channel_is_opened_once_and_reused(daemon: Started) -> None:
     with_pool(scenario)
 
 
+def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started) -> None:
+    other = Hello(1, "tenant", name="me", ticket=b"a ticket")
+
+    async def scenario(pool: AsyncPool) -> None:
+        for _ in range(2):
+            (await pool.take(daemon[1], Deadline(5), other)).give_back()
+
+    with_pool(scenario)
+    assert daemon[0].hellos == [other]
+
+
 def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started) -> None:
     async def scenario(pool: AsyncPool) -> None:
         first, second = await pool.take(daemon[2], Deadline(5)), await pool.take(daemon[2], Deadline(5))

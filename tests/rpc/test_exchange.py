@@ -7,11 +7,11 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Release, SlabFds
-from kvstore.protocol.session_messages import Count, Failure, Flags
+from kvstore.protocol.session_messages import Count, Failure, Flags, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, take_descriptors
@@ -40,6 +40,15 @@ def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None
     assert header.body_bytes == len(data) - HEADER_BYTES - 9
     assert Exists.unpack(data[HEADER_BYTES:-9]) == EXISTS
     assert data.endswith(b"fourfive5")
+
+
+def test_a_peer_of_the_version_before_is_asked_in_the_form_that_it_knows() -> None:
+    hello = Hello(1, "red", ticket=b"a ticket")
+    for version, ticket in ((VERSION, b"a ticket"), (4, b"")):
+        data = b"".join(Exchange(Address(unix="/the/peer"), version).request(hello, Deadline(5)))
+        header = unpack_header(data)
+        assert header.version == version
+        assert Hello.unpack_of(version, data[HEADER_BYTES:]) == Hello(1, "red", ticket=ticket)
 
 
 def test_a_deadline_far_away_is_cut_to_the_protocols_limit(exchange: Exchange) -> None:

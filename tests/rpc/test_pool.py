@@ -167,6 +167,13 @@ def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Pool) 
     assert loan.channel.welcome.epoch == 42
 
 
+def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: Pool) -> None:
+    other = Hello(1, "tenant", name="me", ticket=b"a ticket")
+    for _ in range(2):
+        pool.take(daemon[1], Deadline(20), other).give_back()
+    assert daemon[0].hellos == [other], "one that is open has said it"
+
+
 def test_channels_of_a_pool_learn_together_when_to_look(daemon: Started, pool: Pool) -> None:
     pool._busy_poll = looks = Looks(50)
     with pool.take(daemon[1], Deadline(5)) as first, pool.take(daemon[1], Deadline(5)) as second:

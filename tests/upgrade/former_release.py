@@ -1,4 +1,4 @@
-"""The release before this one, as a tree that processes of the tests import kvstore from: taken out of git, once a checkout."""
+"""Releases before this one, as trees that processes of the tests import kvstore from: taken out of git, once a checkout."""
 
 import io
 import subprocess
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-COMMIT: Final = "2bd4c5050c97b597d46e87c3c9de4a4e01fd7095"
-"""The last one of protocol version 3."""
+COMMITS: Final = {3: "2bd4c5050c97b597d46e87c3c9de4a4e01fd7095", 4: "380a90dbcf2d8b08848b71c34401f6e09fca0d11"}
+"""The last one of each protocol version that this release reads, but for its own."""
 
 
-def tree() -> Path:
+def tree(version: int) -> Path:
     """What goes into PYTHONPATH. Raises CalledProcessError where git does not have the commit."""
-    folder = ROOT / "build" / "releases" / COMMIT[:7]
+    commit = COMMITS[version]
+    folder = ROOT / "build" / "releases" / commit[:7]
     if not (folder / "made").exists():
-        archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder / "kvstore", filter="data")
         (folder / "made").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from tests.upgrade.former_release import ROOT, start, tree
+from tests.upgrade.former_release import COMMITS, ROOT, start, tree
 
 CLIENT = str(ROOT / "tests" / "upgrade" / "client_child.py")
 END_S = 60
@@ -20,8 +20,10 @@ NOW, FORMER = "this release", "the release before"
 class Daemons:
     """A master and its nodes, each of the release that was asked for; all are ended with the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, former: int) -> None:
+        """`former` is the protocol version of the release before."""
         self._folder = folder
+        self._former = former
         self._running: dict[str, subprocess.Popen[str]] = {}
         self._port, self._control = free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
@@ -45,7 +47,7 @@ class Daemons:
     def _start(self, name: str, release: str, module: str, *flags: str) -> None:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        found = start(_tree(release), "-m", module, "--run-dir", str(folder), *flags, log=self._folder / f"{name}.log")
+        found = start(self._tree(release), "-m", module, "--run-dir", str(folder), *flags, log=self._folder / f"{name}.log")
         self._running[name] = found
         assert found.stdout is not None
         while True:
@@ -63,9 +65,12 @@ class Daemons:
     def client(self, release: str, name: str, *earlier: str) -> None:
         """Puts its own values and gets those of the clients before it."""
         log = self._folder / "client.log"
-        found = start(_tree(release), CLIENT, self.address, name, *earlier, log=log)
+        found = start(self._tree(release), CLIENT, self.address, name, *earlier, log=log)
         out, _ = found.communicate(timeout=2 * END_S)
         assert out == "done\n", log.read_text()
+
+    def _tree(self, release: str) -> Path | None:
+        return tree(self._former) if release == FORMER else None
 
     def close(self) -> None:
         for name in list(self._running):
@@ -73,13 +78,9 @@ class Daemons:
                 daemon.kill()
 
 
-def _tree(release: str) -> Path | None:
-    return tree() if release == FORMER else None
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[Daemons]:
-    started = Daemons(tmp_path)
+@pytest.fixture(params=COMMITS, ids="of protocol version {}".format)
+def daemons(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemons]:
+    started = Daemons(tmp_path, request.param)
     yield started
     started.close()
 

@@ -9,7 +9,7 @@ import pytest
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.local.nodes import LocalNodes
-from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
+from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.transfer.config import TransferSettings
@@ -45,6 +45,19 @@ def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVSto
 @pytest.mark.parametrize("error", [Unreachable("it broke"), DeadlineExceeded("late"), StaleHandle("gone"), Closed("the client is closed")])
 def test_one_that_is_going_or_slow_is_not(node: OracleNode, error: KVStoreError) -> None:
     assert reasons(error, node) == {}
+
+
+def test_one_that_does_not_take_the_ticket_is_shown_the_next_one_at_once(node: OracleNode) -> None:
+    oracle = Oracle(node)
+    oracle.ticket = oracle.issued = b"first"
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    oracle.ticket = oracle.issued = b"second"
+    oracle.hellos.clear()
+    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
+    oracle.script[OpenIndex].append(Unavailable("as far as this test goes"))
+    oracle.run(local.attach(oracle.deadline()))
+    assert [hello.ticket for hello in oracle.hellos if hello is not None] == [b"first", b"second"]
+    assert len(oracle.sent(OpenIndex)) == 1
 
 
 def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
