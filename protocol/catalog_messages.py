@@ -50,7 +50,7 @@ class Publish(Message):
 
 @dataclass(slots=True)
 class Drop(Message):
-    """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it was there and is gone).
+    """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it is not there, 0: it stays, for it is in use).
 
     A block whose generation is above the one named is newer than the command and stays. `epoch` is the master's.
     """

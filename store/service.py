@@ -272,8 +272,10 @@ class NodeService:
         was_moving = False
         for key, generation in zip(message.keys, message.generations, strict=True):
             block = self._table.find(message.tenant, key)
-            is_ours = block is not None and block.generation <= generation
-            if block is not None and is_ours and (message.force or not (block.readers or block.pinned or copies.is_looked_at(block))):
+            if block is None or block.generation > generation:
+                flags.append(1)  # evicted, or dropped by another command: the master must not take it for one that stays
+                was_moving |= block is None  # that may still be under way
+            elif message.force or not (block.readers or block.pinned or copies.is_looked_at(block)):
                 was_moving |= block.moving
                 copies.drop(block)
                 self._held.discard((message.tenant, key))

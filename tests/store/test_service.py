@@ -268,11 +268,12 @@ def test_only_the_link_commands(node: Served, client: Client, message: Message) 
     assert not block.pinned
 
 
-def test_a_drop_deletes_what_is_not_newer_than_the_command(node: Served, client: Client, master: Master) -> None:
+def test_a_drop_deletes_what_is_not_newer_than_the_command_and_says_what_is_not_there(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b"}, generation=5)
-    assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 0, 0)))
+    assert master.ask(Drop(1, "red", [b"a", b"b", b"x"], [5, 4, 9])) == Flags(bytes((1, 1, 1)))
     assert client.read("a", "b")[1] == [None, b"b"]
-    assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((0,)))
+    assert master.ask(Drop(1, "blue", [b"b"], [9])) == Flags(bytes((1,)))
+    assert client.read("b")[1] == [b"b"]
 
 
 def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: Served, client: Client, master: Master) -> None:
@@ -372,7 +373,7 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     assert answer.code == Unavailable.code
     assert "deletions in nvme wait, and would not outlive the node: EIO" in answer.text
     nvme.flush_failure = None
-    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 1)))
+    assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
 
 
 def test_a_link_takes_no_clients_messages(node: Served, master: Master) -> None:
