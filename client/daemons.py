@@ -82,7 +82,8 @@ class Daemons:
             raise
 
     def _connect(self, route: Route, deadline: Deadline) -> Operation[AnyLoan | None]:
-        """A channel to the daemon that is meant; None when it may be had at another address. Raises Unreachable, or NoOwner.
+        """A channel to the daemon that is meant; None when the next try may give one: a new one, or one to another address. Raises
+        Unreachable, or NoOwner.
 
         Nothing is asked of a daemon that is not the one meant: its answer would be a miss where the value is there.
         """
@@ -101,6 +102,8 @@ class Daemons:
         welcome = loan.channel.welcome
         if not route.is_meant(address, welcome):
             loan.discard()
+            if loan.reused:
+                return None  # it is of who listened there before
             what = route.mismatch(address, welcome)
             if route.failed(address, what):
                 return None

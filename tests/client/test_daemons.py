@@ -1,6 +1,7 @@
 """Routes to masters and nodes of a scripted cluster."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -279,6 +280,20 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
         assert not oracle.loans[-2].channel.is_open
         assert loan.channel.is_open
     assert not known.route.is_local
+
+
+def test_an_idle_connection_to_a_nodes_former_process_is_no_sign_that_the_node_is_gone(oracle: Oracle, node: OracleNode) -> None:
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    former = [OracleChannel(loan.channel.address, replace(loan.channel.welcome, host_id="of its former process")) for _ in range(2)]
+    oracle.idle[loan.channel.address].extend(former)
+    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+    assert not any(channel.is_open for channel in former)
+    assert loan.channel.is_open
+    assert loan.channel not in former
+    assert known.route.is_local, "the way to it is as good as before"
 
 
 def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
