@@ -55,6 +55,11 @@ test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was writt
 test-upgrade: $(BIN)/.dev  ## daemons and clients of this release beside those of the one before, which is taken out of git
 	$(PYTEST) tests/upgrade
 
+SEEDS ?= 0:10000
+.PHONY: chaos-simulated
+chaos-simulated: $(BIN)/.dev typing  ## thousands of simulated clusters under faults (SEEDS=FROM:TO); what finds something is cut down and printed
+	PYTHONPATH=build/typing:. $(BIN)/python -m tests.simulation --seeds $(SEEDS) --operations 100
+
 .PHONY: test-pins
 test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine pins, without the engine
 	$(BIN)/python -m tests.engines.live.environments pins

@@ -1,0 +1,220 @@
+"""Masters, nodes and clients of a simulated world: the product's own Master, Node and Client, each in a process of a host."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvstore.client.config import ClientSettings
+from kvstore.client.sync import Client
+from kvstore.master.config import MasterSettings
+from kvstore.master.master import Master
+from kvstore.protocol.settings import Size
+from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node
+from kvstore.tiers.dram import DramTier
+from tests.simulation.disk import Disk, DiskTier
+from tests.simulation.etcd import HOST, Etcd, ModelCatalog
+from tests.simulation.machine import Machine, clocks_of
+from tests.simulation.world import Host, Process, World
+
+PORT: Final = 7440
+NODE_TTL_S: Final = 3.0
+RESERVE_TTL_S: Final = 4.0
+PUT_TTL_S: Final = 4.0
+PEER_TIMEOUT_S: Final = 4.0
+RUN_DIR: Final = "/run/kvstore"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A cluster: `nodes` hosts with a node, a master and a client each as far as there are any, DRAM and NVMe in bytes (0: none)."""
+
+    masters: int = 1
+    nodes: int = 2
+    clients: int = 2
+    dram_bytes: int = 256 << 10
+    nvme_bytes: int = 0
+    uses_index: bool = False
+    max_kept_removals: int = 100
+    policy: str = "lru"
+
+
+@dataclass
+class Daemon:
+    """A master or node: its host, and its process of now (None: it is down)."""
+
+    name: str
+    host: Host
+    process: Process | None = None
+    master: Master | None = None
+    node: Node | None = None
+    disk: Disk = field(default_factory=Disk)
+    starts: int = 0
+
+
+class Cluster:
+    """See the module."""
+
+    def __init__(self, world: World, shape: Shape) -> None:
+        self.world, self.shape = world, shape
+        self.machine = Machine(world)
+        self.machine.make_catalog = lambda: ModelCatalog(self.etcd)
+        self.machine.open_tiers = self._open_tiers
+        self.etcd = Etcd(self.machine.network, f"{world.rng.getrandbits(64):016x}")
+        hosts = max(shape.masters, shape.nodes, shape.clients)
+        seconds = 1_000_000_000
+        self.hosts = [
+            Host(f"h{index}", skew_ns=world.rng.randrange(1000) * seconds, wall_offset_ns=world.rng.randrange(-5, 6) * seconds)
+            for index in range(hosts)
+        ]
+        self.etcd_host = Host(HOST)
+        self.masters = [Daemon(f"master-{index}", self.hosts[index]) for index in range(shape.masters)]
+        self.nodes = [Daemon(f"node-{index}", self.hosts[index]) for index in range(shape.nodes)]
+        self.addresses = ",".join(f"{daemon.host.name}:{PORT}" for daemon in self.masters)
+        self.clients: list[ClientProcess] = []
+
+    def start(self) -> None:
+        for daemon in self.daemons:
+            self.start_daemon(daemon)
+        for index in range(self.shape.clients):
+            self.clients.append(ClientProcess(self, index, self.hosts[index]))
+
+    # --- daemons ---
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        return [*self.masters, *self.nodes]
+
+    def start_daemon(self, daemon: Daemon) -> None:
+        daemon.starts += 1
+        process = daemon.process = self.world.start(daemon.host, f"{daemon.name}.{daemon.starts}")
+        daemon.master = daemon.node = None
+        begin = self._run_master if daemon in self.masters else self._run_node
+        process.spawn(lambda: begin(daemon), "main")
+
+    def kill(self, daemon: Daemon) -> None:
+        """SIGKILL."""
+        process, daemon.process = daemon.process, None
+        if process is not None:
+            process.die()
+
+    def _run_master(self, daemon: Daemon) -> None:
+        settings = MasterSettings(
+            listen=f"{daemon.host.name}:{PORT}",
+            run_dir=f"{RUN_DIR}/master",
+            catalog="etcd://etcd:2379",
+            reserve_ttl_s=RESERVE_TTL_S,
+            heartbeat_interval_s=0.5,
+            node_ttl_s=NODE_TTL_S,
+            slow_start_s=0.0,
+            forget_node_s=6.0,
+            repair_after_s=2.0,
+            command_timeout_s=2.0,
+            control_timeout_s=2.0,
+            peer_timeout_s=PEER_TIMEOUT_S,
+            max_kept_removals=self.shape.max_kept_removals,
+            allow_unauthenticated=True,
+            http="",
+        )
+        master = daemon.master = Master(settings)
+        master.start()
+
+    def _run_node(self, daemon: Daemon) -> None:
+        settings = NodeSettings(
+            master=self.addresses,
+            listen=f"{daemon.host.name}:{PORT + 10}",
+            name=daemon.name,
+            run_dir=f"{RUN_DIR}/node",
+            dram=Size(self.shape.dram_bytes),
+            nvme=f"{daemon.name}:{self.shape.nvme_bytes}" if self.shape.nvme_bytes else "",
+            policy=self.shape.policy,
+            put_ttl_s=PUT_TTL_S,
+            control_timeout_s=1.0,
+            owner_patience_s=0.5,
+            peer_timeout_s=PEER_TIMEOUT_S,
+            reconnect_interval_s=0.1,
+            reconnect_max_interval_s=0.5,
+            copy_timeout_s=3.0,
+            allow_unauthenticated=True,
+            http="",
+        )
+        daemon.node = Node(settings)
+        daemon.node.start()
+
+    def _open_tiers(self, settings: NodeSettings) -> dict[int, Any]:
+        process = self.world.here
+        dram = DramTier(settings.dram, transparent_hugepages=False)
+        tiers: dict[int, Any] = {DRAM: dram}
+        if settings.nvme:
+            daemon = next(daemon for daemon in self.nodes if daemon.name == settings.name)
+            tiers[NVME] = DiskTier(daemon.disk, capacity_bytes=self.shape.nvme_bytes)
+        closed: list[bool] = []
+
+        def close() -> None:
+            if not closed:
+                closed.append(True)
+                dram.close()
+
+        process.on_death.append(close)
+        self.world.at_end.append(close)
+        return tiers
+
+    # --- what is so, past the product's interfaces: for checks ---
+
+    def owner(self) -> Master | None:
+        """The master that serves as the catalog's owner, in its own view and in etcd's."""
+        if self.world.now_ns >= self.etcd.lease_until_ns:
+            return None
+        for daemon in self.masters:
+            master = daemon.master
+            if daemon.process is not None and master is not None and not daemon.process.is_stopped and self.etcd.owner is not None:
+                told = master.told()
+                if told.role == "owner" and told.epoch == self.etcd.owner.epoch:
+                    return master
+        return None
+
+    def blocks_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
+        """What a living node can give, decided or not."""
+        if daemon.process is None or daemon.node is None:
+            return {}
+        return {(block.tenant, block.key): block for block in daemon.node._table.blocks()}
+
+    def decided_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
+        return {place: block for place, block in self.blocks_at(daemon).items() if block.generation != UNDECIDED}
+
+
+class ClientProcess:
+    """A process with a client for each tenant. What it does runs in threads of it."""
+
+    def __init__(self, cluster: Cluster, index: int, host: Host) -> None:
+        self.cluster, self.index, self.host = cluster, index, host
+        self.starts = 0
+        self.process: Process
+        self.clients: dict[str, Client] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.starts += 1
+        self.process = self.cluster.world.start(self.host, f"client-{self.index}.{self.starts}")
+        self.clients = {}
+
+    def client(self, tenant: str) -> Client:
+        """In a thread of this process."""
+        client = self.clients.get(tenant)
+        if client is None:
+            settings = ClientSettings(
+                max_channels=1000,
+                connect_timeout_s=0.5,
+                owner_patience_s=0.5,
+                peer_timeout_s=PEER_TIMEOUT_S,
+                use_index=self.cluster.shape.uses_index,
+                put_inline_bytes=Size(1024),
+                get_inline_bytes=Size(1024),
+                copy_threads=1,
+                busy_poll_us=0,
+                transparent_hugepages=False,
+            )
+            client = self.clients[tenant] = Client(self.cluster.addresses.split(","), tenant=tenant, deadline_s=3.0, settings=settings)
+            clocks_of(client, self.process)
+        return client

@@ -1,0 +1,183 @@
+"""The control plane without gRPC: calls of the real stubs' names reach the real service over the simulated network.
+
+A call is a message there and one back; where the network is cut, each waits until it is healed or the call's time is over. The service
+runs in a thread of its process.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from kvstore.rpc.address import parse_address
+from tests.simulation.network import Network
+from tests.simulation.world import Process, S, Thread
+
+METHODS: Final = ("Register", "Heartbeat", "Status", "Drain", "Forget")
+RESEND_NS: Final = 200_000_000
+
+
+class CallFailed(grpc.RpcError):
+    """What a gRPC call raises."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self._code, self._text = code, text
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._text
+
+
+class _Context:
+    """grpc.ServicerContext, as far as the service uses it."""
+
+    def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
+        raise CallFailed(code, text)
+
+    def is_active(self) -> bool:
+        return True
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def auth_context(self) -> dict[str, object]:
+        return {}
+
+
+class Call:
+    """grpc.CallFuture: one call under way."""
+
+    def __init__(self, plane: "ControlPlane", place: str, name: str, request: Any, timeout_s: float) -> None:
+        self._world = plane.network.world
+        self._plane = plane
+        self._process = self._world.here
+        self._answer: tuple[bool, Any] | None = None
+        self._waiting: list[tuple[Thread, int]] = []
+        self._deadline_ns = self._world.now_ns + int(timeout_s * S)
+        address = parse_address(place)
+        self._there = address.host
+        served = plane.services.get((address.host, address.port))
+        here = self._process.host.name
+        if served is None or not served[0].is_alive:
+            self._later(lambda: self._end(False, CallFailed(grpc.StatusCode.UNAVAILABLE, f"{place}: connection refused")))
+        else:
+            process, service = served
+            self._carry(here, self._there, process, lambda: self._serve(process, service, name, request))
+        self._process.at(
+            self._deadline_ns, lambda: self._end(False, CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"{place} does not answer"))
+        )
+
+    def result(self, timeout: float | None = None) -> Any:
+        if self._answer is None:
+            self._world.block(None if timeout is None else int(timeout * S), lambda *waiting: self._waiting.append(waiting))
+        if self._answer is None:
+            raise grpc.FutureTimeoutError
+        is_done, value = self._answer
+        if not is_done:
+            raise value
+        return value
+
+    def cancel(self) -> bool:
+        return self._answer is None
+
+    def _serve(self, process: Process, service: Any, name: str, request: Any) -> None:
+        def run() -> None:
+            try:
+                answer = True, getattr(service, name)(request, _Context())
+            except CallFailed as failure:
+                answer = False, failure
+            self._carry(self._there, self._process.host.name, self._process, lambda: self._end(*answer))
+
+        process.spawn(run, name)
+
+    def _carry(self, source: str, target: str, process: Process, arrived: Callable[[], None]) -> None:
+        """What is cut off is sent again, until the call is over."""
+        if not self._plane.network._is_cut(source, target):
+            process.at(self._world.now_ns + self._plane.network._delay_ns(source, target), arrived)
+        elif self._world.now_ns < self._deadline_ns:
+            self._world.after(RESEND_NS, lambda: self._carry(source, target, process, arrived))
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._process.at(self._world.now_ns + self._plane.network._delay_ns(self._there, self._process.host.name), call)
+
+    def _end(self, is_done: bool, value: Any) -> None:
+        if self._answer is None:
+            self._answer = is_done, value
+            for thread, token in self._waiting:
+                thread.wake(token, True)
+
+
+class _Method:
+    def __init__(self, plane: "ControlPlane", place: str, name: str) -> None:
+        self._plane, self._place, self._name = plane, place, name
+
+    def __call__(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Any:
+        return self.future(request, timeout=timeout).result()
+
+    def future(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Call:
+        return Call(self._plane, self._place, self._name, request, timeout)
+
+
+class _Channel:
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __enter__(self) -> "_Channel":
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class _Server:
+    """kvstore.master.control_service.ControlServer."""
+
+    def __init__(
+        self, plane: "ControlPlane", service: Any, scheduler: object, callers: object, host: str, port: int, **_options: Any
+    ) -> None:
+        self.port = port
+        self._plane, self._place, self._served = plane, (host, port), (plane.network.world.here, service)
+
+    def start(self) -> None:
+        self._plane.services[self._place] = self._served
+
+    def serving(self, *, is_owner: bool) -> None:
+        return
+
+    def ready(self, *, is_ready: bool) -> None:
+        return
+
+    def stop(self, grace_s: float) -> None:
+        self._plane.services.pop(self._place, None)
+
+
+class ControlPlane:
+    """The services that listen, and what modules find as `grpc` and as stubs."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.services: dict[tuple[str, int], tuple[Process, Any]] = {}
+        self.grpc = SimpleNamespace(
+            RpcError=grpc.RpcError,
+            Call=CallFailed,
+            StatusCode=grpc.StatusCode,
+            FutureTimeoutError=grpc.FutureTimeoutError,
+        )
+
+    def open_channel(self, place: str, tls: object, options: object) -> "_Channel":
+        """kvstore.security.tls.grpc_credentials.open_channel."""
+        return _Channel(place)
+
+    def stub(self, channel: _Channel) -> SimpleNamespace:
+        """kvstore.protocol.control_pb2_grpc.ControlStub."""
+        return SimpleNamespace(**{name: _Method(self, channel.place, name) for name in METHODS})
+
+    def server(self, *args: Any, **options: Any) -> _Server:
+        return _Server(self, *args, **options)

@@ -1,0 +1,356 @@
+"""etcd and the catalog on it, as a model: one revision for all that is written, an owner's lease, writes that compare the owner's epoch.
+
+It keeps the promises of kvstore.master.catalogs.interface (tests/simulation/test_etcd.py holds it to the suite of the real one), between
+processes of a world: what is asked may be lost on its way there or back, and then it is not known whether it was done.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, TypeVar
+
+from kvstore.master.catalogs.group_commit import check_changes
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Candidate, Catalog, Change, Done, Follower, Op, Owner
+from kvstore.protocol.errors import CatalogUnavailable, Closed, KVStoreError, StaleEpoch
+from tests.simulation.network import Network
+from tests.simulation.world import MS, S, Thread
+
+HOST: Final = "etcd"
+LEASE_NS: Final = 2 * S
+TIMEOUT_NS: Final = S // 2
+POLL_NS: Final = S // 4
+T = TypeVar("T")
+
+
+@dataclass
+class Etcd:
+    """The store itself: what is durable."""
+
+    network: Network
+    identity: str
+    revision: int = 1
+    records: dict[bytes, bytes] = field(default_factory=dict)
+    blocks: dict[tuple[str, bytes], tuple[Any, ...]] = field(default_factory=dict)
+    log: list[tuple[int, int, Sequence[Change]]] = field(default_factory=list)
+    """(revision, writer's epoch, changes)."""
+    owner: Owner | None = None
+    fence: int = 0
+    """The mod revision of the owner's key."""
+    lease_until_ns: int = 0
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+
+    def expire(self, now_ns: int) -> None:
+        if self.owner is not None and now_ns >= self.lease_until_ns:
+            self.network.world.trace("etcd lease over", self.owner.epoch)
+            self.release(self.owner.epoch)
+
+    def release(self, epoch: int) -> None:
+        if self.owner is not None and self.owner.epoch == epoch:
+            self.owner = None
+            self.revision += 1
+            self._tell()
+
+    def campaign(self, me: Candidate, now_ns: int) -> int:
+        """The epoch that it has been elected with, 0: another one owns the catalog."""
+        if self.owner is not None:
+            return 0
+        self.revision += 1
+        self.owner, self.fence = Owner(me.name, me.address, self.revision), self.revision
+        self.lease_until_ns = now_ns + LEASE_NS
+        self.network.world.trace("etcd elects", me.name, self.revision)
+        self._tell()
+        return self.revision
+
+    def keep_alive(self, epoch: int, now_ns: int) -> None:
+        if self.owner is None or self.owner.epoch != epoch:
+            raise StaleEpoch(f"epoch {epoch} is over")
+        self.lease_until_ns = now_ns + LEASE_NS
+
+    def write(self, epoch: int, fence: int, changes: Sequence[Change]) -> None:
+        if self.owner is None or (self.owner.epoch, self.fence) != (epoch, fence):
+            raise StaleEpoch(f"epoch {epoch} is over")
+        self.revision += 1
+        for change in changes:
+            self._apply(change)
+        self.log.append((self.revision, epoch, changes))
+        self._tell()
+
+    def move_fence(self, epoch: int) -> int:
+        """What was sent before and has not arrived will not match."""
+        if self.owner is None or self.owner.epoch != epoch:
+            raise StaleEpoch(f"epoch {epoch} is over")
+        self.revision += 1
+        self.fence = self.revision
+        return self.fence
+
+    def listing(self) -> list[Change]:
+        changes: list[Change] = [Op(key, value) for key, value in self.records.items()]
+        for (tenant, key), version in self.blocks.items():
+            changes.append(BlockPuts(tenant, [key], *([column] for column in version)))
+        return changes
+
+    def _apply(self, change: Change) -> None:
+        if isinstance(change, Op):
+            if change.value is None:
+                self.records.pop(change.key, None)
+            else:
+                self.records[change.key] = change.value
+        elif isinstance(change, BlockDeletes):
+            for key in change.keys:
+                self.blocks.pop((change.tenant, key), None)
+        else:
+            for key, *version in zip(*change[1:], strict=True):
+                self.blocks[change.tenant, key] = tuple(version)
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher()
+
+
+class ModelCatalog(Catalog):
+    """Of one process. Its threads: one follows, one keeps the lease, one commits."""
+
+    scheme: ClassVar[str] = "etcd"
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
+        self._network, self._world = etcd.network, etcd.network.world
+        self._process = self._world.here
+        self._queue: list[tuple[Sequence[Change], Done, int]] = []
+        self._idle: dict[str, tuple[Thread, int]] = {}
+        """Threads that wait for something to do."""
+        self._epoch = 0
+        """Of this master's ownership, 0: it has none."""
+        self._fence = 0
+        self._lease_until_ns = 0
+        self._is_open = False
+        self._is_closed = False
+        self._told_deposed: KVStoreError | None = None
+        self._trouble = ""
+
+    # --- the interface ---
+
+    def open(self, *, deadline_s: float) -> None:
+        until_ns = self._world.now_ns + int(deadline_s * S)
+        while True:
+            try:
+                self._ask(lambda: None)
+                break
+            except CatalogUnavailable:
+                if self._world.now_ns >= until_ns:
+                    raise
+        self._is_open = True
+        self._process.spawn(self._commit, "catalog-commit")
+
+    @property
+    def identity(self) -> str:
+        return self._etcd.identity
+
+    def follow(self, me: Candidate, follower: Follower) -> None:
+        self._etcd.watchers.append(self._changed)
+        self._process.spawn(lambda: self._follow(me, follower), "catalog-follow")
+        self._process.spawn(self._keep_lease, "catalog-lease")
+
+    def commit(self, changes: Sequence[Change], done: Done) -> None:
+        check_changes(changes)
+        if self._is_closed:
+            done(Closed("the catalog is closed"))
+        elif not self._is_open:
+            done(StaleEpoch("this master does not own the catalog"))
+        else:
+            self._queue.append((changes, done, self._epoch))
+            self._rouse("commit")
+
+    @property
+    def health(self) -> str:
+        return self._trouble or "ok"
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        epoch, queue = self._epoch, self._queue
+        self._epoch, self._queue = 0, []
+        if epoch and not self._is_cut():
+            for changes, done, of in queue:
+                if of == epoch and self._etcd.owner is not None and self._etcd.owner.epoch == epoch:
+                    self._etcd.write(epoch, self._etcd.fence, changes)
+                    done(None)
+                else:
+                    done(Closed("the catalog is closed"))
+            self._etcd.release(epoch)
+        else:
+            for _changes, done, _of in queue:
+                done(Closed("the catalog is closed"))
+        for name in list(self._idle):
+            self._rouse(name)
+
+    # --- asking etcd ---
+
+    def _is_cut(self) -> bool:
+        here = self._process.host.name
+        return self._network._is_cut(here, HOST) or self._network._is_cut(HOST, here)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Its answer. Raises CatalogUnavailable: nobody knows whether it was carried out."""
+        here, world = self._process.host.name, self._world
+        answers: list[tuple[bool, Any]] = []
+        waiting: list[tuple[Thread, int]] = []
+
+        def serve() -> None:
+            self._etcd.expire(world.now_ns)
+            try:
+                answer: tuple[bool, Any] = True, question()
+            except KVStoreError as error:
+                answer = False, error
+            if not self._network._is_cut(HOST, here):
+                self._process.at(world.now_ns + self._network._delay_ns(HOST, here), lambda: arrive(answer))
+
+        def arrive(answer: tuple[bool, Any]) -> None:
+            answers.append(answer)
+            for thread, token in waiting:
+                thread.wake(token, True)
+
+        if not self._network._is_cut(here, HOST):
+            world.after(self._network._delay_ns(here, HOST), serve)
+        world.block(TIMEOUT_NS, lambda *who: waiting.append(who))
+        if not answers:
+            self._trouble = "etcd does not answer"
+            raise CatalogUnavailable(self._trouble)
+        self._trouble = ""
+        is_done, value = answers[0]
+        if not is_done:
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def _rest(self, name: str, timeout_ns: int | None) -> None:
+        """Wait for something to do."""
+
+        def begin(thread: Thread, token: int) -> None:
+            self._idle[name] = thread, token
+
+        self._world.block(timeout_ns, begin)
+        self._idle.pop(name, None)
+
+    def _rouse(self, name: str) -> None:
+        idle = self._idle.pop(name, None)
+        if idle is not None:
+            idle[0].wake(idle[1], True)
+
+    def _changed(self) -> None:
+        """etcd's word to a watcher, where it gets through."""
+        if self._process.is_alive and not self._network._is_cut(HOST, self._process.host.name):
+            self._process.at(self._world.now_ns + self._network._delay_ns(HOST, self._process.host.name), lambda: self._rouse("follow"))
+
+    # --- threads ---
+
+    def _follow(self, me: Candidate, follower: Follower) -> None:
+        while not self._is_closed:
+            try:
+                at, changes, owner = self._ask(lambda: (self._etcd.revision, self._etcd.listing(), self._etcd.owner))
+            except CatalogUnavailable:
+                continue
+            follower.begin()
+            follower.take(changes)
+            follower.owned_by(owner)
+            self._watch(me, follower, at, owner)
+
+    def _watch(self, me: Candidate, follower: Follower, at: int, owner: Owner | None) -> None:
+        """Until this master has been owner and is not any more."""
+        while not self._is_closed:
+            if self._told_deposed is not None:
+                why, self._told_deposed = self._told_deposed, None
+                follower.deposed(why)
+                return
+            try:
+                if self._epoch:
+                    self._rest("follow", POLL_NS)
+                    continue
+                at, changes, now = self._ask(lambda at=at: (self._etcd.revision, self._since(at), self._etcd.owner))  # type: ignore[misc]
+                follower.take(changes)
+                if now is None and owner is None:
+                    sent_ns = self._process.monotonic_ns()
+                    epoch = self._ask(lambda: self._etcd.campaign(me, self._world.now_ns))
+                    if epoch:
+                        at, changes, _ = self._ask(lambda at=at: (self._etcd.revision, self._since(at), None))  # type: ignore[misc]
+                        follower.take(changes)
+                        self._epoch = self._fence = epoch
+                        self._lease_until_ns = sent_ns + LEASE_NS
+                        self._rouse("lease")
+                        follower.elected(epoch)
+                    continue
+                if now != owner:
+                    owner = now
+                    follower.owned_by(owner)
+                    continue
+                self._rest("follow", POLL_NS)
+            except CatalogUnavailable:
+                continue
+
+    def _since(self, revision: int) -> list[Change]:
+        log, changes = self._etcd.log, list[Change]()
+        first = len(log)
+        while first and log[first - 1][0] > revision:
+            first -= 1
+        for _revision, _epoch, written in log[first:]:
+            changes += written
+        return changes
+
+    def _keep_lease(self) -> None:
+        while not self._is_closed:
+            if not self._epoch:
+                self._rest("lease", None)
+                continue
+            epoch, sent_ns = self._epoch, self._process.monotonic_ns()
+            if sent_ns >= self._lease_until_ns:
+                self._end(epoch, StaleEpoch("the lease is over"))
+                continue
+            try:
+                self._ask(lambda epoch=epoch: self._etcd.keep_alive(epoch, self._world.now_ns))  # type: ignore[misc]
+                if self._epoch == epoch:
+                    self._lease_until_ns = sent_ns + LEASE_NS
+                    self._rest("lease", LEASE_NS // 4)
+            except StaleEpoch as error:
+                self._end(epoch, error)
+            except CatalogUnavailable:
+                continue
+
+    def _end(self, epoch: int, why: KVStoreError) -> None:
+        if epoch == self._epoch:
+            self._epoch = 0
+            self._told_deposed = why
+            self._rouse("follow")
+            self._rouse("commit")
+
+    def _commit(self) -> None:
+        while not self._is_closed:
+            if not self._queue:
+                self._rest("commit", None)
+                continue
+            epoch = self._queue[0][2]
+            group = [batch for batch in self._queue if batch[2] == epoch]
+            self._queue = self._queue[len(group) :]
+            error = self._write(epoch, [change for changes, _done, _of in group for change in changes])
+            if self._is_closed:
+                error = error or None
+            for _changes, done, _of in group:
+                done(error)
+
+    def _write(self, epoch: int, changes: Sequence[Change]) -> KVStoreError | None:
+        """Until it is durable, or cannot be any more."""
+        while epoch and epoch == self._epoch:
+            try:
+                self._ask(lambda fence=self._fence: self._etcd.write(epoch, fence, changes))  # type: ignore[misc]
+            except StaleEpoch as error:
+                self._end(epoch, error)
+            except CatalogUnavailable:
+                if self._is_closed:
+                    break
+                try:
+                    self._fence = self._ask(lambda: self._etcd.move_fence(epoch))
+                except StaleEpoch as error:
+                    self._end(epoch, error)
+                except CatalogUnavailable:
+                    self._world.block(20 * MS)
+            else:
+                return None
+        return Closed("the catalog is closed") if self._is_closed else StaleEpoch("this master does not own the catalog")

@@ -1,0 +1,321 @@
+"""What the product's modules find in place of the operating system while a world runs: clocks, threads, sockets, gRPC, randomness.
+
+The modules are the real ones, and so is all that they import from one another. Only names of what is outside the process are exchanged, in
+the table at the end, for as long as `installed` lasts.
+"""
+
+import gc
+import os
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import kvstore.client.operations
+import kvstore.client.resources
+import kvstore.client.sync
+import kvstore.master.frames.tickets
+import kvstore.master.master
+import kvstore.master.roles.leading
+import kvstore.master.roles.relay
+import kvstore.master.roles.standing
+import kvstore.rpc.channel
+import kvstore.rpc.connecting
+import kvstore.rpc.deadline
+import kvstore.store.link
+import kvstore.store.moves.mover
+import kvstore.store.node
+import kvstore.store.replicas.fetching
+import kvstore.store.replicas.queue
+from kvstore.client.effects import Operation
+from kvstore.rpc.address import ELSEWHERE
+from kvstore.rpc.server import Server
+from kvstore.tiers.policies.by_name import make_policy
+from tests.simulation.control import ControlPlane
+from tests.simulation.loop import SimReactor
+from tests.simulation.network import FIRST_FD, Network
+from tests.simulation.world import MS, Process, S, Thread, World
+
+TICK_S = 0.2
+BEAT_S = 0.5
+"""Of daemons, longer than the product's: most of a quiet second would be these."""
+
+
+class Clock:
+    """The module `time`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic_ns(self) -> int:
+        return self._world.here.monotonic_ns()
+
+    def monotonic(self) -> float:
+        return self.monotonic_ns() / 1e9
+
+    def time_ns(self) -> int:
+        return self._world.here.wall_ns()
+
+    def time(self) -> float:
+        return self.time_ns() / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+
+class SimEvent:
+    """threading.Event."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_set = False
+        self._waiting: list[tuple[Thread, int]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for thread, token in waiting:
+            thread.wake(token, True)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            self._world.block(None if timeout is None else int(timeout * S), lambda *waiting: self._waiting.append(waiting))
+        return self._is_set
+
+
+class SimThread:
+    """threading.Thread."""
+
+    def __init__(self, world: World, target: Callable[..., object], args: Sequence[Any] = (), name: str = "", daemon: bool = True) -> None:
+        self._world, self._target, self._args, self._name = world, target, args, name
+        self._thread: Thread | None = None
+        self.ident: int | None = None
+
+    def start(self) -> None:
+        self._thread, self.ident = self._world.here.spawn(lambda: self._target(*self._args), self._name), 1
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.is_over
+
+    def join(self, timeout: float | None = None) -> None:
+        thread = self._thread
+        if thread is not None and not thread.is_over:
+            self._world.block(None if timeout is None else int(timeout * S), lambda *waiting: thread.joiners.append(waiting))
+
+
+class Executor:
+    """ThreadPoolExecutor of one thread, whatever it is asked for: each piece of work takes a while to begin."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._process = world.here
+        self._queue: list[Callable[[], object]] = []
+        self._is_busy = False
+        self._is_closed = False
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> "Future[Any]":
+        self._queue.append(lambda: work(*args))
+        self._begin()
+        return Future()
+
+    def _begin(self) -> None:
+        if not self._is_busy and self._queue and not self._is_closed:
+            self._is_busy = True
+            self._process.at(self._world.now_ns + self._world.rng.randrange(2 * MS), self._start)
+
+    def _start(self) -> None:
+        self._process.spawn(self._run, "worker")
+
+    def _run(self) -> None:
+        try:
+            self._queue.pop(0)()
+        finally:
+            self._is_busy = False
+            self._begin()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_closed = True
+
+
+class OrderedSet(dict[Any, None]):
+    """A set whose order is that of arrival: Python's own goes by where objects lie in memory."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+
+class Names:
+    """A module of which some names are others."""
+
+    def __init__(self, module: ModuleType, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class Machine:
+    """Everything that is outside a process of this world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.network = Network(world)
+        self.control = ControlPlane(self.network)
+        self.clock = Clock(world)
+        self.make_catalog: Callable[..., Any]
+        self.open_tiers: Callable[..., Any]
+        self._sockets = 0
+
+    def names(self) -> list[tuple[Any, str, Any]]:
+        """(module, name, what it is here)."""
+        world, clock = self.world, self.clock
+        threads = Names(threading, Event=lambda: SimEvent(world), Thread=lambda **given: SimThread(world, **given))
+        sockets = Names(socket, socket=self._socket)
+        randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
+        node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.relay
+        sync, operations, resources = kvstore.client.sync, kvstore.client.operations, kvstore.client.resources
+        fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
+        table: list[tuple[Any, str, Any]] = [
+            (kvstore.rpc.deadline, "time", clock),
+            (kvstore.rpc.connecting, "connect", self.network.connect),
+            (kvstore.rpc.channel, "socket", sockets),
+            (kvstore.master.roles.leading, "random", randoms),
+            (kvstore.master.frames.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
+            (kvstore.master.roles.standing, "gc", Names(gc, unfreeze=lambda: None, collect=lambda: None)),
+            (link, "grpc", self.control.grpc),
+            (link, "open_channel", self.control.open_channel),
+            (link, "ControlStub", self.control.stub),
+            (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),
+            (node, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
+            (node, "open_tiers", lambda settings: self.open_tiers(settings)),
+            (node, "make_engine", lambda *_args, **_options: None),
+            (node, "watch_topology", lambda *_args: None),
+            (node, "TICK_S", TICK_S),
+            (node, "BEAT_S", BEAT_S),
+            (master, "TICK_S", TICK_S),
+            (master, "make_catalog", lambda *_args, **_options: self.make_catalog()),
+            (master, "ControlServer", self.control.server),
+            (operations, "is_here", self.is_here),
+            (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),
+            (sync, "begin_thread", lambda run: world.here.spawn(run, "background")),
+            (sync, "run_together", self.run_together),
+        ]
+        hosts = Names(socket, gethostname=lambda: world.here.host.name)
+        table += [(module, "socket", hosts) for module in (node, master)]
+        table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
+        table += [(module, "time", clock) for module in (node, master, operations, sync)]
+        table += [(module, "threading", threads) for module in (link, relay)]
+        table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
+        table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
+        table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
+        table += [(module, "socket_id", self.socket_id) for module in (node, master)]
+        table += [(module, "is_here", self.is_here) for module in (link, fetching)]
+        return table
+
+    def _socket(self, *, fileno: int) -> Any:
+        """From the descriptor of one that was detached."""
+        assert fileno >= FIRST_FD
+        return self.network.files[fileno]
+
+    def socket_id(self, unix: str) -> str:
+        host = self.world.here.host.name
+        return f"{host}/{self.network.listeners[f'{host}:{unix}'].fileno()}"
+
+    def is_here(self, unix: str, told: str) -> bool:
+        """kvstore.rpc.address.is_here."""
+        host = self.world.here.host.name
+        listener = self.network.listeners.get(f"{host}:{unix}")
+        return listener is not None and told == f"{host}/{listener.fileno()}"
+
+    def run_together(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
+        """kvstore.client.together.run_together, a thread each."""
+        process, results, errors = self.world.here, [None] * len(operations), []
+
+        def drive(index: int, operation: Operation[Any]) -> None:
+            try:
+                results[index] = run_operation(operation, do)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [
+            process.spawn(lambda index=index, operation=operation: drive(index, operation), f"part {index}")  # type: ignore[misc]
+            for index, operation in enumerate(operations)
+        ]
+        for thread in threads:
+            if not thread.is_over:
+                self.world.block(None, lambda *waiting, thread=thread: thread.joiners.append(waiting))
+        if errors:
+            raise errors[0]
+        return results
+
+
+def run_operation(operation: Operation[Any], do: Callable[[Any], Any]) -> Any:
+    """Carry out its effects one after another."""
+    try:
+        effect = next(operation)
+        while True:
+            try:
+                result = do(effect)
+            except BaseException as error:
+                effect = operation.throw(error)
+            else:
+                effect = operation.send(result)
+    except StopIteration as end:
+        return end.value
+    finally:
+        operation.close()
+
+
+class SimServer(Server):
+    """The real one over listeners of the network."""
+
+    def __init__(self, machine: Machine, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._machine = machine
+        self.sessions: Any = OrderedSet()
+
+    def listen_tcp(self, host: str, port: int) -> str:
+        self._add(self._machine.network.listen((host, port)))  # type: ignore[arg-type]
+        return f"{host}:{port}"
+
+    def listen_unix(self, path: Any, access: object = None) -> str:
+        self._add(self._machine.network.listen(f"{self._machine.world.here.host.name}:{path}"))  # type: ignore[arg-type]
+        return str(path)
+
+
+@contextmanager
+def installed(machine: Machine) -> Iterator[None]:
+    """For as long as this lasts the product runs on it. One at a time in a process."""
+    former = []
+    try:
+        for module, name, value in machine.names():
+            former.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in reversed(former):
+            setattr(module, name, value)
+
+
+def clocks_of(client: Any, process: Process) -> None:
+    """Clocks that are default arguments, bound before the world began."""
+    client._pool._clock_ns = process.monotonic_ns
+    client._single._clock_ns = process.monotonic_ns
+    client._local.clock_ns = process.monotonic_ns
+    client._operations.resources.early_puts._clock_ns = process.monotonic_ns
+    client._operations.resources.daemons._clock_ns = process.monotonic_ns

@@ -1,0 +1,333 @@
+"""A schedule carried out: the cluster is started, operations and faults are let loose, all is healed, and what is left is checked.
+
+What callers are told goes through the history (tests/faults/history.py) as it comes. At the end, with every fault healed and time to
+recover, every operation must succeed, what was acknowledged must be there for every client, and the parts of the cluster must agree.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import xxhash
+
+from kvstore.protocol.errors import (
+    CatalogUnavailable,
+    DeadlineExceeded,
+    Full,
+    KVStoreError,
+    LeaseExpired,
+    StaleEpoch,
+    StaleHandle,
+    Unavailable,
+)
+from tests.faults.history import History, Told, Version, Violation
+from tests.simulation.agreement import disagreements, is_settled
+from tests.simulation.cluster import NODE_TTL_S, PUT_TTL_S, RESERVE_TTL_S, ClientProcess, Cluster
+from tests.simulation.faults import Faults
+from tests.simulation.machine import installed
+from tests.simulation.schedule import TENANTS, Schedule, Step
+from tests.simulation.world import MS, Finding, S, World
+
+DEADLINE_S: Final = 3.0
+LATE_NS: Final = int(DEADLINE_S * S) // 16 + S // 2
+"""A call may end so long after its deadline: its socket's timeout is armed a sixteenth late, and what it reserved is given back (0.2 s)."""
+RECOVERY_NS: Final = int(3 * NODE_TTL_S * S) + 5 * S
+"""Of docs/promises.md: 3 TTL and 5 s after healing operations succeed."""
+UNNOTICED_NS: Final = 3 * S // 2
+"""So long nothing is concluded after the last fault: a link that has just broken, and a heartbeat that is lost, are not noticed yet."""
+LOOK_NS: Final = 20 * MS
+LEFTOVERS_NS: Final = int(max(PUT_TTL_S, RESERVE_TTL_S) * S) + S
+EXPECTED: Final = (Unavailable, DeadlineExceeded, Full, CatalogUnavailable, StaleEpoch, StaleHandle, LeaseExpired)
+"""What an operation may end with while something is broken: the same call may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a schedule. `struck` faults began while an operation was under way."""
+
+    findings: tuple[Finding, ...]
+    trace_hash: str
+    lines: tuple[str, ...]
+    operations: int
+    faults: int
+    struck: int
+    acknowledged: int
+    virtual_s: float
+
+
+class _Errors(logging.Handler):
+    """What the product logs as an error is a fault of its own."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        cause = record.exc_info[1] if record.exc_info else None
+        self._world.finding("an error was logged", f"{record.getMessage()}: {type(cause).__name__}: {cause}", cause)
+
+
+class Run:
+    """One run. Use once."""
+
+    def __init__(self, schedule: Schedule, *, keeps_trace: bool = False) -> None:
+        self.schedule = schedule
+        self.world = World(schedule.seed, keeps_trace=keeps_trace)
+        self.cluster = Cluster(self.world, schedule.shape)
+        self.history = History()
+        self.faults = Faults(self.cluster)
+        self._under_way = 0
+        self._operations = self._struck = self._acknowledged = self._fault_count = 0
+        self._holders: dict[Version, list[object]] = {}
+        """The processes that had a block when it was acknowledged."""
+
+    def execute(self) -> Outcome:
+        log = logging.getLogger("kvstore")
+        handler, former = _Errors(self.world), (log.level, log.propagate)
+        log.addHandler(handler)
+        log.setLevel(logging.ERROR)
+        log.propagate = False
+        try:
+            with installed(self.cluster.machine):
+                try:
+                    self._all()
+                finally:
+                    self.world.close()
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(former[0])
+            log.propagate = former[1]
+        world = self.world
+        world.trace("end", world.events, world.rng.getrandbits(64))
+        return Outcome(
+            tuple(world.findings),
+            world.trace_hash(),
+            tuple(world.lines or ()),
+            self._operations,
+            self._fault_count,
+            self._struck,
+            self._acknowledged,
+            world.now_ns / S,
+        )
+
+    def _all(self) -> None:
+        world, cluster = self.world, self.cluster
+        cluster.start()
+        if not self._await_settled(60 * S):
+            world.finding("it does not start", "no owner with all nodes after 60 s")
+        if world.findings:
+            return
+        start_ns = world.now_ns
+        for step in self.schedule.steps:
+            world.push(start_ns + int(step.at_ms * MS), None, lambda step=step: self._step(step))  # type: ignore[misc]
+        last_ns = start_ns + int(max((step.at_ms for step in self.schedule.steps), default=0) * MS)
+        world.run(lambda: bool(world.findings), last_ns + 1)
+        world.run(lambda: bool(world.findings) or self.faults.under_way == 0, world.now_ns + 60 * S)
+        if not world.findings:
+            self._check_recovery()
+
+    def _check_recovery(self) -> None:
+        world, cluster = self.world, self.cluster
+        healed_ns = world.now_ns
+        world.run(lambda: bool(world.findings), healed_ns + UNNOTICED_NS)
+        if not self._await_settled(healed_ns + RECOVERY_NS):
+            what = f"{self._under_way} operations under way, or a node is not back"
+            world.finding("not healed", f"{what}, {RECOVERY_NS / S:g} s after healing")
+        if world.findings:
+            return
+        self._read_all()
+        world.run(lambda: bool(world.findings), world.now_ns + LEFTOVERS_NS)
+        if not world.findings:
+            for kind, detail in disagreements(cluster):
+                world.finding(kind, detail)
+
+    def _await_settled(self, until_ns: int) -> bool:
+        """False: it took longer. Looked at now and then, since it takes a while."""
+        world = self.world
+        while not world.findings and (self._under_way or not is_settled(self.cluster)):
+            if world.now_ns >= until_ns:
+                return False
+            world.run(lambda: bool(world.findings), world.now_ns + LOOK_NS)
+        return True
+
+    def _read_all(self) -> None:
+        """Every client reads all that was ever put."""
+        world = self.world
+        for client in self.cluster.clients:
+            for tenant, key in self.history.places():
+                self._begin(client, lambda client=client, tenant=tenant, key=key: self._last_get(client, tenant, key))  # type: ignore[misc]
+                world.run(lambda: bool(world.findings) or not self._under_way, world.now_ns + 60 * S)
+                if world.findings:
+                    return
+
+    def _last_get(self, client: ClientProcess, tenant: str, key: bytes) -> None:
+        try:
+            value = self._get(client, tenant, key)
+        except KVStoreError as error:
+            self.world.finding("not healed", f"{client.process.name} get {tenant}/{key.hex()}: {type(error).__name__}: {error}")
+            return
+        if value is None and (lost := self._lost(tenant, key)) is not None:
+            self.world.finding("a lost block", f"{lost}: a miss at {client.process.name}")
+
+    def _lost(self, tenant: str, key: bytes) -> Version | None:
+        """A version that must be there: acknowledged, its holder alive ever since, nothing that may have taken it away."""
+        if self.history.was_removed(tenant, key) or not self._is_roomy:
+            return None
+        versions = self.history.of(tenant, key)
+        others_may_have_won = self.faults.deaths and sum(version.told is not Told.PRESENT for version in versions) > 1
+        if others_may_have_won:
+            return None
+        for version in versions:
+            if version.told is Told.STORED and any(getattr(holder, "is_alive", False) for holder in self._holders.get(version, ())):
+                return version
+        return None
+
+    @property
+    def _is_roomy(self) -> bool:
+        """Everything that is put fits at every node, so that nothing leaves by itself."""
+        return self.schedule.shape.dram_bytes >= 200 << 10
+
+    # --- steps ---
+
+    def _step(self, step: Step) -> None:
+        if step.is_fault:
+            self._fault_count += 1
+            self._struck += self._under_way > 0
+            self.faults.apply(step)
+            return
+        client = self.cluster.clients[step.args[0]]
+        if client.process.is_alive:
+            self._begin(client, lambda: self._operate(client, step))
+
+    def _begin(self, client: ClientProcess, operate: Callable[[], None]) -> None:
+        """In a thread of the client's process; whatever becomes of that."""
+        self._under_way += 1
+        self._operations += 1
+        process = client.process
+        is_over: list[bool] = []
+
+        def over() -> None:
+            if not is_over:
+                is_over.append(True)
+                self._under_way -= 1
+
+        def run() -> None:
+            try:
+                operate()
+            except Violation as violation:
+                self.world.finding(violation.kind, violation.detail)
+            finally:
+                over()
+
+        process.on_death.append(over)
+        process.spawn(run, "operation")
+
+    def _operate(self, client: ClientProcess, step: Step) -> None:
+        _, tenant, *rest = step.args
+        world, began_ns = self.world, self.world.now_ns
+        world.trace(client.process.name, step)
+        try:
+            match step.kind:
+                case "put":
+                    told: Any = self._put(client, tenant, [rest[0].encode()], rest[1], rest[2])
+                case "put_batch":
+                    told = self._put(client, tenant, [key.encode() for key in rest[0]], rest[1], rest[2])
+                case "get":
+                    told = self._get(client, tenant, rest[0].encode()) is not None
+                case "get_batch":
+                    told = self._get_batch(client, tenant, [key.encode() for key in rest[0]])
+                case "exists":
+                    told = client.client(tenant).exists(rest[0].encode(), deadline_s=DEADLINE_S)
+                case "remove":
+                    told = self._remove(client, tenant, rest[0].encode())
+                case "flush":
+                    client.client(tenant).flush(deadline_s=DEADLINE_S)
+                    self.history.flushed(self._writer(client, tenant), begun_at=began_ns)
+                    told = None
+                case _:
+                    raise AssertionError(f"there is no operation {step.kind!r}")
+        except EXPECTED as error:
+            told = type(error).__name__
+            if self.faults.is_calm_since(began_ns - RECOVERY_NS) and self._is_roomy and not self._may_fail(step):
+                world.finding("an operation failed without a fault", f"{step}: {type(error).__name__}: {error}")
+        except KVStoreError as error:
+            told = type(error).__name__
+            world.finding("an unexpected error", f"{step}: {type(error).__name__}: {error}", error)
+        world.trace(client.process.name, step.kind, *rest[:1], "->", told)
+        late_ns = world.now_ns - began_ns - int(DEADLINE_S * S)
+        if late_ns > LATE_NS and not client.process.was_stopped_since(began_ns):
+            world.finding("beyond its deadline", f"{step}: {late_ns / S:.3f} s late")
+
+    def _may_fail(self, step: Step) -> bool:
+        """Copies may take longer than the call: a node that was just being written to is asked again seconds later."""
+        return step.kind == "put" and step.args[3] == "replicas"
+
+    def _writer(self, client: ClientProcess, tenant: str) -> int:
+        """One for each client object: what it put early it knows of."""
+        return client.process.pid * len(TENANTS) + TENANTS.index(tenant)
+
+    def _put(self, client: ClientProcess, tenant: str, keys: Sequence[bytes], ack: str, size_bytes: int) -> list[Any]:
+        world, history, writer = self.world, self.history, self._writer(client, tenant)
+        versions = [history.begin_put(tenant, key, writer=writer, ack=ack, size_bytes=size_bytes, at=world.now_ns) for key in keys]
+        began_ns = world.now_ns
+        options: dict[str, Any] = {"replicas": 2} if ack == "replicas" else {}
+        try:
+            values = [version.value for version in versions]
+            stored = client.client(tenant).put_batch(keys, values, ack=ack, deadline_s=DEADLINE_S, **options)
+        except BaseException:
+            for version in versions:
+                version.told = Told.FAILED
+            raise
+        for version, is_stored in zip(versions, stored, strict=True):
+            history.end_put(version, Told.STORED if is_stored else Told.PRESENT, at=world.now_ns)
+            if is_stored:
+                self._check_acknowledged(version, began_ns)
+            elif len(history.of(tenant, version.key)) == 1 and self.faults.is_calm_since(began_ns - RECOVERY_NS):
+                world.finding("present and never put", str(version))
+        return stored
+
+    def _check_acknowledged(self, version: Version, began_ns: int) -> None:
+        """What was said to be stored is somewhere now, unless something may have taken it away meanwhile."""
+        self._acknowledged += 1
+        place = version.tenant, version.key
+        checksum = xxhash.xxh3_64_intdigest(version.value)
+        holders = [
+            daemon.process
+            for daemon in self.cluster.nodes
+            if (block := self.cluster.blocks_at(daemon).get(place)) is not None and block.checksum == checksum
+        ]
+        self._holders[version] = list(holders)
+        others = [other for other in self.history.of(*place) if other is not version and other.told is not Told.PRESENT]
+        if self.history.was_removed(*place) or not self._is_roomy or others:
+            return
+        record = self.cluster.etcd.blocks.get(place)
+        if not holders and self.faults.is_calm_since(began_ns - RECOVERY_NS):
+            self.world.finding("acknowledged and nowhere", str(version))
+        if holders and version.ack != "node" and (record is None or record[1] != checksum):
+            self.world.finding("acknowledged and not durable", str(version))
+
+    def _get(self, client: ClientProcess, tenant: str, key: bytes) -> bytes | None:
+        began_ns = self.world.now_ns
+        value = client.client(tenant).get(key, deadline_s=DEADLINE_S)
+        if value is not None:
+            self.history.check_read(tenant, key, value, begun_at=began_ns)
+        return value
+
+    def _get_batch(self, client: ClientProcess, tenant: str, keys: Sequence[bytes]) -> int:
+        began_ns = self.world.now_ns
+        values = client.client(tenant).get_batch(keys, deadline_s=DEADLINE_S)
+        for key, value in zip(keys, values, strict=True):
+            if value is not None:
+                self.history.check_read(tenant, key, value, begun_at=began_ns)
+        return sum(value is not None for value in values)
+
+    def _remove(self, client: ClientProcess, tenant: str, key: bytes) -> int:
+        removal = self.history.begin_remove(tenant, key, writer=self._writer(client, tenant), at=self.world.now_ns)
+        count = client.client(tenant).remove([key], deadline_s=DEADLINE_S)
+        self.history.end_remove(removal, is_gone=count == 1, at=self.world.now_ns)
+        return count
+
+
+def run_schedule(schedule: Schedule, *, keeps_trace: bool = False) -> Outcome:
+    return Run(schedule, keeps_trace=keeps_trace).execute()

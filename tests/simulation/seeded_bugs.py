@@ -1,0 +1,145 @@
+"""Bugs put into the product on purpose, to show that the simulation finds each of them.
+
+Every one is a step that the product takes and that is left out here. `BUGS` has them by name, each a context that lasts as long as the bug.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.interface import Change, Op
+from kvstore.master.directory.removals import Removals
+from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.tenants import Tenant
+from kvstore.master.frames.nodes import NodeFrames
+from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.copies import Copies
+from kvstore.store.publisher import Published, Publisher
+from kvstore.store.puts.deciding import Deciding
+from kvstore.store.shown.showing import Showing
+from tests.simulation.etcd import Etcd
+
+Bug = Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def acknowledged_before_published() -> Iterator[None]:
+    """The node answers a put for the cluster without waiting until its event is durable at the master."""
+
+    def when_published(self: Publisher, seq: int, callback: Published) -> None:
+        callback(None)
+
+    with patch.object(Publisher, "when_published", when_published):
+        yield
+
+
+@contextmanager
+def claim_answered_before_durable() -> Iterator[None]:
+    """The master answers a claim before the catalog has what it granted."""
+    take_in = NodeFrames._take_in
+
+    def at_once(self: NodeFrames, node_id: int, message: Publish, then: Callable[[], None]) -> None:
+        take_in(self, node_id, message, lambda: None)
+        then()
+
+    with patch.object(NodeFrames, "_take_in", at_once):
+        yield
+
+
+@contextmanager
+def generation_not_bumped() -> Iterator[None]:
+    """Every put is granted the same generation."""
+    grant = Reservations.grant
+
+    def same(self: Reservations, tenant: Tenant, keys: Sequence[bytes], *rest: Any) -> range:
+        former = self._last_generation
+        granted = grant(self, tenant, keys, *rest)
+        self._last_generation = former
+        return granted
+
+    with patch.object(Reservations, "grant", same), patch.object(Reservations, "saw", lambda self, generation: None):
+        yield
+
+
+@contextmanager
+def epoch_not_compared() -> Iterator[None]:
+    """The catalog takes what a former owner sends late."""
+
+    def write(self: Etcd, epoch: int, fence: int, changes: Sequence[Change]) -> None:
+        self.revision += 1
+        for change in changes:
+            self._apply(change)
+        self.log.append((self.revision, epoch, changes))
+
+    with patch.object(Etcd, "write", write), patch.object(Etcd, "move_fence", lambda self, epoch: self.fence):
+        yield
+
+
+@contextmanager
+def committed_after_its_epoch() -> Iterator[None]:
+    """What a deposed owner has begun goes on, and is answered."""
+    with patch.object(Committer, "end", lambda self: None):
+        yield
+
+
+@contextmanager
+def removal_forgotten() -> Iterator[None]:
+    """A removal is not kept for the nodes that are away."""
+
+    def remember(self: Removals, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
+        return []
+
+    with patch.object(Removals, "remember", remember):
+        yield
+
+
+@contextmanager
+def eviction_not_told() -> Iterator[None]:
+    """The master hears nothing of blocks that have left."""
+    emit = Publisher.emit
+
+    def quiet(self: Publisher, kind: int, block: Block) -> None:
+        if kind != EVENT_GONE:
+            emit(self, kind, block)
+
+    with patch.object(Publisher, "emit", quiet):
+        yield
+
+
+@contextmanager
+def slot_reused_while_shown() -> Iterator[None]:
+    """A block's entry in the shared index stays when its slot becomes another's."""
+    with patch.object(Showing, "hide", lambda self, block: None):
+        yield
+
+
+@contextmanager
+def decision_ignored() -> Iterator[None]:
+    """A block that the master has decided against stays."""
+    settle = Deciding._settle
+
+    def keep(self: Deciding, blocks: list[Block], reply: Any) -> None:
+        with patch.object(Copies, "drop", lambda self, block: None):
+            settle(self, blocks, reply)
+
+    with patch.object(Deciding, "_settle", keep):
+        yield
+
+
+BUGS: Final[dict[str, Bug]] = {
+    bug.__name__: bug
+    for bug in (
+        acknowledged_before_published,
+        claim_answered_before_durable,
+        generation_not_bumped,
+        epoch_not_compared,
+        committed_after_its_epoch,
+        removal_forgotten,
+        eviction_not_told,
+        slot_reused_while_shown,
+        decision_ignored,
+    )
+}
