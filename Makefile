@@ -140,6 +140,10 @@ docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.m
 	build/grpc-tools-$(GRPC_TOOLS)/bin/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
 		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto
 
+.PHONY: screenshots
+screenshots: $(BIN)/.dev chromium typing  ## docs/console: the console and kvstore top of a simulated cluster
+	PYTHONPATH=build/typing $(BIN)/python docs/make_screenshots.py
+
 build/grpc-tools-$(GRPC_TOOLS)/made: | $(BIN)/python
 	@echo "installing grpcio-tools $(GRPC_TOOLS) into $(@D)"
 	@$(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install -q --disable-pip-version-check grpcio-tools==$(GRPC_TOOLS) && touch $@

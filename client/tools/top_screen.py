@@ -1,5 +1,6 @@
 """What `kvstore top` shows: a screenful of the cluster for a terminal of any size. Pure: a console's document becomes what rich prints."""
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -142,13 +143,11 @@ def _figures(totals: Document, width: int, max_lines: int) -> tuple[RenderableTy
         ("evicted", f"{_count(totals['evictions_per_s'])}/s"),
     ]
     columns = max(1, min(len(cells), width // CELL_WIDTH))
-    table = Table.grid(padding=(0, 1))
-    for _ in range(columns):
-        table.add_column(width=9, no_wrap=True, style="dim")
-        table.add_column(width=CELL_WIDTH - 12, no_wrap=True, justify="right")
+    table = Table.grid(padding=(0, 3))
     lines = 0
     for begin in range(0, min(len(cells), columns * max_lines), columns):
-        table.add_row(*(text for cell in cells[begin : begin + columns] for text in cell))
+        row = cells[begin : begin + columns]
+        table.add_row(*(Text.assemble((f"{name:<9} ", "dim"), f"{figure:>{CELL_WIDTH - 13}}") for name, figure in row))
         lines += 1
     return table, lines
 
@@ -189,8 +188,9 @@ def _nodes(view: View, width: int, page: int) -> tuple[Table, tuple[int, int, in
     nodes = [dict(zip(NODE_FIELDS, row, strict=True)) for row in view.document["nodes"]["rows"]]
     for node in nodes:
         node["share"] = node["used_bytes"] / node["capacity_bytes"] if node["capacity_bytes"] else 0.0
+    nodes.sort(key=lambda node: _natural(node["name"]))
     if view.sort == "state":
-        nodes.sort(key=lambda node: (("dead", "syncing", "alive").index(node["state"]), not node["drain"], node["name"]))
+        nodes.sort(key=lambda node: (("dead", "syncing", "alive").index(node["state"]), not node["drain"]))
     elif view.sort != "name":
         nodes.sort(key=lambda node: -node[view.sort])
     view.first = max(0, min(view.first, len(nodes) - page))
@@ -231,6 +231,11 @@ def _keys(view: View, shown: tuple[int, int, int], width: int) -> Text:
 
 def _heading(name: str) -> str:
     return next(heading for field_name, heading, _least in COLUMNS if field_name == name)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """node-2 comes before node-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _table(width: int) -> Table:

@@ -1,0 +1,60 @@
+"""Makes docs/console/*.png and top.svg: the console and `kvstore top` of a simulated cluster of a thousand nodes. `make screenshots`."""
+
+import io
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvstore.client.tools.top_screen import View, screen  # noqa: E402
+from kvstore.console.model import Model  # noqa: E402
+from tests.console.browser import Watched, chromium  # noqa: E402
+from tests.console.serving import Clock, simulated  # noqa: E402
+from tests.console.simulated import Simulated  # noqa: E402
+
+FOLDER = ROOT / "docs" / "console"
+NODES, LOOKS, WIDTH, HEIGHT = 1000, 100, 1440, 900
+TOP_SIZE = (120, 34)
+DRAWN_MS = 400.0
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with simulated(NODES, looks=LOOKS, dead=(12, 500, 501)) as (served, _source, _clock), chromium() as browser:
+        for name, view, theme in (
+            ("overview-light", "overview", "light"),
+            ("overview-dark", "overview", "dark"),
+            ("contents", "contents", "light"),
+            ("network", "network", "dark"),
+        ):
+            with Watched(browser, served.address, theme=theme, width=WIDTH, height=HEIGHT) as watched:
+                watched.show(view)
+                watched.page.wait_for_timeout(DRAWN_MS)
+                watched.page.screenshot(path=FOLDER / f"{name}.png")
+        with Watched(browser, served.address, width=WIDTH, height=HEIGHT) as watched:
+            page = watched.show("nodes")
+            page.get_by_role("button", name="node-4", exact=True).click()
+            page.wait_for_selector("dialog .numa")
+            page.wait_for_timeout(DRAWN_MS)
+            page.screenshot(path=FOLDER / "node.png")
+    (FOLDER / "top.svg").write_text(top())
+
+
+def top() -> str:
+    """The terminal as a drawing."""
+    clock, model, view = Clock(), Model(), View()
+    source = Simulated(NODES, clock, dead=(12, 500, 501))
+    for _ in range(40):
+        view.take(model.document(source.status(), at_s=clock(), wall_s=clock()))
+        clock.now_s += 10
+    width, height = TOP_SIZE
+    console = Console(width=width, height=height, file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor")
+    console.print(screen(view, width, height)[0])
+    return console.export_svg(title="kvstore top")
+
+
+if __name__ == "__main__":
+    main()
