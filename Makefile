@@ -36,7 +36,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd namespaces operators chromium typing  ## the whole suite
+test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole suite
 	rm -f .coverage
 	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
@@ -46,6 +46,10 @@ test: $(BIN)/.dev etcd namespaces operators chromium typing  ## the whole suite
 .PHONY: engines
 engines: $(BIN)/.dev  ## environments with real engines and this checkout's wheel, in build/engines
 	$(BIN)/python -m tests.engines.live.environments
+
+.PHONY: chaos
+chaos: $(BIN)/.dev etcd namespaces strace  ## a whole cluster under load and faults for 5 minutes, judged by what clients saw; writes benchmarks/out/chaos.json; needs root
+	$(BIN)/python -m tests.faults.chaos --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
 .PHONY: test-engines
 test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was written for Mooncake) on a real cluster
@@ -183,6 +187,12 @@ operators: | namespaces
 		echo "installing systemd's tools and prometheus"; \
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q systemd prometheus >/dev/null; } || \
 		{ echo "make test needs systemd-analyze and prometheus: install Debian's systemd and prometheus"; exit 1; }
+
+.PHONY: strace
+strace: | namespaces
+	@command -v strace >/dev/null || { echo "installing strace"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q strace >/dev/null; } || \
+		echo "could not install strace: devices that fail are left out"
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "needs Python 3.11 or newer: apt-get install python3 python3-venv"; exit 1; }

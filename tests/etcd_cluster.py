@@ -1,4 +1,4 @@
-"""A real etcd of three members for tests, on free ports of the loopback; each can be killed and started again."""
+"""A real etcd of three members for tests, on free ports of the loopback or on hosts of their own; each can be killed and started again."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +9,21 @@ from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
 
 MEMBERS: Final = 3
+Place = tuple[str, Sequence[str]]
+"""An address, and what a command line begins with to run there."""
+LOOPBACK: Final[Place] = ("127.0.0.1", ())
 
 
 class EtcdCluster:
     """`start` it, and `remove` it at the end. Its data outlives kills."""
 
-    def __init__(self, folder: Path, *extra_flags: str) -> None:
-        peers = {f"m{index}": f"http://127.0.0.1:{port}" for index, port in enumerate(free_ports(MEMBERS))}
+    def __init__(self, folder: Path, *extra_flags: str, places: Sequence[Place] = (LOOPBACK,) * MEMBERS) -> None:
+        """`folder` exists. A member at each of `places`."""
+        ports = free_ports(len(places))
+        peers = {f"m{index}": f"http://{address}:{port}" for index, ((address, _), port) in enumerate(zip(places, ports, strict=True))}
         everybody = ",".join(f"{name}={url}" for name, url in peers.items())
         self.members: list[EtcdServer] = []
-        for name, url in peers.items():
+        for (name, url), (address, prefix) in zip(peers.items(), places, strict=True):
             (folder / name).mkdir()
             which = (
                 f"--name={name}",
@@ -26,7 +31,7 @@ class EtcdCluster:
                 f"--initial-advertise-peer-urls={url}",
                 f"--initial-cluster={everybody}",
             )
-            self.members.append(EtcdServer(folder / name, *which, *extra_flags))
+            self.members.append(EtcdServer(folder / name, *which, *extra_flags, address=address, prefix=prefix))
 
     @property
     def url(self) -> str:

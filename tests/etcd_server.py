@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.ports import free_ports
@@ -26,16 +27,18 @@ class EtcdServer:
     `host_port` is where clients connect, `log_path` what etcd said. Every wait is bounded; a failure quotes the log.
     """
 
-    def __init__(self, folder: Path, *extra_flags: str, tls: bool = False) -> None:
-        """`folder` exists, and gets the data and the log. `tls`: clients must know and show `certificate`."""
+    def __init__(self, folder: Path, *extra_flags: str, tls: bool = False, address: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        """`folder` exists, and gets the data and the log. `tls`: clients must know and show `certificate`. `prefix` goes before the command
+        line, to run it on another host (tests/namespaces.py), whose `address` is given then."""
         self._folder = folder
         self.log_path = folder / "etcd.log"
         self._scheme = "https" if tls else "http"
         client_port, peer_port = free_ports(2)
-        self.host_port = f"127.0.0.1:{client_port}"
+        self.host_port = f"{address}:{client_port}"
         self._command = [
+            *prefix,
             found("etcd"),
-            *self._flags(f"http://127.0.0.1:{peer_port}"),
+            *self._flags(f"http://{address}:{peer_port}"),
             *(self._make_certificate() if tls else []),
             *extra_flags,
         ]

@@ -1,5 +1,5 @@
 """Daemons as processes of their own that need not load their modules: forked from one that has, the template, of which each process of
-the tests has one.
+the tests has one, or one for each host (tests/namespaces.py).
 
 To load them takes 0.6 s of processor time, five times as long as all else that a daemon does to begin. What follows is the same: its
 `main` with flags, environment, signals and exit status. Tests of the program itself and of whoever starts it start it by its name.
@@ -26,6 +26,8 @@ from typing import IO, Any, Final
 from kvstore.client.tools.launch import end_with
 
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
+FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
+"""What has a `main`, and little to load beside these."""
 FDS: Final = 3
 """That come with a request: standard output, standard error, and where the status goes."""
 _LENGTH_BYTES: Final = 4
@@ -34,14 +36,23 @@ _LENGTH_BYTES: Final = 4
 class Forked:
     """One daemon. What it can be asked is what `subprocess.Popen` has of the same name."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: IO[Any] | None = None) -> None:
-        """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own."""
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stderr: IO[Any] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
+        """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own.
+        `prefix` goes before the command line of the template, of which there is one for each prefix: all of them run on that host."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
         out, out_end = os.pipe()
         error, error_end = os.pipe() if stderr is None else (-1, os.dup(stderr.fileno()))
         self._status, status_end = os.pipe()
-        self.pid = _template().fork(module, arguments, environment, [out_end, error_end, status_end])
+        self.pid = _template(prefix).fork(module, arguments, environment, [out_end, error_end, status_end])
         for descriptor in (out_end, error_end, status_end):
             os.close(descriptor)
         self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by whoever started it
@@ -80,12 +91,12 @@ class Forked:
 class _Template:
     """The process that forks them, and ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
         self._sock = ours
         self._lock = threading.Lock()
         with theirs:
-            command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
+            command = [*prefix, sys.executable, "-m", "tests.forked", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
         atexit.register(self.close)
 
@@ -103,8 +114,8 @@ class _Template:
 
 
 @cache
-def _template() -> _Template:
-    return _Template()
+def _template(prefix: tuple[str, ...]) -> _Template:
+    return _Template(prefix)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

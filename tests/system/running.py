@@ -24,7 +24,7 @@ from kvstore.client.tools.child import Child, launched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.credentials import JOIN
-from tests.forked import MODULES, Forked
+from tests.forked import FORKABLE, Forked
 from tests.ports import free_ports
 
 DEADLINE_S: Final = 120.0
@@ -62,6 +62,9 @@ class System:
         self.logs: list[str] = []
         self.node_module = "kvstore.store.daemon"
         """What is run as a node; a test of broken devices takes a node that has one."""
+        self.master_module = "kvstore.master.daemon"
+        self.environments: dict[str, dict[str, str]] = {}
+        """By the name of a daemon (n0, master-0), what its environment has beside that of the tests."""
         self.settings = ClientSettings(master=self.address, deadline_s=30.0)
         """Of questions to the control plane; a test with tokens gives it an operator's."""
 
@@ -94,7 +97,7 @@ class System:
         listen, control = self._master_ports[index]
         self.masters[index] = self._start(
             f"master-{index}",
-            "kvstore.master.daemon",
+            self.master_module,
             *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
             *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "60", "--slow-start-s", "0", *flags),
         )
@@ -170,10 +173,10 @@ class System:
             name,
             module,
             arguments,
-            environment=environment,
+            environment=environment | self.environments.get(name, {}),
             on_log=lambda child, line: self.logs.append(f"{child} | {line}"),
             on_end=lambda _child: None,
-            start=Forked if module in MODULES else launched,
+            start=Forked if module in FORKABLE else launched,
         )
 
 

@@ -1,0 +1,77 @@
+"""Devices that fail under a process that runs: the kernel's answers to its writes to one file are replaced while strace holds it.
+
+So LMDB's own code meets the error, at the system call where a disk would give it. Needs strace, and leave to trace (Debian: strace; root).
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+WRITES: Final = "write,pwrite64,writev,pwritev"
+SYNCS: Final = "fsync,fdatasync"
+ATTACH_S: Final = 60.0
+POLL_S: Final = 0.005
+
+
+@cache
+def why_not() -> str:
+    """Why devices cannot be made to fail here and what would help; "" when they can."""
+    if shutil.which("strace") is None:
+        return "strace is not on PATH (Debian: apt-get install strace)"
+    done = subprocess.run(["strace", "-qq", "-o", os.devnull, "true"], capture_output=True, text=True, timeout=ATTACH_S, check=False)
+    return f"this machine does not let processes be traced: {done.stderr.strip()}" if done.returncode else ""
+
+
+@contextlib.contextmanager
+def refusing_writes(pid: int, file: Path, error: str, *, when: str = "1+") -> Iterator[None]:
+    """Writes of the process to the file fail with `error` (ENOSPC, EIO): those that `when` says, counted from now on and in each of its
+    threads ("3": the third, "3+": all from the third)."""
+    with _traced(pid, file, f"inject={WRITES}:error={error}:when={when}"):
+        yield
+
+
+@contextlib.contextmanager
+def slow_syncs(pid: int, file: Path | None, delay_s: float) -> Iterator[None]:
+    """Each time the process makes what it has written to the file durable takes so much longer; None: to whichever file."""
+    with _traced(pid, file, f"inject={SYNCS}:delay_enter={int(delay_s * 1e6)}"):
+        yield
+
+
+@contextlib.contextmanager
+def _traced(pid: int, file: Path | None, inject: str) -> Iterator[None]:
+    """Every thread of it, those to come included. A process that ends meanwhile is left alone."""
+    where = [] if file is None else ["-P", str(file.resolve())]
+    traced = f"trace={WRITES},{SYNCS}"
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-qq", "-o", os.devnull, *where, "-e", traced, "-e", inject, "-p", str(pid)], stderr=subprocess.PIPE
+    )
+    try:
+        end_s = time.monotonic() + ATTACH_S
+        while not _is_traced(pid):
+            if tracer.poll() is not None or not Path(f"/proc/{pid}").exists() or time.monotonic() > end_s:
+                break
+            time.sleep(POLL_S)
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        try:
+            _, said = tracer.communicate(timeout=ATTACH_S)
+        except subprocess.TimeoutExpired:
+            tracer.kill()
+            _, said = tracer.communicate()
+        assert b"Could not attach" not in said or not Path(f"/proc/{pid}").exists(), said.decode()
+
+
+def _is_traced(pid: int) -> bool:
+    """Each of its threads is."""
+    with contextlib.suppress(OSError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+    return False

@@ -1,0 +1,131 @@
+"""The fail points of each role: every step of put, get, publish, demote, promote, remove, replicate, take-over and drain at which a process
+may end, by name ROLE.OPERATION.STEP.
+
+A step that is a message is one before it is served and one after it was; others stand between what is done to bytes, to what is shown of
+them, and to what is told of them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Publish
+from kvstore.protocol.master_messages import Grants, Locations, Lookup, MatchPrefix, Nodes, Remove, Replicate, Reserve
+from kvstore.protocol.message import Message
+from kvstore.protocol.node_messages import Blocks, Commit, Flush, Open, Opened, OpenIndex, Put, Read, Release, Slabs
+from kvstore.protocol.session_messages import Flags
+from tests.faults.fail_points import Point
+
+_SESSION: Final = "kvstore.rpc.session:Session"
+"""Of a daemon, either role's: the services' own functions are known to each session since before a point is armed."""
+
+
+def _header_is(kind: type[Message]) -> Callable[..., bool]:
+    return lambda _session, header, _body: header.type == kind.TYPE
+
+
+def _message_is(kind: type[Message]) -> Callable[..., bool]:
+    return lambda _channel, message, *_rest: message.TYPE == kind.TYPE
+
+
+def _answer_is(kind: type[Message]) -> Callable[..., bool]:
+    return lambda _channel, _frame, answer: answer is kind
+
+
+def _around(name: str, target: str, where: Callable[..., bool] | None = None) -> Iterator[tuple[str, Point]]:
+    yield f"{name}.before", Point(target, where=where)
+    yield f"{name}.after", Point(target, is_after=True, where=where)
+
+
+def _served(role: str, operation: str, *kinds: type[Message]) -> Iterator[tuple[str, Point]]:
+    for kind in kinds:
+        yield from _around(f"{role}.{operation}.{kind.__name__}", f"{_SESSION}._dispatch", _header_is(kind))
+
+
+def _node() -> Iterator[tuple[str, Point]]:
+    yield from _around("node.put.Put", f"{_SESSION}._begin_payload")
+    yield from _served("node", "put", Open, Commit, Flush)
+    yield from _served("node", "get", Read, Release, Slabs, OpenIndex)
+    yield from _served("node", "remove", Drop)
+    yield from _served("node", "replicate", Copy)
+    yield from _served("node", "drain", Drain)
+    functions = {
+        "put.shown": "store.shown.showing:Showing.show",
+        "put.claim": "store.puts.deciding:Deciding._claim",
+        "put.decided": "store.puts.deciding:Deciding._settle",
+        "publish.say": "store.publisher:Publisher._say",
+        "publish.answered": "store.publisher:Publisher._advance",
+        "publish.inventory": "store.publisher:Publisher._say_inventory",
+        "publish.register": "store.link:MasterLink._register",
+        "demote.planned": "store.moves.mover:TierMover._start",
+        "demote.copy": "store.moves.mover:TierMover._copy",
+        "demote.write": "tiers.nvme:NvmeTier.write_batch",
+        "demote.transaction": "tiers.nvme_env:Environment._apply_or_abort",
+        "demote.done": "store.moves.mover:TierMover._finish",
+        "promote.fetch": "store.reads.reads:ReadService._fetch",
+        "promote.read": "tiers.nvme:NvmeTier.read_batch_into",
+        "promote.arrived": "store.reads.reads:ReadService._arrived",
+        "get.answer": "store.reads.reads:ReadService._reply",
+        "evict.hide": "store.shown.showing:Showing.hide",
+        "remove.flush": "tiers.nvme:NvmeTier.flush",
+        "replicate.fetch": "store.replicas.queue:ReplicaQueue._work",
+        "replicate.arrived": "store.replicas.queue:ReplicaQueue._sort_out",
+        "replicate.report": "store.replicas.queue:ReplicaQueue._report",
+        "replicate.shown": "store.replicas.queue:ReplicaQueue._settle",
+        "drain.mode": "store.leaving:Leaving.drain",
+        "drain.save": "store.moves.saving:Saver.begin",
+    }
+    for name, function in functions.items():
+        yield from _around(f"node.{name}", f"kvstore.{function}")
+
+
+def _master() -> Iterator[tuple[str, Point]]:
+    yield from _served("master", "put", Reserve, Claim, Nodes)
+    yield from _served("master", "publish", Publish)
+    yield from _served("master", "get", Lookup, MatchPrefix)
+    yield from _served("master", "remove", Remove)
+    yield from _served("master", "replicate", Replicate, Copied)
+    functions = {
+        "publish.commit": "master.catalogs.group_commit:GroupCommit._commit",
+        "publish.durable": "master.catalogs.committing:Committer._committed",
+        "publish.merge": "master.catalogs.segments.merging:Merging.step",
+        "remove.planned": "master.directory.removing:Removing.plan",
+        "remove.dropped": "master.directory.removing:Removing.dropped",
+        "replicate.order": "master.frames.nodes:NodeFrames.replicate",
+        "replicate.enter": "master.directory.replication:Replication.enter",
+        "register": "master.roles.leading:Leading.register",
+        "drain.begun": "master.frames.drains:Drains.drain",
+        "drain.told": "master.frames.drains:Drains._tell",
+        "takeover.listed": "master.roles.standing:Standing.take",
+        "takeover.elected": "master.roles.standing:Standing.elected",
+        "takeover.begin": "master.roles.leading:Leading.begin",
+    }
+    for name, function in functions.items():
+        yield from _around(f"master.{name}", f"kvstore.{function}")
+
+
+def _client() -> Iterator[tuple[str, Point]]:
+    channel = "kvstore.rpc.channel:Channel"
+    asked: dict[str, tuple[type[Message], ...]] = {
+        "put": (Put, Open, Commit, Flush, Reserve),
+        "get": (Read, Lookup),
+        "remove": (Remove,),
+        "replicate": (Replicate,),
+    }
+    for operation, kinds in asked.items():
+        for kind in kinds:
+            yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._send", _message_is(kind))
+    answered: dict[str, tuple[type[Message], ...]] = {"put": (Opened, Grants, Flags), "get": (Blocks, Locations)}
+    for operation, kinds in answered.items():
+        for kind in kinds:
+            yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._answered", _answer_is(kind))
+    yield from _around("client.get.look", "kvstore.client.local.desk:LocalDesk.look")
+    yield from _around("client.get.copy", "kvstore.client.local.reads:LocalReads._copy")
+
+
+POINTS: Final[dict[str, Point]] = dict((*_node(), *_master(), *_client()))
+
+
+def of(role: str, *operations: str) -> list[str]:
+    """The points of a role, of these operations or of all."""
+    starts = tuple(f"{role}.{operation}." for operation in operations) or (f"{role}.",)
+    return [name for name in POINTS if name.startswith(starts)]

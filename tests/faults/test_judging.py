@@ -1,0 +1,151 @@
+"""The judge of journals: what it must let pass, and what it must not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.journal import Act, BlockName, Board, Journal, Outcome, read
+from tests.faults.judging import MAX_EXAMPLES, Circumstances, Judge, Times, Verdict
+
+BLOCK = BlockName(3, 1, 7)
+WRITER, OTHER = 3, 5
+QUIET = Circumstances(Times(()), deadline_ns=1000, grace_ns=100)
+Row = tuple[Act, Outcome, int, int, int, int]
+"""Act, outcome, began, ended, version or mask, ack."""
+PUT: list[Row] = [(Act.PUT, Outcome.BEGUN, 10, 0, 0, 1), (Act.PUT, Outcome.DONE, 10, 20, 0, 1), (Act.LOCATE, Outcome.DONE, 25, 30, 0b10, 0)]
+REPLACED: list[Row] = [(Act.PUT, Outcome.BEGUN, 50, 0, 1, 1), (Act.PUT, Outcome.DONE, 50, 60, 1, 1)]
+REMOVED: list[Row] = [(Act.REMOVE, Outcome.BEGUN, 50, 0, 0, 0), (Act.REMOVE, Outcome.DONE, 50, 60, 0, 0)]
+
+
+def judged(
+    folder: Path, written: list[Row], read_: list[Row], told: Circumstances = QUIET, *, reader: int = OTHER, since_ns: int = 0
+) -> Verdict:
+    journals: list[tuple[int, Any]] = []
+    for writer, rows in ((WRITER, written), (reader, read_)):
+        path = folder / f"{len(journals)}.journal"
+        path.unlink(missing_ok=True)
+        journal = Journal(path)
+        for act, outcome, began, ended, version, ack in rows:
+            journal.note(act, outcome, BLOCK.packed(), began, ended, version=version, ack=ack)
+        journal.close()
+        journals.append((writer, read(path)))
+    return Judge(journals, told).judge(since_ns=since_ns)
+
+
+def hit(began: int, ended: int, version: int = 0) -> list[Row]:
+    return [(Act.GET, Outcome.DONE, began, ended, version, 0)]
+
+
+def miss(began: int, ended: int) -> list[Row]:
+    return [(Act.GET, Outcome.ABSENT, began, ended, 0, 0)]
+
+
+def test_names_of_blocks_are_packed_and_unpacked() -> None:
+    assert BlockName.unpacked(BLOCK.packed()) == BLOCK
+    assert BLOCK.key == b"3/1/7"
+
+
+def test_a_record_that_was_torn_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path)
+    journal.note(Act.GET, Outcome.DONE, 1, 2, 3, version=4)
+    journal.close()
+    path.write_bytes(path.read_bytes() + b"torn")
+    assert [tuple(row) for row in read(path)] == [(Act.GET, Outcome.DONE, 0, 4, 1, 2, 3)]
+
+
+def test_a_board_tells_how_far_each_writer_is(tmp_path: Path) -> None:
+    board = Board(tmp_path / "board", 2)
+    board.tell(1, 3, 40)
+    assert (Board(tmp_path / "board", 2).told(0), board.told(1)) == ((0, 0), (3, 40))
+
+
+def test_times_are_merged_and_asked() -> None:
+    times = Times([(10, 20), (15, 30), (50, 60)])
+    assert [times.meet(*asked) for asked in ((0, 9), (0, 10), (29, 31), (31, 49), (55, 56), (61, 99))] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert [times.over(moment) for moment in (5, 10, 30, 31, 60)] == [5, 31, 31, 31, 61]
+    assert times.shared(25, 55) == 10
+
+
+@pytest.mark.parametrize(
+    ("written", "rows"),
+    [
+        (PUT, hit(12, 15)),
+        (PUT, hit(40, 45)),
+        (PUT + REPLACED, hit(40, 70)),
+        (PUT + REPLACED, hit(55, 70)),
+        (PUT + REPLACED, hit(70, 80, 1)),
+        (PUT + REMOVED, miss(70, 80)),
+        (PUT + REMOVED, miss(40, 80)),
+        (PUT + REMOVED, hit(40, 80)),
+        (PUT[:1], hit(5000, 6000)),
+        (PUT[:2], miss(40, 45)),
+        ([*PUT[:2], (Act.LOCATE, Outcome.DONE, 25, 30, 0, 0)], miss(40, 45)),
+        ([], miss(40, 45)),
+    ],
+)
+def test_what_could_be_is_let_pass(tmp_path: Path, written: list[Row], rows: list[Row]) -> None:
+    assert judged(tmp_path, written, rows).violations == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "rows", "kind"),
+    [
+        (PUT, hit(1, 5), "never put"),
+        ([], hit(1, 5), "never put"),
+        (PUT + REPLACED, hit(70, 80), "stale"),
+        (PUT + REMOVED, hit(61, 80), "stale"),
+        (PUT, miss(40, 45), "lost"),
+        (PUT, [(Act.GET, Outcome.WRONG, 40, 45, 0, 0)], "wrong bytes"),
+        (PUT, [(Act.GET, Outcome.UNEXPECTED, 40, 45, 0, 0)], "unexpected error"),
+        (PUT, hit(40, 1141), "beyond its deadline"),
+    ],
+)
+def test_what_could_not_be_is_a_violation(tmp_path: Path, written: list[Row], rows: list[Row], kind: str) -> None:
+    assert judged(tmp_path, written, rows).violations == {kind: 1}
+
+
+def test_a_put_for_the_node_is_to_be_found_by_its_own_writer(tmp_path: Path) -> None:
+    early = [(*row[:5], 0) for row in PUT]
+    assert judged(tmp_path, early, miss(40, 45), reader=OTHER).violations == {}
+    assert judged(tmp_path, early, miss(40, 45), reader=WRITER).violations == {"lost": 1}
+
+
+def test_while_the_cluster_is_disturbed_a_miss_is_no_loss_and_an_end_counts_from_the_first_quiet_moment(tmp_path: Path) -> None:
+    disturbed = Circumstances(Times([(40, 90)]))
+    assert judged(tmp_path, PUT, miss(45, 50), disturbed).violations == {}
+    assert judged(tmp_path, PUT, miss(91, 95), disturbed).violations == {"lost": 1}
+    assert judged(tmp_path, PUT + REMOVED, hit(70, 80), disturbed).violations == {}
+    assert judged(tmp_path, PUT + REMOVED, hit(95, 99), disturbed).violations == {"stale": 1}
+    assert judged(tmp_path, PUT + REPLACED, hit(95, 99), disturbed).violations == {}, "it may have come back"
+
+
+def test_what_a_node_lost_need_not_be_found_unless_another_has_it(tmp_path: Path) -> None:
+    both: list[Row] = [*PUT[:2], (Act.LOCATE, Outcome.DONE, 25, 30, 0b11, 0)]
+    told = Circumstances(Times(()), lost={1: [35]})
+    assert judged(tmp_path, PUT, miss(40, 45), told).violations == {}
+    assert judged(tmp_path, PUT, miss(32, 33), told).violations == {"lost": 1}
+    assert judged(tmp_path, both, miss(40, 45), told).violations == {"lost": 1}
+
+
+def test_the_time_in_which_the_caller_was_stopped_is_not_the_calls(tmp_path: Path) -> None:
+    told = Circumstances(Times(()), deadline_ns=1000, grace_ns=100, stopped={OTHER: Times([(100, 300)])})
+    assert judged(tmp_path, PUT, hit(40, 1340), told).violations == {}
+    assert judged(tmp_path, PUT, hit(40, 1341), told).violations == {"beyond its deadline": 1}
+
+
+def test_it_counts_what_was_acknowledged_and_tells_a_few_examples(tmp_path: Path) -> None:
+    rows = [*hit(40, 45), *miss(41, 45), (Act.OTHER, Outcome.FAILED, 40, 45, 0, 0)]
+    told = judged(tmp_path, PUT + REMOVED, rows * 10)
+    assert (told.acknowledged, told.failed, told.hits, told.misses, told.required, told.longest_ns) == (23, 10, 10, 10, 20, 10)
+    assert told.violations == {"lost": 10}
+    assert len(told.examples) == MAX_EXAMPLES
+    assert judged(tmp_path, PUT, [*miss(40, 45), *hit(50, 60)], since_ns=46).violations == {}

@@ -1,0 +1,41 @@
+"""Each role is killed at every one of its fail points, under load, and comes back: no byte is wrong, nothing acknowledged lost."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.faults.points import POINTS
+from tests.faults.walking import NODES, Walk
+
+TRIGGERS: Final = {
+    "node.get.Slabs": "come",
+    "node.get.OpenIndex": "come",
+    "node.get.Release": "ask",
+    "node.drain": "drain",
+    "node.publish.register": "start",
+    "node.publish.inventory": "start",
+    "master.put.Nodes": "come",
+    "master.register": "start",
+    "master.takeover": "start",
+    "master.drain": "drain",
+}
+"""By the beginning of a point's name; the others are passed by what the clients do."""
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    with Walk(tmp_path_factory.mktemp("walk")) as started:
+        yield started
+        started.end_load()
+        assert started.judged().violations == {}
+        for name in NODES:
+            assert started.system.await_settled(name).counters["corrupt_reads"] == 0
+            started.system.await_counters(name, open_puts=0, leases=0)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_that_dies_at_this_point_costs_no_wrong_byte_and_nothing_that_was_acknowledged(walk: Walk, point: str) -> None:
+    trigger = next((trigger for start, trigger in TRIGGERS.items() if point.startswith(start)), "load")
+    verdict = walk.strike(point, trigger)
+    assert verdict.violations == {}, "\n".join([*verdict.examples, *walk.system.logs[-50:]])
