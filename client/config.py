@@ -75,6 +75,11 @@ class ClientSettings(TlsSettings):
         "processor may change the order of loads (not x86-64).",
         minimum=0,
     )
+    verify_all: bool = setting(
+        False,
+        "Compare everything that is read in shared memory with its checksum: large values, batches, and views as they are opened. A bit "
+        "that this host's memory has changed is then no hit. It costs a hash of each value, about half as long as its copy.",
+    )
     transparent_hugepages: bool = setting(
         True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
     )

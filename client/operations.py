@@ -70,7 +70,7 @@ class Operations:
         self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
         self.resources = ClientResources(masters, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
-        self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes))
+        self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
         self._questions = Questions(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)

@@ -58,11 +58,13 @@ class LocalBatch:
 class LocalReads:
     """See the module. Thread-safe."""
 
-    def __init__(self, copier: MemcpyPool, *, verify_bytes: int) -> None:
-        """Values of up to `verify_bytes` are compared with their checksum once they are copied; where the processor may change the order
-        of loads, all are."""
+    def __init__(self, copier: MemcpyPool, *, verify_bytes: int, verifies_all: bool) -> None:
+        """Single values of up to `verify_bytes` are compared with their checksum once they are copied; all are if `verifies_all`, and
+        where the processor may change the order of loads."""
         self._copier = copier
-        self._verify_bytes = verify_bytes if ORDERED else 1 << 62
+        self._verifies_all = verifies_all or not ORDERED
+        self._verifies_views = verifies_all
+        self._verify_bytes = 1 << 62 if self._verifies_all else verify_bytes
         self.wanted: deque[tuple[LocalNode, int]] = deque(maxlen=MAX_WANTED)
         """Slabs in which something was found, and which are not mapped. Any thread adds to it, and takes what it is to have mapped."""
 
@@ -137,6 +139,9 @@ class LocalReads:
                     break
                 index, place, source = found
                 hazard = node.desk.look(index, place)
+                if hazard is not None and self._verifies_views and _checksum(source) != place[5]:
+                    node.desk.look_away(hazard)
+                    break
                 if hazard is not None:
                     node.desk.read_one(index, place[0], place[1], place[4])
                     return LocalView(node.desk, hazard, source)
@@ -177,7 +182,7 @@ class LocalReads:
                 continue
             yield from self._take(batch, sink)
             is_good = batch.index.still_batch(batch.found)
-            if not ORDERED:
+            if self._verifies_all:
                 is_good &= _are_right(batch, sink)
             batch = batch if is_good.all() else batch.only(is_good)
             sink.done_many(batch.indexes, batch.found.sizes)
@@ -210,7 +215,7 @@ class LocalReads:
         yield from work(lambda: self._copier.scatter(scatters), sum(place[4] for *_, place, _ in found))
         left = set(range(len(keys)))
         for number, node, index, (at, sequence, _, _, size, checksum, _), room in found:
-            if index.words[at] == sequence and (ORDERED or checksum_of(room) == checksum):
+            if index.words[at] == sequence and (not self._verifies_all or checksum_of(room) == checksum):
                 sink.done(number, size)
                 node.desk.read_one(index, at, sequence, size, calls=0)
                 left.discard(number)

@@ -1,13 +1,16 @@
 """Values that lie in slabs mapped here, under a lease: what a get does with them is a MappedUse. Sans-I/O: see effects.py."""
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 from kvstore.client.effects import Operation, Post, work
+from kvstore.client.memory import Parts, checksum
 from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.progress import Progress
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import LeaseExpired
+from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired
+from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.node_messages import Release
 
 
@@ -23,12 +26,32 @@ class MappedUse(Protocol):
         error ends both."""
 
 
+def to_verify(resources: ClientResources) -> int:
+    """Values of up to so many bytes are compared with their checksums when they come from memory of this host."""
+    settings = resources.settings
+    return MAX_VALUE_BYTES if settings.verify_all else int(settings.verify_bytes)
+
+
+def verified(answer: Answer, progress: Progress[Any], places: Sequence[int], values: Sequence[Parts], *, max_bytes: int) -> list[int]:
+    """The places of those values, of up to `max_bytes`, that have the checksums they should, and of all larger ones; the others are looked
+    up anew."""
+    sizes, sums = answer.blocks.sizes, answer.blocks.checksums
+    right = [sizes[place] > max_bytes or checksum(value) == sums[place] for place, value in zip(places, values, strict=True)]
+    damaged = list(compress(places, [not is_right for is_right in right]))
+    if damaged:
+        node_id = answer.node.node_id
+        error = ChecksumMismatch(f"node {node_id} has a value in its memory whose xxh3_64 is not the one recorded")
+        progress.retry_damaged(node_id, answer.items(damaged), error)
+    return list(compress(places, right))
+
+
 class CopyOut:
     """Copies values into their rooms and releases the lease. Gets of a client share one."""
 
     def __init__(self, resources: ClientResources, clock_ns: Callable[[], int]) -> None:
         self.inline_bytes = int(resources.settings.get_inline_bytes)
         self.lease_ms = int(resources.settings.read_lease_s * 1000)
+        self._verify_bytes = to_verify(resources)
         self._copier = resources.copier
         self._clock_ns = clock_ns
 
@@ -41,7 +64,8 @@ class CopyOut:
         yield Post(answer.loan.channel, Release([blocks.lease]))
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
         if in_time:
-            progress.arrived(answer, good)
+            values = [room for room in rooms if room is not None]
+            progress.arrived(answer, verified(answer, progress, good, values, max_bytes=self._verify_bytes))
         else:
             lapsed = LeaseExpired(f"copying took longer than the lease of {self.lease_ms} ms")
             progress.retry(0, answer.items(good), lapsed)

@@ -6,11 +6,13 @@ from typing import Any
 
 from kvstore.client.effects import AnyLoan, Operation, Post
 from kvstore.client.reads.answer import Answer
+from kvstore.client.reads.mapped import verified
 from kvstore.client.reads.progress import Progress
 from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
+from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.node_messages import Release
 from kvstore.rpc.deadline import Deadline
 
@@ -28,14 +30,19 @@ class OpenView:
 class KeepLease:
     """The MappedUse of one view: the value stays where it is."""
 
-    def __init__(self, lease_ms: int) -> None:
+    def __init__(self, lease_ms: int, *, verify_bytes: int) -> None:
+        """A value of up to `verify_bytes` is compared with its checksum before it is given."""
         self.inline_bytes = 0
+        self._verify_bytes = verify_bytes
         self.lease_ms = lease_ms
         self.view: OpenView | None = None
         """The value, once it has been found in a slab of this host."""
 
     def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
         [part] = memory
+        if not verified(answer, progress, places, [(part,)], max_bytes=self._verify_bytes):
+            yield Post(answer.loan.channel, Release([answer.blocks.lease]))
+            return False
         self.view = OpenView(part, answer.loan, answer.blocks.lease, answer.blocks.lease_until_ns)
         progress.arrived(answer, places)
         yield from ()  # nothing is to be carried out
@@ -44,7 +51,8 @@ class KeepLease:
 
 def open_view(resources: ClientResources, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> Operation[OpenView | None]:
     """None on a miss. Raises as Reading.run does."""
-    keep = KeepLease(int(resources.settings.view_lease_s * 1000))
+    settings = resources.settings
+    keep = KeepLease(int(settings.view_lease_s * 1000), verify_bytes=MAX_VALUE_BYTES if settings.verify_all else 0)
     [value] = yield from Reading(resources, [key], FreshBytes(1), keep, deadline, clock_ns).run()
     if keep.view is not None:
         return keep.view

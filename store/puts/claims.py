@@ -116,12 +116,13 @@ class Claims:
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         undecided = _UndecidedPut(self._table, self._publisher, frame, answer)
-        if self._ask is None:
+        self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
+        ask = self._ask  # to send what there was may have been what showed that the link is gone
+        if ask is None:
             undecided.ask_again()
             return
-        self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
         try:
-            self._ask(undecided.claim(self._epoch), undecided.decided)
+            ask(undecided.claim(self._epoch), undecided.decided)
         except BaseException:
             self._table.undecided.end(put.block for put in frame.puts if put is not None)
             self._answers.take(answer)

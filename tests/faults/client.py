@@ -150,8 +150,8 @@ class Actor:
         yield from self._stored(block, 0, self._random.choice(("put", "put_batch")))
 
     def _replace(self, number: int) -> Step:
-        block, version = BlockName(self.plan.writer, self.plan.life, number), self._kept[number] + 1
-        self._kept[number] = version
+        # Nobody else writes it meanwhile, nor afterwards if this is struck: then nobody knows which version is there.
+        block, version = BlockName(self.plan.writer, self.plan.life, number), self._kept.pop(number) + 1
         yield from self._stored(block, version, "replace")
 
     def _stored(self, block: BlockName, version: int, how: str) -> Step:
@@ -165,11 +165,11 @@ class Actor:
             # Of a new key "already there" is said where an answer was lost and the client asked again.
             outcome = Outcome.DONE if stored in (True, [True]) or how != "replace" else Outcome.ABSENT
             self._journal.note(Act.PUT, outcome, block.packed(), began_ns, time.monotonic_ns(), version=version, ack=ack)
-            self._kept[block.number] = version
 
         arguments: tuple[Any, ...] = (block.key, value) if how == "put" else ([block.key], [value])
         yield from self._called((how, arguments, options), Act.PUT, [block], note, version=version, ack=ack)
-        if self._kept.get(block.number) == version and self._random.random() < 0.3:
+        self._kept[block.number] = version
+        if self._random.random() < 0.3:
             if not ack:
                 yield from self._other("flush", ())  # before that the master may not have heard of it
             yield from self._locate(block)

@@ -30,10 +30,10 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def refusing_writes(pid: int, file: Path, error: str, *, when: str = "1+") -> Iterator[None]:
-    """Writes of the process to the file fail with `error` (ENOSPC, EIO): those that `when` says, counted from now on and in each of its
-    threads ("3": the third, "3+": all from the third)."""
-    with _traced(pid, file, f"inject={WRITES}:error={error}:when={when}"):
+def refusing_writes(pid: int, file: Path, error: str, *, when: str = "1+", calls: str = WRITES) -> Iterator[None]:
+    """Writes of the process to the file fail with `error` (ENOSPC, EIO): those that `when` says ("3": the third, "3+": all from the
+    third), counted from now on, by each of the system calls and in each thread."""
+    with _traced(pid, file, f"inject={calls}:error={error}:when={when}"):
         yield
 
 

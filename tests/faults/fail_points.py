@@ -4,7 +4,8 @@ The product has no branches for them and imports none of this: a step is a funct
 a point is armed and while it is. Elsewhere, and otherwise, every function is what it was, so that what is off costs nothing at all. A
 point whose function is gone or has another name cannot be armed, which test_fail_points.py tries for each.
 
-What a process is to do stands in the file that FAIL_POINTS_FILE names, and may change while it runs: POINT=ACTION, comma separated.
+What a process is to do stands in the file that FAIL_POINTS_FILE names, behind a number, and may change while it runs: POINT=ACTION, comma
+separated.
 
     kill:3      SIGKILL to itself, at the third passage from now on; kill is the first
     stop        SIGSTOP to itself
@@ -30,6 +31,7 @@ from typing import Any, Final
 ENVIRONMENT: Final = "FAIL_POINTS_FILE"
 POLL_S: Final = 0.02
 """How often a process looks whether its file has changed."""
+_END_OF_NUMBER: Final = ":"
 SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -167,7 +169,7 @@ def watch(points: Mapping[str, Point]) -> None:
 def _take(here: FailPoints, file: Path, known: str) -> str:
     text = file.read_text() if file.exists() else ""
     if text != known:
-        here.arm(text)
+        here.arm(text.partition(_END_OF_NUMBER)[2])
         _written(file.with_suffix(".armed"), text)
     return text
 
@@ -178,18 +180,22 @@ class Controlled:
     def __init__(self, file: Path) -> None:
         """`file` need not exist; its folder does."""
         self._file = file
+        self._number = 0
         self.environment = {ENVIRONMENT: str(file)}
 
     def arm(self, text: str) -> None:
         """It is armed soon, see `is_armed`, and in a process that starts with this file before it does anything else."""
         self._file.with_suffix(".struck").unlink(missing_ok=True)
-        self._file.with_suffix(".armed").unlink(missing_ok=True)
-        _written(self._file, text)
+        self._tell(text)
 
     def disarm(self) -> None:
         """Nothing strikes any more once `is_armed`; what has struck until then stays known."""
-        self._file.with_suffix(".armed").unlink(missing_ok=True)
-        _written(self._file, "")
+        self._tell("")
+
+    def _tell(self, text: str) -> None:
+        """Under a new number, so that it is taken note of though it says what was said before."""
+        self._number += 1
+        _written(self._file, f"{self._number}{_END_OF_NUMBER}{text}")
 
     @property
     def is_armed(self) -> bool:
@@ -206,6 +212,6 @@ class Controlled:
 
 def _written(file: Path, text: str) -> None:
     """Whole, or not yet."""
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(text)
     part.replace(file)

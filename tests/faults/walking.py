@@ -99,6 +99,9 @@ class Walk:
             self._child(one).kill()
             self._restart(one)
         self.system.await_alive(*NODES)
+        if trigger == "drain":  # it may have been struck between the drain and its end
+            with Control.find(self.system.settings) as control:
+                control.drain("n0", cancel=True)
         self._disturbed.append((began_ns, time.monotonic_ns()))
         return self.judged(since_ns=began_ns)
 

@@ -103,6 +103,15 @@ def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, c
     writer.close()
 
 
+def test_a_link_that_shows_itself_broken_as_events_are_sent_is_no_master(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was to be published goes out before the claim, and its sending is what finds the connection broken."""
+    monkeypatch.setattr(node.publisher, "flush_now", node.claims.link_down)
+    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
+    assert node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts)) == (0, 0)
+
+
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
     node.call(node.claims.link_down)
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
