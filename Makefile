@@ -182,7 +182,7 @@ namespaces: | etcd
 		echo "could not install iproute2 and nftables: what needs hosts of its own is left out"
 
 .PHONY: operators
-operators: | namespaces
+operators: | strace
 	@command -v systemd-analyze >/dev/null && command -v systemd-sysusers >/dev/null && command -v prometheus >/dev/null || { \
 		echo "installing systemd's tools and prometheus"; \
 		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q systemd prometheus >/dev/null; } || \

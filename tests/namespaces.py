@@ -110,10 +110,7 @@ class TwoHosts:
             with suppress(BrokenPipeError), process:
                 process.kill()
         self._processes.clear()
-        present = namespaces()
-        for name in self.names:
-            if name in present:
-                run(["ip", "netns", "delete", name])
+        remove(self.names)
 
     def __enter__(self) -> Self:
         return self
@@ -165,6 +162,14 @@ def why_not() -> str:
 def namespaces() -> list[str]:
     """Names of all network namespaces of this machine."""
     return [line.split()[0] for line in run(["ip", "netns", "list"]).splitlines()]
+
+
+def remove(names: Sequence[str]) -> None:
+    """Remove those of these namespaces that are there, and what leads to them."""
+    present = namespaces()
+    for name in names:
+        if name in present:
+            run(["ip", "netns", "delete", name])
 
 
 def remove_leftovers() -> None:

@@ -7,7 +7,6 @@ the beginning. Exit status 1: something happened that may not. Needs root, for h
 """
 
 import argparse
-import contextlib
 import json
 import random
 import shutil
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +21,12 @@ from typing import Any, Final
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from tests.faults import kinds
+from tests.faults.beside import meanwhile
 from tests.faults.hosts import StarHosts
 from tests.faults.journal import Act, BlockName, Journal, Outcome, read
 from tests.faults.judging import Circumstances, Judge, Times, Verdict
 from tests.faults.reporting import Done, Report, daemons_changed, printed
-from tests.faults.site import CLIENTS, SERVERS, Site, settled
+from tests.faults.site import CLIENTS, SERVERS, TENANT, TOKEN, Site, settled
 from tests.namespaces import why_not
 from tests.system.history import version_of
 
@@ -66,13 +65,16 @@ class Chaos:
         self._names = names
         self._busy: set[str] = set()
         self._lock = threading.Lock()
+        self._evictions: dict[str, int] = {}
+        """By node, at the last look."""
+        self._watched_ns = time.monotonic_ns()
         self.seen = Seen()
 
     def run(self, seconds: float) -> None:
         """Faults for so long, each in a thread of its own; returns when all is at rest."""
         end_s = time.monotonic() + seconds
         threads: list[threading.Thread] = []
-        with self._watched():
+        with meanwhile(self._watch, every_s=LOOK_S):
             while time.monotonic() < end_s:
                 next_s = time.monotonic() + self._every_s
                 threads = [thread for thread in threads if thread.is_alive()]
@@ -104,7 +106,7 @@ class Chaos:
         except Exception as error:
             seen.trouble.append(f"{fault.kind} ({fault.text}): {type(error).__name__}: {error}")
         healed_ns = time.monotonic_ns()
-        if not self._come_to_rest():
+        if not self.come_to_rest():
             seen.trouble.append(f"not at rest {SETTLE_S:g} s after {fault.kind} ({fault.text})")
         over_ns = time.monotonic_ns()
         with self._lock:
@@ -120,7 +122,7 @@ class Chaos:
             flush=True,
         )
 
-    def _come_to_rest(self) -> bool:
+    def come_to_rest(self) -> bool:
         """The owner says so twice, half a lease time apart: what it says is as old as the last heartbeats."""
         end_s, since_s = time.monotonic() + SETTLE_S, None
         while time.monotonic() < end_s:
@@ -135,38 +137,23 @@ class Chaos:
         for thread in threads:
             thread.join()
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Have a thread note when nodes evict blocks: these are not lost, but gone."""
-        is_over = threading.Event()
-
-        def watch() -> None:
-            evictions: dict[str, int] = {}
-            before_ns = time.monotonic_ns()
-            while not is_over.wait(LOOK_S):
-                status, now_ns = self._site.status(), time.monotonic_ns()
-                for node in status.nodes if status is not None else ():
-                    count = sum(tier.evictions for tier in node.tiers)
-                    if count > evictions.get(node.name, 0):
-                        late_ns = int(self._site.lease_s * 1e9)  # a heartbeat tells of what was before it
-                        self.seen.lost[int(node.name[1:])] += [before_ns - late_ns, before_ns, now_ns]
-                    evictions[node.name] = count
-                before_ns = now_ns
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+    def _watch(self) -> None:
+        """Note when nodes have evicted blocks: these are not lost, but gone."""
+        status, now_ns = self._site.status(), time.monotonic_ns()
+        for node in status.nodes if status is not None else ():
+            count = sum(tier.evictions for tier in node.tiers)
+            if count > self._evictions.get(node.name, 0):
+                late_ns = int(self._site.lease_s * 1e9)  # a heartbeat tells of what was before it
+                self.seen.lost[int(node.name[1:])] += [self._watched_ns - late_ns, self._watched_ns, now_ns]
+            self._evictions[node.name] = count
+        self._watched_ns = now_ns
 
 
 def sweep(site: Site, journals: list[tuple[int, Any]]) -> None:
     """Read once more what was ever put, now that all is quiet: what is left must be there, and what was removed must not."""
     blocks = sorted({row for _, records in journals for row in records["key"][records["act"] == Act.PUT].tolist()}, reverse=True)
     journal = Journal(site.folder / f"client-{SWEEPER}-1.journal")
-    with Client(site.masters, deadline_s=site.deadline_s) as client:
+    with Client(site.masters, tenant=TENANT, token=TOKEN, deadline_s=site.deadline_s) as client:
         for start in range(0, min(len(blocks), MAX_SWEPT), SWEEP_BLOCKS):
             part = [BlockName.unpacked(block) for block in blocks[start : start + SWEEP_BLOCKS]]
             began_ns = time.monotonic_ns()
@@ -216,7 +203,7 @@ def chaos(folder: Path, *, seconds: float, seed: int, every_s: float, lease_s: f
         hosts.enter(SERVERS)
         with Site(folder, hosts, lease_s=lease_s, deadline_s=deadline_s) as site:
             one = Chaos(site, seed, every_s=every_s, names=names)
-            one._come_to_rest()
+            one.come_to_rest()
             for client in range(CLIENTS):
                 site.start(f"c{client}")
             time.sleep(WARM_UP_S)

@@ -54,6 +54,8 @@ class Plan:
     is_async: bool = False
     is_far: bool = False
     """It takes itself to be on another host than any node."""
+    tenant: str = ""
+    token: str = ""
     pause_s: float = 0.0
     """After each operation: load that leaves others of the processors something."""
 
@@ -345,7 +347,7 @@ def main() -> None:
     if plan.is_async:
         asyncio.run(_run_tasks(plan, actor, settings))
     else:
-        with Client(plan.masters, settings=settings, deadline_s=plan.deadline_s) as client:
+        with Client(plan.masters, tenant=plan.tenant, token=plan.token, settings=settings, deadline_s=plan.deadline_s) as client:
             signal.signal(signal.SIGUSR2, lambda *_: fork(lambda: client.get(b"anything")))
             print(json.dumps({"event": "ready"}), flush=True)
             Blocking(actor, client).run()
@@ -353,7 +355,7 @@ def main() -> None:
 
 
 async def _run_tasks(plan: Plan, actor: Actor, settings: ClientSettings) -> None:
-    async with AsyncClient(plan.masters, settings=settings, deadline_s=plan.deadline_s) as client:
+    async with AsyncClient(plan.masters, tenant=plan.tenant, token=plan.token, settings=settings, deadline_s=plan.deadline_s) as client:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: fork(lambda: asyncio.run(client.get(b"anything"))))
         print(json.dumps({"event": "ready"}), flush=True)
         await Tasks(actor, client).run()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
-from tests.namespaces import COMMAND_DEADLINE_S, PREFIX, namespaces, remove_leftovers, run
+from tests.namespaces import COMMAND_DEADLINE_S, PREFIX, remove, remove_leftovers, run
 
 NET: Final = "10.88"
 _count = itertools.count()
@@ -66,10 +66,7 @@ class StarHosts:
 
     def close(self) -> None:
         """Remove the hosts; whatever runs there is for others to end. A second close is a no-op."""
-        present = namespaces()
-        for name in (*self.names, self._router):
-            if name in present:
-                run(["ip", "netns", "delete", name])
+        remove((*self.names, self._router))
 
     def __enter__(self) -> Self:
         return self

@@ -85,6 +85,8 @@ def killed(site: Site, choose: random.Random) -> Fault:
 def at_a_point(site: Site, choose: random.Random) -> Fault:
     """Killed by itself at a fail point."""
     name = _any(choose, "mnc")
+    if name[0] == "m":
+        name = site.owner() or name  # the others serve nobody
     role = ROLES[name[0]]
     if name[0] == "c" and int(name[1:]) in TASKED:  # its connections are of another class
         return killed(site, choose)

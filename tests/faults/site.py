@@ -19,6 +19,7 @@ from kvstore.client.control import Control
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
+from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.etcd_cluster import EtcdCluster
 from tests.faults.client import Plan
 from tests.faults.fail_points import Controlled
@@ -31,6 +32,7 @@ CLIENTS: Final = 8
 TASKED: Final = (1, 6)
 """Clients of tasks; the others block."""
 MASTER_PORT, CONTROL_PORT, NODE_PORT = 7440, 7441, 7450
+TENANT, TOKEN = "red", "secret"
 START_S: Final = 120.0
 LOOK_S: Final = 2.0
 """The deadline of a look at a master."""
@@ -55,7 +57,8 @@ class Site:
             f"{role}{index}" for role, count in (("e", SERVERS), ("m", SERVERS), ("n", SERVERS), ("c", CLIENTS)) for index in range(count)
         ]
         self.points = {name: Controlled(folder / f"points-{name}") for name in self.names}
-        self.settings = ClientSettings(master=self.masters, deadline_s=LOOK_S)
+        self.settings = ClientSettings(master=self.masters, tenant=TENANT, token=OPERATOR, deadline_s=LOOK_S)
+        self._tokens = tokens_file(folder, {TENANT: TOKEN})
         self.lives: dict[str, int] = defaultdict(int)
         self._children: dict[str, Child] = {}
         self._logs = threading.Lock()
@@ -136,11 +139,21 @@ class Site:
         elif name[0] == "m":
             module = "tests.faults.master"
             flags = ["--listen", f"{address}:{MASTER_PORT}", "--control", f"{address}:{CONTROL_PORT}", "--run-dir", str(folder)]
-            flags += ["--catalog", self.etcd.url, "--lease-ttl-s", str(self.lease_s), "--node-ttl-s", str(self.lease_s)]
+            flags += [
+                "--tokens",
+                self._tokens,
+                "--catalog",
+                self.etcd.url,
+                "--lease-ttl-s",
+                str(self.lease_s),
+                "--node-ttl-s",
+                str(self.lease_s),
+            ]
             flags += ["--heartbeat-interval-s", str(self.lease_s / 8), "--slow-start-s", "0", "--peer-timeout-s", str(PEER_TIMEOUT_S)]
         else:
             module = "tests.faults.node"
-            flags = ["--master", self.masters, "--listen", f"{address}:{NODE_PORT}", "--name", name, "--run-dir", str(folder)]
+            flags = ["--master", self.masters, "--listen", f"{address}:{NODE_PORT}", "--name", name, "--join-token", JOIN]
+            flags += ["--run-dir", str(folder)]
             flags += [
                 "--nvme",
                 f"{folder / 'nvme'}:256MiB",
@@ -165,7 +178,9 @@ class Site:
 
     def _plan(self, name: str) -> Plan:
         index = int(name[1:])
-        return Plan(self.masters, str(self.folder), index, self.lives[name], CLIENTS, self.deadline_s, is_async=index in TASKED)
+        return Plan(
+            self.masters, str(self.folder), index, self.lives[name], CLIENTS, self.deadline_s, index in TASKED, tenant=TENANT, token=TOKEN
+        )
 
     def _log(self, name: str, line: str) -> None:
         with self._logs, (self.folder / "log").open("a") as log:
@@ -178,6 +193,12 @@ class Site:
         with contextlib.suppress(KVStoreError), Control.find(self.settings) as control:
             return control.status()
         return None
+
+    def owner(self) -> str | None:
+        """The name of the master that owns the catalog."""
+        status = self.status()
+        hosts = {f"{self.hosts.address(host)}:{MASTER_PORT}": f"m{host}" for host in range(SERVERS)}
+        return hosts.get(status.owner.address) if status is not None else None
 
     def used(self) -> dict[str, dict[str, int]]:
         """By daemon: its own memory in bytes, and its open descriptors."""

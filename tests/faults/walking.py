@@ -5,10 +5,9 @@ the clients' operations is judged by their journals after each strike.
 """
 
 import contextlib
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from kvstore.client.local.nodes import PROBE_NS
 from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import KVStoreError
 from kvstore.transfer.testing.waiting import eventually
+from tests.faults.beside import meanwhile
 from tests.faults.client import Plan
 from tests.faults.fail_points import Controlled
 from tests.faults.journal import read
@@ -55,7 +55,7 @@ class Walk:
     def __enter__(self) -> "Walk":
         self.system.start_master()
         for name in NODES:
-            self.system.start_node(name, *NODE_FLAGS, "--nvme", f"{self._folder / name / 'nvme'}:128MiB")
+            self.system.start_node(name, *NODE_FLAGS, "--nvme", f"{self._folder / f'nvme-{name}'}:128MiB")
         self.system.await_alive(*NODES)
         for writer in range(CLIENTS):
             self._start_client(writer)
@@ -84,7 +84,7 @@ class Walk:
         if trigger == "start":
             with contextlib.suppress(KVStoreError):  # it dies before it is ready, or soon after
                 self._restart(names[0])
-        with _meanwhile(TRIGGERS.get(trigger), self.system):
+        with meanwhile(lambda: _attempt(TRIGGERS[trigger], self.system)) if trigger in TRIGGERS else contextlib.nullcontext():
             eventually(lambda: any(self._points[one].struck for one in names), f"{point} is passed")
         for one in names:
             self._points[one].disarm()
@@ -178,23 +178,10 @@ def _drain(system: System) -> None:
             time.sleep(0.05)
 
 
+def _attempt(act: Callable[[System], None], system: System) -> None:
+    """Whatever it raises: it may be struck itself."""
+    with contextlib.suppress(KVStoreError):
+        act(system)
+
+
 TRIGGERS: Final[dict[str, Callable[[System], None]]] = {"come": _come, "ask": _ask, "drain": _drain}
-
-
-@contextlib.contextmanager
-def _meanwhile(act: Callable[[System], None] | None, system: System) -> Iterator[None]:
-    """Again and again, whatever it raises: it may be struck itself."""
-    is_over = threading.Event()
-
-    def run() -> None:
-        while act is not None and not is_over.is_set():
-            with contextlib.suppress(KVStoreError):
-                act(system)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
