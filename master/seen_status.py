@@ -25,6 +25,7 @@ def as_seen_by(identity: Identity, status: pb.StatusReply) -> pb.StatusReply:
                 tcp=node.tcp,
                 version=node.version,
                 state=node.state,
+                heartbeat_age_s=node.heartbeat_age_s,
                 transports=node.transports,
             )
             for node in status.nodes

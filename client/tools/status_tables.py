@@ -31,6 +31,14 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+NOT_SHOWN: Final = "sizes, counts and rates are shown to operators: give a token of [admins], or of role admin (docs/security.md)"
+
+
+def is_whole(status: pb.StatusReply) -> bool:
+    """Does it tell all that there is? Who is no operator is told neither where the catalog is nor what nodes hold."""
+    return bool(status.catalog) or any(node.tiers for node in status.nodes)
+
+
 def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] = ()) -> RenderableType:
     """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at. `masters`: a line each,
     where there are several."""
@@ -42,16 +50,20 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
     if masters:
         table.add_row("masters", Text("\n".join(masters)))
     table.add_row("catalog", Text.assemble(status.catalog, " ", (health, "green" if health == "ok" else "red")))
-    table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
-    table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
-    table.add_row("transfer", _transfer_line(status))
+    if is_whole(status):
+        table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
+        table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
+        table.add_row("transfer", _transfer_line(status))
+    else:
+        table.add_row("not shown", NOT_SHOWN)
     if measured := _measured_line(status):
         table.add_row("measured", measured)
     if here:
         table.add_row("shared here", here)
     if encoded := _encoded_line(status):
         table.add_row("quantised", encoded)
-    table.add_row("huge pages", huge_pages_line(status))
+    if is_whole(status):
+        table.add_row("huge pages", huge_pages_line(status))
     if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
         table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
@@ -101,7 +113,7 @@ def _encoded_line(status: pb.StatusReply) -> str:
 
 def nodes_table(status: pb.StatusReply) -> RenderableType:
     """One row a node, by name."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=None if is_whole(status) else NOT_SHOWN)
     for name in ("node", "id", "state", "address", "transfer", "blocks", "block table", "tiers", "heartbeat"):
         table.add_column(name, justify="right" if name in ("id", "blocks", "block table", "heartbeat") else "left")
     for node in _by_name(status):
@@ -147,7 +159,7 @@ def _block_table(node: pb.NodeStatus) -> str:
 def tiers_table(status: pb.StatusReply) -> RenderableType:
     """One row a tier of a node: how full it is, its share of all blocks that were asked for (so the column sums to the cluster's hit
     ratio), what had to leave."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=None if is_whole(status) else NOT_SHOWN)
     table.add_column("node", overflow="fold")
     table.add_column("tier", overflow="fold")
     table.add_column("occupancy", no_wrap=True)

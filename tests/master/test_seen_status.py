@@ -7,7 +7,14 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
 
 NODE = pb.NodeStatus(
-    name="n", node_id=1, tcp="t:1", state="alive", blocks=7, tiers=[pb.TierStatus(name="dram", used_bytes=9)], counters={"gets": 3}
+    name="n",
+    node_id=1,
+    tcp="t:1",
+    state="alive",
+    heartbeat_age_s=0.5,
+    blocks=7,
+    tiers=[pb.TierStatus(name="dram", used_bytes=9)],
+    counters={"gets": 3},
 )
 WHOLE = pb.StatusReply(
     version="1",
@@ -34,7 +41,7 @@ def test_an_operator_sees_all(identity: Identity) -> None:
 @pytest.mark.parametrize("identity", [Identity(Kind.TENANT, Role.WRITE, "red"), Identity(Kind.NODE), Identity(Kind.INSTANCE)])
 def test_anybody_else_sees_where_the_cluster_is_and_nothing_of_what_others_do_there(identity: Identity) -> None:
     seen = as_seen_by(identity, WHOLE)
-    node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive")
+    node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive", heartbeat_age_s=0.5)
     assert seen == pb.StatusReply(version="1", epoch=3, catalog_health="ok", role="owner", owner=WHOLE.owner, nodes=[node])
 
 

@@ -200,3 +200,15 @@ def test_values_that_a_former_codec_left_are_shown_and_an_empty_tier_has_no_bits
 def test_without_a_codec_nothing_is_said_of_one() -> None:
     assert "quantised" not in text(status_lines(STATUS))
     assert "codec" not in text(tiers_table(STATUS))
+
+
+def test_who_is_no_operator_is_told_so_and_shown_no_zeros() -> None:
+    seen = pb.StatusReply(version="1.2.3", catalog_health="ok", nodes=[pb.NodeStatus(node_id=1, name="a", state="alive")])
+    shown = " ".join(text(status_lines(seen)).split())
+    assert "sizes, counts and rates are shown to operators" in shown
+    assert "1 of 1 alive" in shown
+    for hidden in ("published", "in the master", "moved", "DRAM"):
+        assert hidden not in shown
+    for table in (nodes_table, tiers_table):
+        assert "shown to operators" in " ".join(text(table(seen)).split())
+        assert "shown to operators" not in text(table(STATUS))
