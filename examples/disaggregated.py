@@ -17,12 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from part_prefix import show_shared_prefix
-from part_schemes import show_schemes
-from part_shardings import show_shardings
+from disaggregation.prefix import show_shared_prefix
+from disaggregation.schemes import show_schemes
+from disaggregation.shardings import show_shardings
+from disaggregation.stage import Scale, Stage
+from disaggregation.workers import Workers, preload
 from rich.console import Console
-from stage import Scale, Stage
-from workers import Workers, preload
 
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stage(stack: ExitStack, console: Console, scale: Scale, weights: Path) -> Stage:
     """With a trained model; what it needs ends with `stack`."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-example-"))
-    single = stack.enter_context(Workers("one-process", [("reference", "WholeModel", {})]))
+    single = stack.enter_context(Workers("one-process", [("disaggregation.reference", "WholeModel", {})]))
     model = Path(single.call("train", str(weights), SEED, scale.training_steps)[0])
     return Stage(console=console, scale=scale, single=single, weights=model, folder=Path(folder))
 

@@ -30,7 +30,7 @@ from kvstore.protocol.settings import format_size
 
 try:
     import torch
-    from llama import Tensor, configuration, seeded
+    from disaggregation.llama import Tensor, configuration, seeded
     from transformers import DynamicCache, LlamaForCausalLM
 except ImportError:
     raise SystemExit("prefix_cache.py: error: torch and transformers are missing: pip install '.[examples]'") from None

@@ -24,6 +24,8 @@ COLOURS: Final = {
 """Role to (on light, on dark ground). No two roles share a light colour: that is how they are told apart in the SVG. Series colours
 keep 4.5:1 to either ground; neighbours differ in brightness or hue to colour-blind readers too, and markers tell the rest."""
 SERIES_COLOURS: Final = sum(role.startswith("series") for role in COLOURS)
+TIERS: Final = {"HBM": 5, "DRAM": 7, "NVMe": 4}
+"""Whose series has the same colour and marker in every plot: those that a plot's other series come to last."""
 MARKERS: Final = "osD^vPXph*<"
 """A number of markers that has no factor in common with the number of colours: 88 series before a pair comes again."""
 FONT: Final = "DejaVu Sans"
@@ -40,6 +42,11 @@ SETTINGS: Final[dict[str, Any]] = {
 def colour(role: str) -> str:
     """On a light ground, as #rrggbb."""
     return COLOURS[role][0]
+
+
+def series_index(name: str, index: int) -> int:
+    """Of the series called that, the `index`-th of its plot: by which its colour and marker are chosen. `A + B` goes by B, what it adds."""
+    return TIERS.get(name.rpartition(" + ")[2], index)
 
 
 def series_colour(index: int) -> str:

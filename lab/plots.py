@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kvstore.lab.plot_theme import SETTINGS, adapt, colour, marker, series_colour
+from kvstore.lab.plot_theme import SETTINGS, adapt, colour, marker, series_colour, series_index
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.extras import install_line
 
@@ -158,9 +158,10 @@ def stacked_bars(
     keys = []
     for index, (name, values) in enumerate(parts.items()):
         heights = np.asarray(values, dtype=float)
-        style: dict[str, Any] = {"width": BAR_WIDTH, "color": series_colour(index), "edgecolor": colour("ground"), "linewidth": 1.2}
+        filled = series_colour(series_index(name, index))
+        style: dict[str, Any] = {"width": BAR_WIDTH, "color": filled, "edgecolor": colour("ground"), "linewidth": 1.2}
         axes.bar(range(len(bars)), heights, bottom=below, **style)
-        keys.append(_Key(name, len(bars) - 1 + BAR_WIDTH / 2, float(below[-1] + heights[-1] / 2), series_colour(index), "s"))
+        keys.append(_Key(name, len(bars) - 1 + BAR_WIDTH / 2, float(below[-1] + heights[-1] / 2), filled, "s"))
         below += heights
     slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, bars)) > MAX_UPRIGHT else {}
     axes.set_xticks(range(len(bars)), bars, **slanted)
@@ -226,10 +227,11 @@ def _bound_style() -> dict[str, Any]:
 def _line_style(line: Series, index: int) -> dict[str, Any]:
     is_main = line.weight is Weight.MAIN
     every = max(1, -(-len(line.x) // MAX_MARKERS))
+    look = series_index(line.name, index)
     return {
-        "color": series_colour(index),
+        "color": series_colour(look),
         "linewidth": 2.8 if is_main else 1.5,
-        "marker": marker(index),
+        "marker": marker(look),
         "markersize": 7 if is_main else 5.5,
         # Each line's begin at another point, so that lines that run together still show all their markers.
         "markevery": (index % every, every),

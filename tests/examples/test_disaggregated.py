@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from disaggregation.stage import Scale, Stage
+from disaggregation.story import half_told, stories
+from disaggregation.workers import Workers
 from rich.console import Console
-from stage import Scale, Stage
-from story import half_told, stories
-from workers import Workers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "disaggregated.py"
 TOKEN_BYTES = 2 * 4 * 2 * 32 * 4

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from kvstore.lab.plot_theme import COLOURS, MARKERS, SERIES_COLOURS, adapt, colour, marker, series_colour
+from kvstore.lab.plot_theme import COLOURS, MARKERS, SERIES_COLOURS, TIERS, adapt, colour, marker, series_colour, series_index
 
 SERIES = [role for role in COLOURS if role.startswith("series")]
 
@@ -50,3 +50,11 @@ def test_an_svgs_colours_become_variables_with_a_value_for_dark_ground() -> None
     for role, (on_light, on_dark) in COLOURS.items():
         assert f"--{role}: {on_light};" in light
         assert f"--{role}: {on_dark};" in dark
+
+
+def test_a_tier_looks_the_same_in_every_plot_and_like_no_other_series_of_a_small_one() -> None:
+    for name, look in TIERS.items():
+        assert {series_index(name, index) for index in range(3)} == {series_index(f"HBM + {name}", 1)} == {look}
+    assert [series_index(name, index) for index, name in enumerate(("lru", "no cache", "users"))] == [0, 1, 2]
+    assert len(set(TIERS.values())) == len(TIERS)
+    assert min(TIERS.values()) > 3

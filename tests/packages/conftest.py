@@ -15,4 +15,4 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def commands(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = dist.glob("*.whl")
-    return installed(tmp_path_factory.mktemp("installed") / "env", wheel)
+    return installed(tmp_path_factory.mktemp("installed") / "env", str(wheel))

@@ -17,24 +17,30 @@ FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
 
 def built(folder: Path) -> Path:
     """The folder with the wheel and the sdist; the wheel is made of the sdist."""
-    sources = folder / "sources"
+    dist = folder / "dist"
+    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(copied(folder / "sources")))
+    return dist
+
+
+def copied(sources: Path) -> Path:
+    """What the distribution is built from: to build beside the checkout's own files would leave more files there."""
     sources.mkdir(parents=True)
     packaging = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for package in packaging["package-dir"].values():
         shutil.copytree(ROOT / package, sources / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, sources)
-    dist = folder / "dist"
-    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(sources))
-    return dist
+    return sources
 
 
-def installed(folder: Path, wheel: Path) -> Path:
-    """The folder of the commands of a new environment that has the wheel."""
-    ran(sys.executable, "-m", "venv", str(folder))
-    ran(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", str(wheel))
+def installed(folder: Path, *what: str) -> Path:
+    """The folder of the commands of a new environment in which pip has installed a wheel, or whatever else it is told to."""
+    ran(sys.executable, "-m", "venv", "--without-pip", str(folder))
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "required.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q", "--disable-pip-version-check")
+    # What this environment has of kvstore is not what is asked for.
+    ran(*pip, "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed", *what)
     return folder / "bin"
 
 

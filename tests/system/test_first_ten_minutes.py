@@ -93,7 +93,7 @@ def await_line(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = built(tmp_path_factory.mktemp("built")).glob("*.whl")
-    return installed(tmp_path_factory.mktemp("installed") / "env", wheel)
+    return installed(tmp_path_factory.mktemp("installed") / "env", str(wheel))
 
 
 @pytest.fixture

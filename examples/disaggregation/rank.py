@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from llama import LlamaPart, Part
-from mesh import Mesh
+from disaggregation.llama import LlamaPart, Part
+from disaggregation.mesh import Mesh
+from disaggregation.paged import PagedCache, Pool, new_cache
 from numpy.typing import NDArray
-from paged import PagedCache, Pool, new_cache
 
 from kvstore.client.sync import Client
 from kvstore.client.tensors.cache import TensorCache

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from executor import Executor, HandedOver, hand_over, is_equal
-from measures import Distance, Logits
-from stage import PREFILL, SPEC, Stage, bits, continued, name_of, new_table
-from story import stories
+from disaggregation.executor import Executor, HandedOver, hand_over, is_equal
+from disaggregation.measures import Distance, Logits
+from disaggregation.stage import PREFILL, SPEC, Stage, bits, continued, name_of, new_table
+from disaggregation.story import stories
 
 from kvstore.kvcache.layouts.parallel import Parallel
 

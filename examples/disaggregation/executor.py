@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from disaggregation.workers import Workers
 from numpy.typing import NDArray
-from workers import Workers
 
 from kvstore.kvcache.layouts.layout import CacheLayout
 
@@ -22,7 +22,7 @@ class Executor:
         self.layout = layout
         meeting = str(folder / f"{name}.meeting")
         every: dict[str, Any] = {"name": name, "layout": layout, "weights": str(weights), "meeting": meeting, "master": master}
-        self.ranks = Workers(name, [("rank", "Rank", {**every, "rank": rank}) for rank in range(layout.parallel.ranks)])
+        self.ranks = Workers(name, [("disaggregation.rank", "Rank", {**every, "rank": rank}) for rank in range(layout.parallel.ranks)])
         try:
             self.ranks.call("join", self.ranks.call("describe"))
         except BaseException:

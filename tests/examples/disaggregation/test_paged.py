@@ -1,12 +1,12 @@
-"""examples/paged.py: attention gets back what it appended, whatever the order and the size of blocks; records hold what was computed."""
+"""disaggregation/paged.py: attention gets back what it appended, in whatever order and size; records hold what was computed."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from llama import Tensor  # noqa: E402
-from paged import PagedCache, Pool, new_cache  # noqa: E402
+from disaggregation.llama import Tensor  # noqa: E402
+from disaggregation.paged import PagedCache, Pool, new_cache  # noqa: E402
 
 from kvstore.kvcache.codecs.codec import decode, encode  # noqa: E402
 from kvstore.kvcache.codecs.schemes import CacheScheme  # noqa: E402

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from executor import Executor, HandedOver
-from measures import ROUNDING_FACTOR, Distance, Logits, distance
+from disaggregation.executor import Executor, HandedOver
+from disaggregation.measures import ROUNDING_FACTOR, Distance, Logits, distance
+from disaggregation.workers import Workers
 from rich.console import Console
 from rich.table import Table
-from workers import Workers
 
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel

@@ -8,7 +8,7 @@ computed here are attended to as they were computed, those of blocks that came f
 import math
 
 import torch
-from llama import Tensor
+from disaggregation.llama import Tensor
 
 from kvstore.kvcache.codecs.codec import decode, encode
 from kvstore.kvcache.layouts.layout import CacheLayout

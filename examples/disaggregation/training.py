@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from llama import Tensor, configuration, seeded
-from story import stories
+from disaggregation.llama import Tensor, configuration, seeded
+from disaggregation.story import stories
 
 LEARNING_RATE: Final = 6e-3
 ROW_TOKENS: Final = 512

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from llama import exact, whole
+from disaggregation.llama import exact, whole
+from disaggregation.training import trained
 from numpy.typing import NDArray
-from training import trained
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging
 

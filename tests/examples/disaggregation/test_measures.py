@@ -1,8 +1,8 @@
-"""examples/measures.py against figures that can be worked out by hand."""
+"""disaggregation/measures.py against figures that can be worked out by hand."""
 
 import numpy as np
 import pytest
-from measures import Damage, distance
+from disaggregation.measures import Damage, distance
 
 
 def test_equal_logits_have_no_damage() -> None:

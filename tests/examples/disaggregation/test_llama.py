@@ -1,4 +1,4 @@
-"""examples/llama.py: the parts of a sharded model are really parts, and together they are the model."""
+"""disaggregation/llama.py: the parts of a sharded model are really parts, and together they are the model."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from llama import Cache, LlamaPart, Part, Sum, Tensor, causal_mask, configuration, exact, kv_heads, seeded, whole  # noqa: E402
+from disaggregation.llama import Cache, LlamaPart, Part, Sum, Tensor, causal_mask, configuration, exact, kv_heads, seeded, whole  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from executor import Executor, hand_over, is_equal
-from measures import Damage, Logits
-from stage import PREFILL, SPEC, Stage, bits, name_of, new_table
-from story import half_told
+from disaggregation.executor import Executor, hand_over, is_equal
+from disaggregation.measures import Damage, Logits
+from disaggregation.stage import PREFILL, SPEC, Stage, bits, name_of, new_table
+from disaggregation.story import half_told
 
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.parallel import Parallel

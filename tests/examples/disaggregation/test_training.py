@@ -1,4 +1,4 @@
-"""examples/training.py: one recipe, one model; made once."""
+"""disaggregation/training.py: one recipe, one model; made once."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from llama import Tensor, whole  # noqa: E402
-from training import trained  # noqa: E402
+from disaggregation.llama import Tensor, whole  # noqa: E402
+from disaggregation.training import trained  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 logging.disable_progress_bar()

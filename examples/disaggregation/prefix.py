@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from executor import Executor, HandedOver, hand_over, is_equal
-from measures import Distance
-from stage import PREFILL, Stage, bits, continued, name_of, new_table
-from story import stories
+from disaggregation.executor import Executor, HandedOver, hand_over, is_equal
+from disaggregation.measures import Distance
+from disaggregation.stage import PREFILL, Stage, bits, continued, name_of, new_table
+from disaggregation.story import stories
 
 from kvstore.kvcache.layouts.parallel import Parallel
 

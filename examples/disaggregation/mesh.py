@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from llama import Tensor
+from disaggregation.llama import Tensor
 
 from kvstore.kvcache.layouts.parallel import Parallel
 

@@ -1,4 +1,4 @@
-"""examples/workers.py: calls go to all processes at once, and whatever goes wrong in one ends in an error here, with no process left."""
+"""disaggregation/workers.py: calls go to all processes at once, and what goes wrong in one is an error here, and no process is left."""
 
 import os
 import signal
@@ -6,10 +6,10 @@ import threading
 from multiprocessing import active_children
 
 import pytest
-import workers
-from workers import WorkerFailed, Workers
+from disaggregation import workers
+from disaggregation.workers import WorkerFailed, Workers
 
-MODULE = "tests.examples.test_workers"
+MODULE = "tests.examples.disaggregation.test_workers"
 
 
 class Counter:
