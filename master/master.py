@@ -359,6 +359,7 @@ class Master:
             records=self.standing.records(),
             http=self._told_http(),
         )
+        reply.counters["credentials_refused"] = self._guard.refused
         if role is not Role.FOLLOWING:
             self.standing.answering().show(reply)
         return reply

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, Unauthorized
-from kvstore.security.credentials import Credentials, read_credentials
+from kvstore.security.credentials import read_credentials
 from kvstore.security.identity import Identity, Kind
 
 LOG_INTERVAL_S: Final = 10.0
@@ -37,11 +37,6 @@ class Guard:
     @property
     def lets_everybody_in(self) -> bool:
         return self._credentials.lets_everybody_in
-
-    @property
-    def credentials(self) -> Credentials:
-        """Those that are in force now."""
-        return self._credentials
 
     @property
     def refused(self) -> int:

@@ -16,7 +16,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.channel import Channel
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.transfer.testing.waiting import eventually
-from tests.credentials import JOIN, tokens_file
+from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, master_in_thread
 
 OFTEN_S = 0.05
@@ -113,5 +113,7 @@ def test_a_thousand_wrong_tokens_keep_nobody_out(places: Places) -> None:
                 stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", str(number)))
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")).role == "owner"
+        whole = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("", OPERATOR))
+        assert whole.counters["credentials_refused"] == 1000
     assert not opens(places, "0")
     assert opens(places, "secret")

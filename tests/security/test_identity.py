@@ -35,3 +35,16 @@ def test_a_node_goes_by_the_name_of_its_credential_or_by_any(name: str, asked: s
 )
 def test_it_tells_who_it_is_and_nothing_of_its_credential(identity: Identity, text: str) -> None:
     assert str(identity) == text
+
+
+def test_only_a_tenant_itself_acts_as_it_and_only_who_has_role_admin_operates() -> None:
+    red, ruler, operator = (
+        Identity(Kind.TENANT, Role.WRITE, "red"),
+        Identity(Kind.TENANT, Role.ADMIN, "red"),
+        Identity(Kind.OPERATOR, Role.ADMIN),
+    )
+    assert [who.is_tenant("red") for who in (red, ruler, EVERYBODY, operator, STRANGER, Identity(Kind.NODE, name="red"))] == [True] * 3 + [
+        False
+    ] * 3
+    assert not red.is_tenant("blue")
+    assert [who.operates for who in (ruler, operator, EVERYBODY, red, STRANGER)] == [True] * 3 + [False] * 2
