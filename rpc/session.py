@@ -196,11 +196,13 @@ class Session:
     def _paused(self) -> bool:
         return self._destinations is not None or self._waiting_for_room or self._outbox.queued_bytes > self._limits.queued_bytes
 
+    def _may_read(self) -> bool:
+        """There is room for what would be read."""
+        return not self._waiting_for_room and self._outbox.queued_bytes <= self._limits.queued_bytes
+
     def _update_events(self) -> None:
-        """Have epoll tell what can be used: no reading while there is no room for what would be read."""
-        queued_bytes = self._outbox.queued_bytes
-        reading = 0 if self._waiting_for_room or queued_bytes > self._limits.queued_bytes else READABLE
-        events = reading | (WRITABLE if queued_bytes else 0)
+        """Have epoll tell what can be used."""
+        events = (READABLE if self._may_read() else 0) | (WRITABLE if self._outbox.queued_bytes else 0)
         if self._tls is not None:
             events = self._tls_events(self._tls, events)
         if self.is_open and events != self._events:
@@ -216,7 +218,7 @@ class Session:
 
     def _read_pending(self) -> None:
         self._is_due = False
-        if self.is_open and not self._paused():
+        if self.is_open and self._may_read():
             self._on_tls_ready(READABLE)
 
     def _dispatch(self, header: Header, body: memoryview) -> None:

@@ -238,6 +238,6 @@ def _content(name: str, file: str) -> bytes:
 def _name(sock: socket.socket) -> str:
     try:
         host, port = sock.getpeername()[:2]
-    except OSError:  # gone already, as the handshake will find
+    except (OSError, ValueError):  # gone already, as the handshake will find, or no TCP
         return "the peer"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -3,7 +3,7 @@
 The descriptor never blocks. A caller that blocks waits in poll, so that one thread may send while another receives, and none waits with
 OpenSSL's lock. The handshake is part of the first call that needs it. What a caller has to know:
 
-- After BlockingIOError from a send the next one begins with the same bytes: OpenSSL has made a record of them already.
+- After BlockingIOError from a send the next one begins with the same bytes, up to 16 KiB: OpenSSL has made a record of them already.
 - Of a record, up to 16 KiB, bytes may be left that no poll tells of (`pending`), but only where every buffer given was filled.
 """
 
@@ -39,6 +39,7 @@ class TlsSocket(ssl.SSLSocket):
     """See the module. One thread may send while another receives; made by `begin`."""
 
     _is_made = _is_ready = False
+    _timeout_s: float | None = None
     _waits = False
     _peer_name = "the peer"
     _failure: Untrusted | None = None
@@ -77,8 +78,8 @@ class TlsSocket(ssl.SSLSocket):
         self.settimeout(None if flag else 0.0)
 
     def settimeout(self, value: float | None) -> None:
-        """None: calls wait, as long as SO_RCVTIMEO and SO_SNDTIMEO say; anything else: they do not."""
-        self._waits = value is None
+        """None: calls wait, as long as SO_RCVTIMEO and SO_SNDTIMEO say; 0: they do not; else they wait for so long, and time out."""
+        self._waits, self._timeout_s = value != 0.0, value or None
         super().settimeout(0.0)
 
     def setsockopt(self, level: int, option: int, value: Any, *more: Any) -> None:
@@ -115,13 +116,13 @@ class TlsSocket(ssl.SSLSocket):
             return
         if self.server_side and not self._has_begun:
             self._look_at_first_byte()
-        waits = self._waits
+        waits = self._waits, self._timeout_s
         try:
             self.do_handshake()
         except ssl.SSLError as error:
             raise self._translated(error, self._turn) from None
         finally:
-            self._waits = waits  # it sets the time limit anew
+            self._waits, self._timeout_s = waits  # it sets the time limit anew
         found = self.getpeercert()
         self.certified = peer_of(names_of(found)) if found else None
         try:
@@ -204,11 +205,11 @@ class TlsSocket(ssl.SSLSocket):
                 except BlockingIOError:
                     if moved and not is_all:
                         return moved
-                    if waits and self._poll(self.reads_on, self._limits_s[socket.SO_RCVTIMEO] or None):
+                    if waits and self._poll(self.reads_on, self._timeout_s or self._limits_s[socket.SO_RCVTIMEO] or None):
                         continue
                     if moved:
                         return moved
-                    raise
+                    raise self._over(waits) from None
                 if not got:
                     return moved
                 moved, of_record, view = moved + got, of_record + got, view[got:]
@@ -246,11 +247,11 @@ class TlsSocket(ssl.SSLSocket):
             try:
                 size = self._write(left)
             except BlockingIOError:
-                if self._waits and self._poll(self.sends_on, self._limits_s[socket.SO_SNDTIMEO] or None):
+                if self._waits and self._poll(self.sends_on, self._timeout_s or self._limits_s[socket.SO_SNDTIMEO] or None):
                     continue
                 if sent:
                     return sent
-                raise
+                raise self._over(self._waits) from None
             sent += size
             _drop(left, size)
         return sent
@@ -279,6 +280,12 @@ class TlsSocket(ssl.SSLSocket):
         poller.register(self.fileno(), waits_for)
         return bool(poller.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
+    def _over(self, waits: bool) -> OSError:
+        """Of a call that found nothing to do, in its time if it waits."""
+        if waits and self._timeout_s is not None:
+            return TimeoutError(errno.ETIMEDOUT, "timed out")
+        return BlockingIOError(errno.EAGAIN, "nothing could be moved")
+
     def shutdown(self, how: int) -> None:
         """As of a plain socket: a thread within a call finds the end of the stream, and nothing is ever sent or taken unencrypted."""
         socket.socket.shutdown(self, how)
@@ -290,10 +297,11 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def _record(views: list[memoryview]) -> "bytes | memoryview":
-    """The front of `views`: small ones joined into one record, a large one as it is, as much as the kernel may take at once."""
+    """The front of `views`, as much as one record carries: small ones joined, a large one as it is. Not more at once: of what is begun
+    nothing counts as sent before all of it is."""
     first = views[0]
     if len(views) == 1 or len(first) >= RECORD_BYTES:
-        return first[: 16 * RECORD_BYTES]
+        return first[:RECORD_BYTES]
     parts, room = [], RECORD_BYTES
     for view in views:
         parts.append(view[:room])

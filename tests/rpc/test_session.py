@@ -22,7 +22,9 @@ from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
+from kvstore.security.tls.certificates import SERVERS
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
+from tests.security.tls.certified import certificates, shared
 
 
 class Line:
@@ -56,8 +58,27 @@ class Line:
         self.peer.close()
 
 
+def tls_pair() -> tuple[socket.socket, socket.socket]:
+    """Over a Unix socket, which delivers at once as the tests want it; the session's is the server."""
+    far, near = socket.socketpair()
+    client, server = certificates(shared().client()), certificates(shared().master())
+    there = client.begin_to(far, "127.0.0.1", SERVERS)
+    here = server.begin_from(near)
+    while not all([there.has_shaken_hands(), here.has_shaken_hands()]):
+        pass
+    return there, here
+
+
+@pytest.fixture(params=["plain", "tls"])
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    """All that a session promises it promises over TLS too."""
+    line = Line(tls_pair() if request.param == "tls" else None)
+    yield line
+    line.close()
+
+
 @pytest.fixture
-def line() -> Iterator[Line]:
+def unix() -> Iterator[Line]:
     line = Line()
     yield line
     line.close()
@@ -487,17 +508,17 @@ def test_a_failing_on_sent_does_not_keep_others_from_being_let_go(line: Line, ca
     assert len(caplog.records) == 2
 
 
-def test_descriptors_go_along_with_their_frame_and_stay_the_callers(line: Line, tmp_path: Path) -> None:
+def test_descriptors_go_along_with_their_frame_and_stay_the_callers(unix: Line, tmp_path: Path) -> None:
     (tmp_path / "slab").write_bytes(b"slab")
     fd = os.open(tmp_path / "slab", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
-    line.session.reply(1, Ok())
-    line.session.reply(2, Count(5), fds=[fd])
-    line.session.reply(3, Ok())
+    unix.session.reply(1, Ok())
+    unix.session.reply(2, Count(5), fds=[fd])
+    unix.session.reply(3, Ok())
     os.close(fd)
     received: list[tuple[bytes, list[int]]] = []
     while sum(len(data) for data, _ in received) < 3 * HEADER_BYTES + 8:
-        data, fds, _, _ = socket.recv_fds(line.peer, 4096, 8)
+        data, fds, _, _ = socket.recv_fds(unix.peer, 4096, 8)
         received.append((data, fds))
     with_fds = next(data for data, fds in received if fds)
     assert with_fds.endswith(frame(Count(5), 2))
@@ -507,15 +528,15 @@ def test_descriptors_go_along_with_their_frame_and_stay_the_callers(line: Line, 
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-def test_descriptors_queued_behind_a_large_answer_go_once(line: Line) -> None:
+def test_descriptors_queued_behind_a_large_answer_go_once(unix: Line) -> None:
     read_end, write_end = os.pipe()
     size = 4 << 20
-    line.session.reply(1, Ok(), [bytes(size)])
-    line.session.reply(2, Count(5), fds=[read_end, write_end])
+    unix.session.reply(1, Ok(), [bytes(size)])
+    unix.session.reply(2, Count(5), fds=[read_end, write_end])
     total, fds = 0, array.array("i")
     while total < 2 * HEADER_BYTES + 8 + size:
-        line.reactor.run_once(0)
-        data, more, _, _ = socket.recv_fds(line.peer, 1 << 20, 8)
+        unix.reactor.run_once(0)
+        data, more, _, _ = socket.recv_fds(unix.peer, 1 << 20, 8)
         total += len(data)
         fds.extend(more)
     assert len(fds) == 2
