@@ -15,18 +15,17 @@ from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, He
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import REPLIES
 from kvstore.protocol.session_messages import Failure, Hello
+from kvstore.rpc.encrypted import Encrypted
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.observing import Observer, Stopwatch
 from kvstore.rpc.outbox import TURN_BYTES, Outbox, SendLimits, advance, first
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
-from kvstore.security.tls.subjects import CertifiedPeer, check_hello
+from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
 MAX_FRAMES_A_TURN: Final = 64
 """Frames served for one peer before the others have their turn."""
 DISCARD_BYTES: Final = 256 << 10
-MAX_REFUSED_BYTES: Final = 256 << 10
-"""What a peer may have sent, and still send, that was refused in the handshake of TLS."""
 DEFAULT_LIMITS: Final = SendLimits()
 
 log = logging.getLogger("kvstore.transfer")
@@ -68,7 +67,7 @@ class Session:
         self.peer_version = VERSION
         """The protocol version that the peer speaks."""
         self._sock = sock
-        self._tls = sock if isinstance(sock, TlsSocket) else None
+        self._tls = Encrypted(sock) if isinstance(sock, TlsSocket) else None
         self._fd = sock.fileno()
         self._handler = handler
         self._incoming = Incoming()
@@ -78,7 +77,8 @@ class Session:
         self._left_bytes = 0
         self._waiting_for_room = False
         self._refusal: Exception | None = None
-        self._is_refused = self._is_due = False
+        self._is_due = False
+        """What TLS has decrypted already is about to be read."""
         self._limits = limits
         self._outbox = Outbox(sock, reactor.guarded, reactor.now_ns)
         self._send_timer: Timer | None = None
@@ -120,42 +120,18 @@ class Session:
             self.close(f"{error.strerror or error}")
 
     def _on_tls_ready(self, events: int) -> None:
-        """TLS may have to send to receive, and to receive to send: what it waited for has come."""
         tls = self._tls
         assert tls is not None
-        if self._is_refused:
-            self._let_read()
-            return
-        if events & WRITABLE and tls.reads_on == WRITABLE:
-            events |= READABLE
-        if events & READABLE and tls.sends_on == READABLE and self._outbox.queued_bytes:
-            events |= WRITABLE
-        self._on_ready(events)
-        self._update_events()
+        if not tls.is_refused:
+            self._on_ready(tls.turned(events, has_unsent=bool(self._outbox.queued_bytes)))
+            self._update_events()
+        elif tls.is_over():
+            self.close("it was refused")
 
     def _refuse(self, error: Untrusted) -> None:
-        """TLS came to nothing. A peer that connected may have sent more already, and would lose the reason if the socket were closed with
-        that unread: it hangs up once it has it, or its time as a stranger ends."""
-        tls = self._tls
-        assert tls is not None
-        if not tls.server_side:
-            self.close(str(error))
-            return
-        log.warning("refusing a connection: %s", error)
-        failure = Failure(error.code, str(error)).pack()
-        tls.answer_plainly(pack_header(Failure.TYPE, 0, len(failure)) + failure)
-        self._is_refused, self._left_bytes = True, MAX_REFUSED_BYTES
-        try:
-            tls.shutdown(socket.SHUT_WR)
-        except OSError as gone:
-            self.close(f"{gone.strerror or gone}")
-
-    def _let_read(self) -> None:
         assert self._tls is not None
-        got = self._tls.discard()
-        self._left_bytes -= got or 0
-        if got == 0 or self._left_bytes <= 0:
-            self.close("it was refused")
+        if reason := self._tls.refuse(error):
+            self.close(reason)
 
     def _read(self) -> None:
         """One recv, then every whole frame of it: the level-triggered epoll comes back for the rest."""
@@ -204,17 +180,13 @@ class Session:
         """Have epoll tell what can be used."""
         events = (READABLE if self._may_read() else 0) | (WRITABLE if self._outbox.queued_bytes else 0)
         if self._tls is not None:
-            events = self._tls_events(self._tls, events)
+            if events & READABLE and self.is_open and self._tls.has_unread() and not self._is_due:
+                self._is_due = True
+                self.reactor.call_soon(self._read_pending)
+            events = self._tls.wanted(events)
         if self.is_open and events != self._events:
             self._events = events
             self.reactor.modify(self._fd, events)
-
-    def _tls_events(self, tls: TlsSocket, events: int) -> int:
-        """What epoll is to wait for, for these. What is decrypted already it would not tell of."""
-        if events & READABLE and self.is_open and not self._is_refused and tls.pending() and not self._is_due:
-            self._is_due = True
-            self.reactor.call_soon(self._read_pending)
-        return (tls.reads_on if events & READABLE else 0) | (tls.sends_on if events & WRITABLE else 0)
 
     def _read_pending(self) -> None:
         self._is_due = False
@@ -229,7 +201,7 @@ class Session:
             self._stopwatch.begin(header.request_id, header.type)
         try:
             if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
-                check_hello(self._tls.certified, Hello.unpack_of(header.version, body))
+                self._tls.check_hello(Hello.unpack_of(header.version, body))
             self._handler.frame(self, header, body)
         except Exception as error:
             self.fail(header.request_id, error)

@@ -19,9 +19,10 @@ from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.connecting import connect_to
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server
-from kvstore.rpc.session import MAX_REFUSED_BYTES, Session
+from kvstore.rpc.session import Session
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
