@@ -11,7 +11,7 @@ from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
+from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP
 
 
 @dataclass(frozen=True, slots=True)

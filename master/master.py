@@ -27,7 +27,6 @@ from kvstore.master.frames.clients import ClientPeer
 from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
-from kvstore.master.http_access import by_token
 from kvstore.master.measures import MasterMeasures, of_owner
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.relay import Relay
@@ -45,8 +44,9 @@ from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
 from kvstore.security.tls.certificates import Certificates
+from kvstore.telemetry.http.by_token import by_token
 from kvstore.telemetry.http.listening import reached_at
-from kvstore.telemetry.http.server import HttpServer, open_http
+from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import MASTER
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
@@ -117,7 +117,7 @@ class Master:
         )
         try:
             self._tcp, self._unix = self._listen()
-            self.http = open_http(settings.http, authorize=by_token(self._guard))
+            self.http = HttpServer(settings.http, authorize=by_token(self._guard)) if settings.http else None
             """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
             self.standing = Standing(self._me.address, self._lead, on_change=self._changed)

@@ -10,6 +10,7 @@ from kvstore.protocol.variables import MASTER
 from kvstore.rpc.address import parse_address
 from kvstore.security.binding import check_binding
 from kvstore.security.tls.config import TlsSettings
+from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 
 SECTION: Final = "router"
 
@@ -23,6 +24,8 @@ class RouterSettings(TlsSettings):
         False,
         "Listen also where other hosts reach this. The router asks nobody who he is: rather put a proxy that does before it.",
     )
+    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks count as cached.")
     token: str = setting("", "The tenant's token.")

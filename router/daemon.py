@@ -1,7 +1,7 @@
 """kvstore-router: settings in, an OpenAI-style HTTP proxy out, until a signal.
 
-Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "pid": ...}. Logs go to standard error. Exit code 2:
-the settings cannot be met.
+Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "http": ..., "pid": ...}. Logs go to standard
+error. Exit code 2: the settings cannot be met.
 """
 
 import asyncio
@@ -25,11 +25,13 @@ from kvstore.router.engines import Engines
 from kvstore.router.relay import Relay
 from kvstore.router.scheduling import AsyncScheduler
 from kvstore.router.serving import serve
+from kvstore.router.signals import add_router_signals
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.server import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
+from kvstore.telemetry.http.opening import open_http
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,14 +68,20 @@ async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -
         **tls_of(settings),
     )
     listener = listening(settings.listen)
-    facts = {"listen": host_port(listener), "pid": os.getpid()}
+    http = open_http(settings.http, settings.http_token_file)
+    facts = {"listen": host_port(listener), "http": http.address if http is not None else "", "pid": os.getpid()}
     engines, counters = Engines(settings), Counters()
     with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
         try:
+            if http is not None:
+                add_router_signals(http, counters, client, asyncio.get_running_loop())
+                http.start()
             scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
             app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads)
             await serve(app.web, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=lambda: None)
         finally:
+            if http is not None:
+                await asyncio.to_thread(http.close)
             await engines.close()
 
 

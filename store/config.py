@@ -12,7 +12,7 @@ from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.telemetry.http.config import HTTP_DEFAULT, HTTP_HELP
+from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 
@@ -36,6 +36,7 @@ class NodeSettings(ServerTlsSettings):
     listen: str = setting("127.0.0.1:0", "HOST:PORT for clients of other hosts; port 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
     run_dir: str = setting(
         "", "Folder of the Unix socket for clients of this host; default: $XDG_RUNTIME_DIR/kvstore or a private one in /tmp."
     )

@@ -59,7 +59,7 @@ from kvstore.store.shown.showing import Showing
 from kvstore.store.status import NodeStatus
 from kvstore.store.waiting import WaitingRoom
 from kvstore.telemetry.http.listening import reached_at
-from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.metrics.catalog import NODE
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
@@ -262,7 +262,7 @@ class Node:
         unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock", access)
         self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
         opened.callback(self._name.close)
-        self.http = open_http(settings.http)
+        self.http = open_http(settings.http, settings.http_token_file)
         """Health and what is added before `start`; None where the settings want none."""
         if self.http is not None:
             opened.callback(self.http.close)

@@ -8,6 +8,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
+from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 
 SECTION: Final = "sidecar"
 ROLES: Final = ("both", "prefill", "decode")
@@ -22,6 +23,8 @@ class SidecarSettings(TlsSettings):
     events: str = setting("", "Where the engine publishes its KV events, tcp://HOST:PORT; default: what it has itself is not told.")
     events_replay: str = setting("", "Where it replays them, tcp://HOST:PORT; default: nowhere, so that a gap makes all void.")
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
+    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
     tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")
     token: str = setting("", "The tenant's token.")
     instance_token: str = setting(

@@ -1,7 +1,7 @@
 """kvstore-sidecar: settings in, reports about one engine out, until a signal.
 
-Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "pid": ...}. Logs go to
-standard error. Exit code 2: the settings cannot be met.
+Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "http": ...,
+"pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met.
 """
 
 import os
@@ -22,6 +22,7 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.security.tls.config import tls_of
+from kvstore.telemetry.http.opening import open_http
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,6 +45,7 @@ def main(config: str | None, **flags: Any) -> None:
 def _run(settings: SidecarSettings) -> None:
     # Here, since their libraries may be missing.
     from kvstore.engines.sidecar.blocks import EngineBlocks
+    from kvstore.engines.sidecar.signals import add_sidecar_signals
     from kvstore.engines.sidecar.subscriber import Subscriber
     from kvstore.engines.sidecar.telling import Telling
 
@@ -69,8 +71,13 @@ def _run(settings: SidecarSettings) -> None:
             blocks = EngineBlocks(naming, tenant=settings.tenant)
             subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.replay_timeout_s)
             open_parts.callback(subscriber.close)
-        facts = {"name": settings.name or settings.engine, "pid": os.getpid()}
+        http = open_http(settings.http, settings.http_token_file)
+        facts = {"name": settings.name or settings.engine, "http": http.address if http is not None else "", "pid": os.getpid()}
         telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts))
+        if http is not None:
+            open_parts.callback(http.close)
+            add_sidecar_signals(http, telling)
+            http.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: telling.stop())
         on_hangup(None)

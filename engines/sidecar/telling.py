@@ -45,7 +45,12 @@ class Telling:
         self._blocks = blocks
         self._subscriber = subscriber
         self._on_first = on_first
-        self._is_in = False
+        self.is_in = False
+        """The scheduler knows the engine."""
+        self.reports = self.failures = 0
+        """Reports that the master took; metrics of the engine that could not be had, and reports that were not taken."""
+        self.told_s = time.monotonic()
+        """When it last came round."""
         self._is_ending = False
         self._complaint = ""
 
@@ -65,22 +70,26 @@ class Telling:
 
     def _tell(self) -> float:
         """Report once: seconds until the next time."""
+        self.told_s = time.monotonic()
         try:
             load = read_load(_fetch(self._settings.engine.rstrip("/") + "/metrics", self._settings.metrics_timeout_s))
         except KVStoreError as error:
+            self.failures += 1
             self._complain(error)
             self._leave()
             return self._settings.retry_interval_s
         try:
             heard = self._client.report(self._report(load))
         except KVStoreError as error:
+            self.failures += 1
             self._complain(error)
             return self._settings.retry_interval_s
+        self.reports += 1
         if self._blocks is not None:
             self._blocks.heard(heard.engine_cache_version)
         self._complaint = ""
-        if not self._is_in:
-            self._is_in = True
+        if not self.is_in:
+            self.is_in = True
             log.info("engine %s reports to the scheduler", self.name)
             self._on_first()
         return heard.interval_s
@@ -104,6 +113,7 @@ class Telling:
         """Take events for so long, or until the end."""
         until_s = time.monotonic() + seconds
         while not self._is_ending and (left_s := until_s - time.monotonic()) > 0:
+            self.told_s = time.monotonic()
             wait_s = min(left_s, MAX_WAIT_S)
             if self._subscriber is None or self._blocks is None:
                 time.sleep(wait_s)
@@ -118,9 +128,9 @@ class Telling:
         self._blocks.apply(events)
 
     def _leave(self) -> None:
-        if not self._is_in:
+        if not self.is_in:
             return
-        self._is_in = False
+        self.is_in = False
         try:
             self._client.leave(self.name)
         except KVStoreError as error:  # it forgets by itself who is silent

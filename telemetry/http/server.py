@@ -117,11 +117,6 @@ class HttpServer:
             self._requests -= 1
 
 
-def open_http(listen: str, *, authorize: Authorize = this_host_only) -> HttpServer | None:
-    """The server of a daemon whose setting `http` is `listen`; None for "". Raises as HttpServer does."""
-    return HttpServer(listen, authorize=authorize) if listen else None
-
-
 async def asked(function: Callable[[], T]) -> T:
     """What `function` returns, called in a thread where it may block, as a call of a daemon's loop does. Raises what it raises."""
     return await asyncio.to_thread(function)

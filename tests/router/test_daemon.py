@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from kvstore.router import daemon
 from tests.client.processes import Process
+from tests.telemetry.http.asking import ask
 
 NO_MASTER = ("--master", "127.0.0.1:1")
 
@@ -26,6 +27,10 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
         assert response.status == 503
         assert "not served in 1 attempts; the last one: no master can be reached" in json.load(response)["error"]["message"]
         connection.close()
+        port = router.ready["http"]
+        assert [ask(port, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 200]
+        assert "no scheduler: no master can be reached" in ask(port, "/readyz").text
+        assert "kvstore_router_requests_total 1.0" in ask(port, "/metrics").text
     finally:
         status = router.stop(signal.SIGTERM)
     assert status == 0

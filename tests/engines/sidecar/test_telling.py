@@ -21,6 +21,7 @@ from tests.engines.sidecar.publisher import Publisher
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 from tests.system.running import until
+from tests.telemetry.http.asking import ask
 
 DEADLINE_S = 120.0
 ID = "000102030405060708090a0b0c0d0e0f"
@@ -114,7 +115,10 @@ def prefix(scheduler: SchedulerClient) -> int:
 def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     engine.store(0, 2)
     with sidecar(engine, places.listen, *events(engine)) as (child, _):
-        assert child.facts("ready", deadline_s=DEADLINE_S)["name"] == "e"
+        facts = child.facts("ready", deadline_s=DEADLINE_S)
+        assert facts["name"] == "e"
+        assert [ask(facts["http"], path).status for path in ("/healthz", "/readyz")] == [200, 200]
+        assert "kvstore_sidecar_reporting 1.0\n" in ask(facts["http"], "/metrics").text
         report = shown(scheduler)["e"]
         assert (report.role, report.address, report.batch, report.seen_after_s) == (pb.ROLE_BOTH, engine.url, 4, 1.0)
         engine.publisher.await_subscriber()

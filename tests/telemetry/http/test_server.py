@@ -13,7 +13,7 @@ from aiohttp import web
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, Denied, InvalidArgument
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import Access
-from kvstore.telemetry.http.server import Handler, HttpServer, asked, open_http
+from kvstore.telemetry.http.server import Handler, HttpServer, asked
 from tests.telemetry.http.asking import Answer, ask
 
 
@@ -139,13 +139,6 @@ def test_a_server_that_was_never_started_closes_too() -> None:
     server.close()
     server.close()
     HttpServer(server.address).close()
-
-
-def test_no_address_is_no_server() -> None:
-    assert open_http("") is None
-    server = open_http("127.0.0.1:0")
-    assert server is not None
-    server.close()
 
 
 def test_what_a_request_may_is_what_the_server_was_told() -> None:

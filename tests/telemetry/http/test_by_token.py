@@ -1,4 +1,4 @@
-"""Promises of http_access.py, by HTTP."""
+"""Promises of by_token.py, by HTTP."""
 
 import urllib.error
 import urllib.request
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvstore.master.http_access import by_token
 from kvstore.security.guard import Guard
 from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.by_token import by_token
 from kvstore.telemetry.http.server import HttpServer
 
 TIMEOUT_S = 60.0

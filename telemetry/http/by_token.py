@@ -1,0 +1,55 @@
+"""Who may ask what on a daemon's HTTP port: this host where there are no credentials, else whoever shows an operator's token."""
+
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from kvstore.protocol.errors import ConfigError, KVStoreError
+from kvstore.security.credentials import digest_of
+from kvstore.security.guard import Guard
+from kvstore.telemetry.http.access import Access, Authorize, this_host_only
+
+SCHEME: Final = "bearer"
+
+
+def by_token(guard: Guard) -> Authorize:
+    """ADMIN for `Authorization: Bearer TOKEN` with a token of [admins]; NONE for all others, on this host too. The console shows what all
+    tenants have, so a tenant's token is not enough."""
+
+    def authorize(request: web.Request) -> Access:
+        if guard.lets_everybody_in:
+            return this_host_only(request)
+        token = _bearer(request)
+        if token is None:
+            return Access.NONE
+        try:
+            return Access.ADMIN if guard.identify("", token).operates else Access.NONE
+        except KVStoreError:
+            return Access.NONE
+
+    return authorize
+
+
+def by_file(path: str) -> Authorize:
+    """As `by_token`, for a daemon that has no credentials of the cluster: with the tokens of the file at `path`, one a line, read once.
+    Raises ConfigError: it cannot be read, or has none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tokens of the HTTP port in {path}: {error}") from None
+    digests = frozenset(digest_of(line.strip()) for line in lines if line.strip())
+    if not digests:
+        raise ConfigError(f"{path} has no token for the HTTP port: write one, or several, a line each")
+
+    def authorize(request: web.Request) -> Access:
+        token = _bearer(request)
+        # What is looked up is a digest: how long that takes tells nothing of a token.
+        return Access.ADMIN if token is not None and digest_of(token) in digests else Access.NONE
+
+    return authorize
+
+
+def _bearer(request: web.Request) -> str | None:
+    scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == SCHEME else None

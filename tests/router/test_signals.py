@@ -1,0 +1,53 @@
+"""Promises of signals.py: what is told is what is listed, and a loop that hangs is no living router."""
+
+import asyncio
+
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Unavailable
+from kvstore.router import signals
+from kvstore.router.counters import Counters
+from kvstore.router.signals import add_router_signals, readings
+from kvstore.telemetry.http.server import HttpServer
+from kvstore.telemetry.metrics.catalog import ROUTER
+from tests.router.scripted import run
+from tests.telemetry.http.asking import ask
+
+
+class Scheduler:
+    """What the signals ask of a SchedulerClient."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+
+    def instances(self) -> pb.InstancesReply:
+        if not self.is_there:
+            raise Unavailable("no master can be reached")
+        return pb.InstancesReply()
+
+
+def test_what_is_told_is_what_is_listed() -> None:
+    counters = Counters(active=1, requests=5, hung_up=2)
+    counters.rejected["busy"] += 3
+    found = readings(counters)
+    assert found.keys() == {metric.name for metric in ROUTER}
+    assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+
+
+def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scheduler, server = Scheduler(), HttpServer("127.0.0.1:0")
+        add_router_signals(server, Counters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
+        server.start()
+        try:
+            for is_there, status in ((True, 200), (False, 503)):
+                scheduler.is_there = is_there
+                assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
+            assert (await asyncio.to_thread(ask, server.address, "/healthz")).status == 200
+            monkeypatch.setattr(signals, "ALIVE_S", 0.05)
+            assert ask(server.address, "/healthz").status == 503, "this is the loop's own thread, which waits for the answer"
+        finally:
+            await asyncio.to_thread(server.close)
+
+    run(test())
