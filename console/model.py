@@ -4,7 +4,7 @@ Nodes are rows under one line of field names: a thousand of them take 200 kB so,
 sizes bytes, shares 0 to 1; null is what is not known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvstore.console.rates import Rates
@@ -12,6 +12,9 @@ from kvstore.protocol import control_pb2 as pb
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """From the fastest to the slowest."""
+RATED: Final = frozenset(("misses", "in_bytes", "out_bytes", "engine_bytes"))
+_REQUEST: Final = "request_"
+_SLOWEST: Final = "_slowest_us"
 TIER_COUNTERS: Final = ("hits", "evictions", "demotions", "promotions")
 NODE_FIELDS: Final = (
     "id", "name", "state", "drain", "left_blocks", "health", "address", "host", "version", "transports", "heartbeat_age_s", "blocks",
@@ -55,11 +58,12 @@ class Model:
             "totals": totals,
             "tiers": tiers,
             "ways": _ways(status),
+            "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] != "dead"], own),
             "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
         }
 
     def _node(self, node: pb.NodeStatus, at_s: float) -> Document:
-        counters: dict[str, float] = dict(node.counters)
+        counters: dict[str, float] = {name: count for name, count in node.counters.items() if name in RATED or name.startswith(_REQUEST)}
         counters |= {f"{tier.name}_{name}": getattr(tier, name) for tier in node.tiers for name in TIER_COUNTERS}
         rates = self._rates.of(node.name, at_s=at_s - node.heartbeat_age_s, epoch=node.registration_epoch, counters=counters)
         if node.state == "dead":
@@ -184,6 +188,38 @@ def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply
         "keys_per_s": _short(own.get("keys", 0)),
         "corrupt_reads": sum(node.counters.get("corrupt_reads", 0) for node in status.nodes),
     }
+
+
+def operations(status: pb.StatusReply, nodes: Sequence[tuple[str, Mapping[str, float]]], own: Mapping[str, float]) -> list[Document]:
+    """What daemons were asked for, the slowest request of the last minute first: by operation at the master and at all nodes together."""
+    at = {node.name: node.counters for node in status.nodes}
+    return sorted(
+        [*_operations("master", [(status.name or "master", own, status.counters)])]
+        + [*_operations("nodes", [(name, rates, at[name]) for name, rates in nodes])],
+        key=lambda one: -one["slowest_s"],
+    )
+
+
+def _operations(where: str, daemons: Sequence[tuple[str, Mapping[str, float], Mapping[str, int]]]) -> Iterator[Document]:
+    found: dict[str, list[float]] = {}
+    slowest: dict[str, tuple[int, str]] = {}
+    for daemon, rates, counters in daemons:
+        for key, value in counters.items():
+            if key.startswith(_REQUEST) and key.endswith(_SLOWEST):
+                name = key[len(_REQUEST) : -len(_SLOWEST)]
+                sums = found.setdefault(name, [0.0, 0.0])
+                sums[0] += rates.get(f"{_REQUEST}{name}_count", 0)
+                sums[1] += rates.get(f"{_REQUEST}{name}_us", 0)
+                slowest[name] = max(slowest.get(name, (0, daemon)), (value, daemon))
+    for name, (per_s, us_per_s) in found.items():
+        yield {
+            "operation": name,
+            "where": where,
+            "per_s": _short(per_s),
+            "mean_s": _short(us_per_s / per_s / 1e6) if per_s else None,
+            "slowest_s": slowest[name][0] / 1e6,
+            "slowest_at": slowest[name][1],
+        }
 
 
 MAX_WAYS: Final = 200

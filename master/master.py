@@ -49,6 +49,7 @@ from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import MASTER
 from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 
 TICK_S: Final = 0.1
@@ -209,6 +210,7 @@ class Master:
                 add_console(self.http, self._watch)
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
+        self.reactor.every(TURN_S, self._measures.requests.turn)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
         self._catalog.follow(self._me, self._relay)
         while self.failure is None and not self.told().owner:
@@ -358,6 +360,7 @@ class Master:
             owner=pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else None,
             records=self.standing.records(),
             http=self._told_http(),
+            counters=self._measures.requests.told(),
         )
         reply.counters["credentials_refused"] = self._guard.refused
         if role is not Role.FOLLOWING:

@@ -62,6 +62,7 @@ from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.metrics.catalog import NODE
 from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -348,6 +349,7 @@ class Node:
         """Look for the master, and set the clockwork going."""
         self.reactor.after_events += [self._leaving.step, self._mover.kick, self._publisher.flush, self._deciding.flush]
         self.reactor.every(TICK_S, self._tick)
+        self.reactor.every(TURN_S, self._measures.requests.turn)
         self.reactor.every(BEAT_S, self._beat)
         self.reactor.every(FLUSH_INTERVAL_S, self._mover.flush)
         self.reactor.every(FLUSH_INTERVAL_S, self._reads.tidy)
@@ -452,4 +454,5 @@ class Node:
         return self._measures.read(self._name.text, self._table, self.status, self._engine, is_ready=not self.unready())
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
-        return self._status.now()
+        tiers, counters = self._status.now()
+        return tiers, counters | self._measures.requests.told()

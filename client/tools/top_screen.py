@@ -96,6 +96,9 @@ def screen(view: View, width: int, height: int) -> tuple[RenderableType, int]:
     if not is_low:
         parts += [_trend(view, "hits_per_s", "read", width), _trend(view, "out_bytes_per_s", "out", width)]
         used += 2
+        if latencies := _latencies(view.document["operations"], width):
+            parts.append(latencies)
+            used += 1
     tiers = view.document["tiers"]
     if tiers and height >= used + len(tiers) + 6:
         parts += [Text(), _tiers(tiers, width)]
@@ -159,6 +162,21 @@ def _trend(view: View, name: str, label: str, width: int) -> Text:
     most = max(values, default=0) or 1
     sparks = "".join(SPARKS[min(7, int(8 * value / most))] for value in values)
     return Text.assemble((f"{label:<9} ", "dim"), (sparks, "cyan"))
+
+
+def _latencies(operations: list[Document], width: int) -> Text | None:
+    """Means of what is asked for most, and the slowest of the last minute; None where nothing is."""
+    asked = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
+    if not asked:
+        return None
+    told = (f"{one['operation'].replace('_', ' ')} {_latency(one['mean_s'])} ({_latency(one['slowest_s'])})" for one in asked)
+    text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(told), ("   in brackets the slowest of the last minute", "dim"))
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _latency(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
 
 
 def _tiers(tiers: list[Document], width: int) -> Table:

@@ -1,6 +1,6 @@
 // What happened, the newest first.
 import { choice, h } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, countRate, latency } from "./format.js";
 
 export function happened(event) {
   const time = h("time", { dateTime: new Date(event.time_s * 1000).toISOString(), title: new Date(event.time_s * 1000).toLocaleString("en-GB") }, clock(event.time_s));
@@ -16,11 +16,21 @@ export function activity() {
   const list = h("ol", { className: "happened" });
   const note = h("span", { className: "note" });
   const filter = h("input", { type: "search", placeholder: "Filter by text", ariaLabel: "Filter events by text", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
-  const element = h("div", { className: "grid" }, h("section", { className: "panel", ariaLabel: "Events" },
+  const slow = h("tbody", {}), noSlow = h("p", { className: "blank" }, "Nothing has been asked for yet.");
+  const heads = [["Operation"], ["At"], ["Asked", true], ["Mean", true], ["Slowest", true], ["Where that was"]].map(([name, isNumber]) => h("th", { scope: "col", className: isNumber ? "number" : "" }, name));
+  const table = h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Table of operations" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), slow));
+  const element = h("div", { className: "grid" }, h("section", { className: "panel", ariaLabel: "Operations" },
+    h("header", {}, h("h2", {}, "Slowest operations"), h("span", { className: "note" }, "the slowest of the last minute first; means of the last second")), table, noSlow),
+    h("section", { className: "panel", ariaLabel: "Events" },
     h("header", {}, h("h1", { className: "visually-hidden" }, "Activity"), h("h2", {}, "Events"), note, h("div", { className: "push" }, filter,
       choice("Which events", [["all", "All"], ["warnings", "Warnings"], ["errors", "Errors"]], level, (value) => { level = value; draw(); }))), list));
   function draw() {
-    if (!last) return;
+    if (!last?.cluster) return;
+    const { operations } = last.cluster;
+    table.hidden = !operations.length;
+    noSlow.hidden = Boolean(operations.length);
+    slow.replaceChildren(...operations.slice(0, 12).map((one) => h("tr", {}, h("td", {}, one.operation.replaceAll("_", " ")), h("td", {}, one.where),
+      ...[countRate(one.per_s), latency(one.mean_s), latency(one.slowest_s)].map((told) => h("td", { className: "number" }, told)), h("td", {}, one.slowest_at))));
     const found = last.events.filter((event) => LEVELS[level].includes(event.level) && event.text.toLowerCase().includes(text));
     const key = `${level} ${text} ${found.at(-1)?.number} ${found.length}`;
     if (key === shown) return;

@@ -38,5 +38,12 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
+/** 85 us, 1.2 ms, 3.4 s */
+export function latency(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds >= 1) return `${digits(seconds)} s`;
+  return seconds >= 0.001 ? `${digits(1000 * seconds)} ms` : `${Math.round(1e6 * seconds)} µs`;
+}
+
 export const clock = (seconds, withSeconds = true) => new Date(seconds * 1000).toLocaleTimeString("en-GB", withSeconds ? {} : { hour: "2-digit", minute: "2-digit" });
 export const TIERS = { hbm: "HBM", dram: "DRAM", nvme: "NVMe" };

@@ -45,8 +45,9 @@ function remember(cluster) {
   if (store.seen && missed < 0) return;
   store.seen = cluster.time_s;
   for (const [name, values] of Object.entries(series)) {
-    for (let index = 0; index < Math.min(missed, 3600); index += 1) values.push(null);
-    values.push(figures[name] ?? null);
+    const value = figures[name] ?? null;
+    for (let index = 0; index < Math.min(missed, 3600); index += 1) values.push(missed <= 2 ? value : null); // a late look is no gap
+    values.push(value);
     if (values.length > 3600) values.splice(0, values.length - 3600);
   }
 }

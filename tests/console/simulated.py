@@ -41,7 +41,9 @@ class Simulated:
             pinned=340,
             rss_bytes=600 << 20,
             nodes=nodes,
-            counters={"requests": int(900 * at_s), "keys": int(40_000 * at_s), "lookup_misses": int(600 * self.count * at_s)},
+            counters=_requests("lookup", 800 * at_s, 130, 2_400)
+            | _requests("match_prefix", 60 * at_s, 310, 6_100)
+            | {"requests": int(900 * at_s), "keys": int(40_000 * at_s), "lookup_misses": int(600 * self.count * at_s)},
             name="master-1:7440",
             role=self.role,
             owner=pb.CatalogOwner(name="master-1:7440", address="master-1:7440", epoch=7),
@@ -126,6 +128,8 @@ class Simulated:
                 "out_bytes": max(0, int(counted * (260 << 20))),
                 "engine_bytes": max(0, int(counted * (700 << 20))),
                 "connections": 8 + index % 5 + int(busy),
+                **_requests("put", counted * 300, 240, 9_000 + index % 7 * 800),
+                **_requests("read", counted * 2000, 85, 4_000 + index % 11 * 300),
             },
             version="0.9.0",
             transports=["tcp eth0", "ucx mlx5_0"],
@@ -134,6 +138,11 @@ class Simulated:
         if name in self.drained:
             node.drain.CopyFrom(pb.DrainStatus(to="peers", is_done=self.drained[name], left_blocks=0 if self.drained[name] else 1234))
         return node
+
+
+def _requests(name: str, count: float, mean_us: int, slowest_us: int) -> dict[str, int]:
+    told = max(0, int(count))
+    return {f"request_{name}_count": told, f"request_{name}_us": told * mean_us, f"request_{name}_slowest_us": slowest_us}
 
 
 def _name(index: int) -> str:

@@ -50,10 +50,16 @@ def test_what_is_held_and_where_is_shown(live: Live) -> None:
         client.put_batch([b"a", b"b"], [b"x" * 100, b"y" * 50], namespace="shown", parents=[None, b"a"], ack="cluster")
     eventually(lambda: live.has("node-0", state="alive"), "the node is shown alive")
     eventually(lambda: live.ask("/api/state")["cluster"]["totals"]["blocks"] >= 2, "the blocks are counted")
+    eventually(lambda: ("nodes", "put") in _asked_for(live), "what the node was asked for is told")
+    assert ("master", "publish") in _asked_for(live)
     found = live.ask("/api/prefixes?namespace=shown&segments=10")
     assert ("shown", 2, 150, 150) in [(one["namespace"], one["blocks"], one["bytes"], one["dram_bytes"]) for one in found["namespaces"]]
     assert [(bytes.fromhex(one["key"]), one["blocks"], one["subtree_bytes"]) for one in found["segments"]] == [(b"a", 2, 150)]
     assert [host["topology"]["host"] != "" for host in live.ask("/api/hosts?node=node-0")] == [True]
+
+
+def _asked_for(live: Live) -> list[tuple[str, str]]:
+    return [(one["where"], one["operation"]) for one in live.ask("/api/state")["cluster"]["operations"]]
 
 
 def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:

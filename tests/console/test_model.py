@@ -123,3 +123,25 @@ def test_a_drain_is_told_with_what_is_left() -> None:
         ("draining", 1234),
         ("", 0),
     ]
+
+
+def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_where_that_was() -> None:
+    clock = Clock()
+    document = looked(Simulated(12, clock, dead=[6]), clock)
+    found = document["operations"]
+    assert [(one["where"], one["operation"], one["slowest_s"], one["slowest_at"]) for one in found] == [
+        ("nodes", "put", 0.013, "node-5"),
+        ("nodes", "read", 0.007, "node-10"),
+        ("master", "match_prefix", 0.0061, "master-1:7440"),
+        ("master", "lookup", 0.0024, "master-1:7440"),
+    ]
+    assert [one["mean_s"] for one in found] == pytest.approx([240e-6, 85e-6, 310e-6, 130e-6], rel=1e-3)
+    assert found[3]["per_s"] == pytest.approx(800)
+
+
+def test_operations_that_nobody_asked_for_lately_have_no_mean() -> None:
+    counters = {"request_put_count": 5, "request_put_us": 50, "request_put_slowest_us": 0}
+    document = Model().document(pb.StatusReply(name="m", counters=counters), at_s=1, wall_s=1)
+    assert document["operations"] == [
+        {"operation": "put", "where": "master", "per_s": 0, "mean_s": None, "slowest_s": 0, "slowest_at": "m"}
+    ]

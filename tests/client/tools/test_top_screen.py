@@ -79,6 +79,11 @@ def test_what_is_wrong_is_shown_first_and_q_ends_it() -> None:
     assert [view.press(key, 1) for key in ("q", "Q", "\x03")] == [False] * 3
 
 
+def test_latencies_are_those_of_what_is_asked_for_most() -> None:
+    assert any("read 85 us (4.6 ms)" in line and "lookup 130 us" in line for line in lines(view_of(3)))
+    assert not any("in brackets" in line for line in lines(View(document=Model().document(pb.StatusReply(), at_s=1, wall_s=1))))
+
+
 def test_before_the_first_look_it_says_what_it_waits_for() -> None:
     assert lines(View()) == ["asking the cluster…"]
     assert lines(View(failure="nobody is there")) == ["nobody is there"]

@@ -3,7 +3,7 @@
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import MatchPrefix
 from kvstore.protocol.session_messages import Ok
-from kvstore.telemetry.metrics.requests import OPERATIONS, Requests, in_words
+from kvstore.telemetry.metrics.requests import KEPT_TURNS, OPERATIONS, Requests, in_words
 
 
 def test_operations_are_named_by_their_messages() -> None:
@@ -22,3 +22,17 @@ def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
     requests.refused(KVStoreError("internal"))
     assert {name: sum(counts.counts) for name, counts in requests.durations().items()} == {("match_prefix",): 2}
     assert requests.refusals() == {("full",): 2, ("kvstore_error",): 1}
+
+
+def test_the_status_is_told_how_many_how_long_and_the_slowest_of_the_last_turns() -> None:
+    requests = Requests()
+    for elapsed_ns in (2_000_000, 9_000_000, 1_000_000):
+        requests.answered(MatchPrefix.TYPE, elapsed_ns)
+    told = {"request_match_prefix_count": 3, "request_match_prefix_us": 12_000, "request_match_prefix_slowest_us": 9_000}
+    assert requests.told() == told
+    for _ in range(KEPT_TURNS - 1):
+        requests.turn()
+    requests.answered(MatchPrefix.TYPE, 3_000_000)
+    assert requests.told()["request_match_prefix_slowest_us"] == 9_000
+    requests.turn()
+    assert requests.told()["request_match_prefix_slowest_us"] == 3_000
