@@ -239,6 +239,8 @@ def main() -> int:
     if reason := why_not():
         print(f"chaos needs hosts of its own: {reason}", file=sys.stderr)
         return 2
+    if unknown := set(arguments.kinds.split(",")) - set(kinds.MAKERS):
+        parser.error(f"no such kind of fault: {', '.join(sorted(unknown))}; there are {', '.join(kinds.MAKERS)}")
     names = [name for name in arguments.kinds.split(",") if name in kinds.possible()]
     folder = Path(tempfile.mkdtemp(prefix="kvstore-chaos-"))
     report = None

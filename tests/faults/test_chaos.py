@@ -1,0 +1,38 @@
+"""A short run of chaos, as `make chaos` makes a long one: it strikes, judges, reports, and leaves nothing behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.namespaces import namespaces, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+PATIENT = ("--lease-s", "5", "--deadline-s", "60")
+"""No call is late, and no daemon silent, for want of a processor."""
+RUN_S = 280.0
+
+
+def test_faults_of_several_kinds_cost_nothing_that_may_not_be_lost(tmp_path: Path) -> None:
+    before = set(namespaces())
+    out = tmp_path / "chaos.json"
+    command = [sys.executable, "-m", "tests.faults.chaos", "--minutes", "0.25", "--seed", "5", "--out", str(out), *PATIENT]
+    kinds = ("--kinds", "killed,point,partition,interrupted,forked")
+    done = subprocess.run([*command, *kinds], capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(out.read_text())
+    assert told["is_good"]
+    assert told["verdict"]["hits"] > 0
+    assert sum(kind["made"] for kind in told["kinds"].values()) > 0
+    assert set(namespaces()) <= before
+
+
+def test_what_it_is_told_wrongly_is_said_before_anything_begins() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.chaos", "--kinds", "flood"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "flood" in done.stderr

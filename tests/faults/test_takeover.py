@@ -1,0 +1,53 @@
+"""Masters that die while one takes over from another, at every step of it: the next one has all that was acknowledged."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.transfer.testing.waiting import eventually
+from tests.etcd_server import EtcdServer
+from tests.faults.fail_points import Controlled
+from tests.faults.points import of
+from tests.system.running import System
+from tests.system.test_standby import LEASE, MASTERS, Load, await_owner, finds_all
+
+
+@pytest.fixture
+def standing(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[tuple[System, list[Controlled]]]:
+    """Three masters on one etcd, the first of which owns the catalog, and two nodes."""
+    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=MASTERS) as system:
+        points = [Controlled(tmp_path / f"points-{index}") for index in range(MASTERS)]
+        system.master_module = "tests.faults.master"
+        for index in range(MASTERS):
+            system.environments[f"master-{index}"] = points[index].environment
+            system.start_master(index, *LEASE)
+        for name in ("n0", "n1"):
+            system.start_node(name, "--dram", "32MiB")
+        yield system, points
+
+
+@pytest.mark.parametrize("point", of("master", "takeover", "register"))
+def test_who_dies_while_it_takes_over_leaves_all_to_the_next(standing: tuple[System, list[Controlled]], point: str) -> None:
+    system, points = standing
+    with system.client() as client:
+        load = Load(client)
+        load.goes_on()
+        for index in (1, 2):
+            points[index].arm(f"{point}=kill")
+            eventually(lambda index=index: points[index].is_armed or bool(points[index].struck), "it is armed")  # type: ignore[misc]
+        os.kill(system.masters[0].pid, signal.SIGKILL)
+        eventually(lambda: any(points[index].struck for index in (1, 2)), f"{point} is passed")
+        for index in (1, 2):
+            points[index].disarm()
+        eventually(lambda: all(points[index].is_armed or points[index].struck for index in (1, 2)), "nothing strikes any more")
+        for index in range(MASTERS):
+            if index == 0 or points[index].struck:
+                system.masters[index].kill()
+                system.start_master(index, *LEASE)
+        await_owner(system, *range(MASTERS))
+        system.await_alive("n0", "n1")
+        load.goes_on()
+        finds_all(system, load)
