@@ -22,9 +22,8 @@ from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
-from kvstore.security.tls.certificates import SERVERS
+from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
-from tests.security.tls.certified import certificates, shared
 
 
 class Line:
@@ -56,17 +55,6 @@ class Line:
         self.session.close()
         self.reactor.close()
         self.peer.close()
-
-
-def tls_pair() -> tuple[socket.socket, socket.socket]:
-    """Over a Unix socket, which delivers at once as the tests want it; the session's is the server."""
-    far, near = socket.socketpair()
-    client, server = certificates(shared().client()), certificates(shared().master())
-    there = client.begin_to(far, "127.0.0.1", SERVERS)
-    here = server.begin_from(near)
-    while not all([there.has_shaken_hands(), here.has_shaken_hands()]):
-        pass
-    return there, here
 
 
 @pytest.fixture(params=["plain", "tls"])
