@@ -1,13 +1,11 @@
 """The command `console`: the page that every master serves, of a cluster elsewhere, on this machine."""
 
-import hmac
 import ipaddress
 import secrets
 import signal
 from typing import Final
 
 import click
-from aiohttp import web
 
 from kvstore.client.cli.options import client_options
 from kvstore.client.config import ClientSettings
@@ -16,7 +14,8 @@ from kvstore.console.config import INTERVAL_DEFAULT_S, ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
 from kvstore.rpc.address import parse_address
-from kvstore.telemetry.http.access import Access, Authorize, this_host_only
+from kvstore.telemetry.http.access import this_host_only
+from kvstore.telemetry.http.by_token import by_any_of
 from kvstore.telemetry.http.server import HttpServer
 
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"
@@ -49,7 +48,7 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     """
     key = secrets.token_urlsafe(24) if settings.token or not _is_local(listen) else ""
     source = Outside(settings)
-    server = HttpServer(listen, authorize=by_key(key) if key else this_host_only)
+    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only)
     watch = Watch(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # of the threads as well: then whoever waits for them misses none
@@ -62,17 +61,6 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
         watch.close(wait_s=0)
         server.close()
         source.close()
-
-
-def by_key(key: str) -> Authorize:
-    """ADMIN for whoever shows the key as a bearer's token, from wherever."""
-
-    def authorize(request: web.Request) -> Access:
-        scheme, _space, shown = request.headers.get("Authorization", "").partition(" ")
-        is_right = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), key.encode())
-        return Access.ADMIN if is_right else Access.NONE
-
-    return authorize
 
 
 def _is_local(listen: str) -> bool:

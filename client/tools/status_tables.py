@@ -64,6 +64,8 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("quantised", encoded)
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
+    if status.http:
+        table.add_row("console", f"http://{status.http}/")
     if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
         table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))

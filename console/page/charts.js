@@ -2,7 +2,7 @@
 import { h, s, say, swatch, tip } from "./dom.js";
 import { clock } from "./format.js";
 
-const LEFT = 56, BOTTOM = 20, TOP = 6, RIGHT = 8;
+const LEFT = 64, BOTTOM = 20, TOP = 6, RIGHT = 8;
 
 /** As many values as there is room for: the mean of those that fall together, null where none is known. */
 function thinned(values, room) {

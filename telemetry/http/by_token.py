@@ -1,5 +1,6 @@
 """Who may ask what on a daemon's HTTP port: this host where there are no credentials, else whoever shows an operator's token."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,9 +39,15 @@ def by_file(path: str) -> Authorize:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the tokens of the HTTP port in {path}: {error}") from None
-    digests = frozenset(digest_of(line.strip()) for line in lines if line.strip())
-    if not digests:
+    tokens = [line.strip() for line in lines if line.strip()]
+    if not tokens:
         raise ConfigError(f"{path} has no token for the HTTP port: write one, or several, a line each")
+    return by_any_of(tokens)
+
+
+def by_any_of(tokens: Iterable[str]) -> Authorize:
+    """ADMIN for whoever shows one of these tokens, NONE for all others."""
+    digests = frozenset(map(digest_of, tokens))
 
     def authorize(request: web.Request) -> Access:
         token = _bearer(request)
