@@ -24,6 +24,7 @@ PARTS = {
     "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
+    "store": "admission",
     "master/directory": (
         "directory draining targets following queries pins removing rows keys key_index membership placement records publishing "
         "removals reservations tenants holders rates contents usage segments"

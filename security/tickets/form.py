@@ -27,6 +27,7 @@ import xxhash
 
 from kvstore.protocol.errors import InvalidTicket
 from kvstore.protocol.frames import MAX_BATCH
+from kvstore.security.identity import Role
 
 FORM: Final = 1
 NONCE_BYTES: Final = 16
@@ -34,7 +35,6 @@ SECRET_BYTES: Final = 32
 MAC_BYTES: Final = 32
 PASS: Final = 0
 """In place of a role: another node may read the blocks named."""
-MAX_TENANT_BYTES: Final = 255
 _HEAD: Final = struct.Struct("<BIIQBQ16sBI")
 _GENERATION: Final = struct.Struct("<Q")
 _FINGERPRINT: Final = np.dtype("<u8")
@@ -84,7 +84,7 @@ def unseal(data: bytes, secret: bytes) -> Ticket:
         raise InvalidTicket("this ticket is not of this cluster's master, or was changed")
     _form, key_id, node_id, ends_ms, role, credential, nonce, tenant_bytes, count = _HEAD.unpack_from(data)
     at = _HEAD.size + tenant_bytes
-    if count > MAX_BATCH or at + count * _FINGERPRINT.itemsize != end:
+    if role > Role.ADMIN or count > MAX_BATCH or at + count * _FINGERPRINT.itemsize != end:
         raise InvalidTicket("this ticket is of another form: run releases next to each other")
     blocks = frozenset(np.frombuffer(data, _FINGERPRINT, count, at).tolist())
     return Ticket(key_id, node_id, ends_ms, role, credential, nonce, data[_HEAD.size : at].decode(), blocks)

@@ -47,7 +47,7 @@ def test_a_sealed_ticket_whose_lengths_lie_is_refused_too() -> None:
     from kvstore.security.tickets import form
 
     body = seal(TICKET, SECRET)[:-MAC_BYTES]
-    for wrong in (body + b"x", body[:-1], body[:43] + b"\xff\xff\xff\xff" + body[47:]):
+    for wrong in (body + b"x", body[:-1], body[:43] + b"\xff\xff\xff\xff" + body[47:], body[:17] + b"\x04" + body[18:]):
         with pytest.raises(InvalidTicket, match="of another form"):
             unseal(wrong + form._mac(wrong, SECRET), SECRET)
 
