@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from kvstore.client import Client, Memory
+from kvstore.client.config import SECTION, ClientSettings
 from kvstore.client.registered import RegisteredMemory
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OK, code_of
 from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, KVStoreError
 from kvstore.protocol.frames import MAX_KEY_BYTES
-from kvstore.protocol.settings import parse_size
+from kvstore.protocol.settings import load_settings, parse_size
 
 log = logging.getLogger("kvstore.engines.mooncake")
 
@@ -30,7 +31,7 @@ class Link:
 
     def __init__(self) -> None:
         self._client: Client | None = None
-        self._master = DEFAULT_MASTER
+        self._settings = ClientSettings()
         self._namespace = "mooncake"
         self._prefix = b""
         self._hostname = ""
@@ -59,6 +60,7 @@ class Link:
 
         `tenant_id` separates keys: those of two tenants never meet. A `local_buffer_size` of 0 refuses puts of values that are not in
         registered memory, as Mooncake's does. Segments, metadata servers, protocols and devices are the nodes' affair: taken, not used.
+        What Mooncake has no argument for, tokens and TLS among it, is taken from KVSTORE_CLIENT_* and the file that KVSTORE_CONFIG names.
         """
         if isinstance(local_hostname, Mapping):
             config = {str(name): value for name, value in local_hostname.items()}
@@ -76,9 +78,9 @@ class Link:
         self._namespace = "mooncake" if is_default else f"mooncake/{tenant_id}"
         self._prefix = b"" if is_default else tenant_id.encode() + b"\0"
         self._hostname = local_hostname if ":" in local_hostname else f"{local_hostname}:{random.choice(PORTS)}"
-        self._master = master_server_addr
         try:
-            client = Client(master_server_addr)
+            self._settings = load_settings(ClientSettings, SECTION, flags={"master": master_server_addr})
+            client = Client(master_server_addr, tenant=self._settings.tenant, token=self._settings.token, settings=self._settings)
             client.exists(b"mooncake")
         except KVStoreError as error:
             log.warning("no store at %s: %s", master_server_addr, error)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 
 from kvstore.client import Client
-from kvstore.client.config import ClientSettings
 from kvstore.engines.mooncake.codes import OBJECT_HAS_LEASE, OBJECT_NOT_FOUND, OK
 from kvstore.engines.mooncake.link import Link
 
@@ -42,5 +41,5 @@ class Removals(Link):
         """The keys of all objects of this API and tenant."""
         from kvstore.client.control import Control  # the control plane needs grpc, which nothing else here does
 
-        with Control.find(ClientSettings(master=self._master)) as control:
+        with Control.find(self._settings) as control:
             return [found.key for found in control.keys(self._namespace)]

@@ -6,8 +6,12 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.security.tls.config import tls_of
 from tests.client.processes import Cluster, cluster
 from tests.engines.mooncake.memory import Room
+from tests.security.tls.certified import Cluster as Authority
+from tests.security.tls.certified import flags
+from tests.system.running import System
 
 
 def test_a_dictionary_sets_up_as_arguments_do(running: Cluster) -> None:
@@ -103,3 +107,22 @@ def test_what_was_put_is_there_for_any_client(store: MooncakeDistributedStore, r
 def test_an_argument_that_is_unknown_is_a_type_error(store: MooncakeDistributedStore, call: str) -> None:
     with pytest.raises(TypeError):
         getattr(store, call)(key="key", value=b"", no_such_argument=1)
+
+
+def test_what_mooncake_has_no_argument_for_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of mutual TLS: its certificate, its tenant."""
+    with System(tmp_path) as system:
+        authority = Authority(tmp_path / "certs")
+        system.start_master(0, *flags(authority.master()))
+        system.start_node("n0", "--dram", "16MiB", *flags(authority.node("n0")))
+        store = MooncakeDistributedStore()
+        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) != 0
+        for name, value in {"tenant": "red", **tls_of(authority.client("red"))}.items():
+            monkeypatch.setenv(f"KVSTORE_CLIENT_{name.upper()}", str(value))
+        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) == 0
+        assert store.put("key", b"value") == 0
+        assert store.get("key") == b"value"
+        assert store.remove_by_regex("k", force=True) == 1
+        monkeypatch.setenv("KVSTORE_CLIENT_TLS_CA", "/absent.pem")
+        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) != 0
+        store.close()
