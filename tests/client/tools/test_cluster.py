@@ -16,6 +16,7 @@ from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan, reachable
 from kvstore.protocol.errors import Broken, ConfigError
 from tests.client.embedded import SMALL
+from tests.credentials import JOIN, OPERATOR, tokens_file
 
 HOLDER = """
 import time
@@ -105,6 +106,23 @@ def test_daemons_settings_from_the_environment_do_not_reach_a_private_cluster(mo
     monkeypatch.setenv("KVSTORE_MASTER_LISTEN", "nonsense")
     with embedded():
         pass
+
+
+def test_where_daemons_have_tokens_it_looks_as_its_own_settings_say(tmp_path: Path) -> None:
+    tokens, config = tokens_file(tmp_path), tmp_path / "kvstore.toml"
+    config.write_text(f"""[master]
+tokens = "{tokens}"
+run_dir = "{tmp_path}/m"
+[node]
+join_token = "{JOIN}"
+run_dir = "{tmp_path}/n"
+[client]
+token = "{OPERATOR}"
+""")
+    with Cluster(ClusterPlan(listen="127.0.0.1:0", dram="4MiB", config=str(config)), on_log=lambda name, line: None) as cluster:
+        cluster.wait_ready()
+        with cluster.control() as control:
+            assert [tier.name for tier in control.status().nodes[0].tiers] == ["dram"]
 
 
 def test_a_setting_that_cannot_be_met_is_told_in_the_daemons_words() -> None:
