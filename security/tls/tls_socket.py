@@ -123,10 +123,13 @@ class TlsSocket(ssl.SSLSocket):
             raise self._translated(error, self._turn) from None
         finally:
             self._waits, self._timeout_s = waits  # it sets the time limit anew
-        found = self.getpeercert()
-        self.certified = peer_of(names_of(found)) if found else None
         try:
+            found = self.getpeercert()
+            self.certified = peer_of(names_of(found)) if found else None
             self._check(self.certified)
+        except ValueError:
+            self._failure = Untrusted(f"the certificate of {self._peer_name} has names that are no text: make another one")
+            raise self._failure from None
         except Untrusted as error:
             self._failure = error
             raise

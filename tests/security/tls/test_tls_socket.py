@@ -6,14 +6,20 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from kvstore.protocol.errors import Untrusted
+from kvstore.security.tls import authority
+from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.subjects import CLIENT, MASTER, Subject
 from kvstore.security.tls.tls_socket import READ, RECORD_BYTES, WRITE, TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
-from tests.security.tls.certified import certificates, past, shared
+from tests.security.tls.certified import Cluster, certificates, past, shared
 
 MIB = 1 << 20
 
@@ -280,4 +286,25 @@ def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
     client.close()
     with contextlib.suppress(OSError):  # the client has said why, or has just gone
         serving.result(PATIENCE_S)
+    server.close()
+
+
+def test_a_certificate_with_names_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    """Of our own authority, which signs more than it should."""
+    cluster = Cluster(tmp_path)
+    signer, signer_key = authority._authority(tmp_path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"\x30\x03\x86\x01\xff")  # a URI of one byte
+    whole = authority._builder(signer.subject, x509.Name([]), key, authority.Validity.from_now(1)).add_extension(names, critical=False)
+    cert, private = tmp_path / "odd.pem", tmp_path / "odd.key"
+    authority._write_pair(cert, whole.sign(signer_key, hashes.SHA256()), private, key)
+    odd = TlsSettings(tls_ca=str(tmp_path / "ca.pem"), tls_cert=str(cert), tls_key=str(private))
+    near, far = tcp_pair()
+    client = certificates(odd).begin_to(near, "127.0.0.1", (MASTER,))
+    server = certificates(cluster.master()).begin_from(far)
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    client.shake_hands(PATIENCE_S)
+    with pytest.raises(Untrusted, match="has names that are no text: make another one"):
+        serving.result(PATIENCE_S)
+    client.close()
     server.close()
