@@ -29,7 +29,7 @@ def up(as_json: bool, **plan: Any) -> None:
     """
     console = Console(stderr=True)
     try:
-        with Cluster(ClusterPlan(**plan), on_log=lambda name, line: _pass_on(console, f"{name} | {line}")) as cluster:
+        with Cluster(ClusterPlan(**plan), on_log=lambda name, line: pass_on(console, f"{name} | {line}")) as cluster:
             if as_json:
                 _say("serving", cluster)
             _await_memory(cluster, console)
@@ -42,7 +42,7 @@ def up(as_json: bool, **plan: Any) -> None:
         console.print("stopped", style="dim")
 
 
-def _pass_on(console: Console, line: str) -> None:
+def pass_on(console: Console, line: str) -> None:
     """As it is, and above the progress bar where there is one."""
     console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 

@@ -59,6 +59,9 @@ def test_prometheus_asks_every_daemon() -> None:
     scraped = yaml.safe_load((FILE.parent / "prometheus.yml").read_text())["scrape_configs"]
     targets = [target for job in scraped for part in job["static_configs"] for target in part["targets"]]
     ports = {"master": MASTER_HTTP.number, "node": NODE_HTTP.number}
+    mounted = SERVICES["prometheus"]["volumes"]
+    assert "../prometheus/alerts.yml:/etc/prometheus/alerts.yml:ro" in mounted
+    assert all((FILE.parent / place.split(":")[0]).exists() for place in mounted if place.startswith("."))
     daemons = [name for name in SERVICES if name.partition("-")[0] in ports]
     assert sorted(targets) == sorted(f"{name}:{ports[name.partition('-')[0]]}" for name in daemons)
 

@@ -82,6 +82,17 @@ def test_daemons_are_asked_for_their_health_and_have_no_privileges(name: str) ->
         assert pod(documents, kind)["enableServiceLinks"] is False
 
 
+def test_a_file_that_a_setting_names_is_in_a_secret() -> None:
+    environ = one(base(), "ConfigMap")["data"]
+    nodes = ["KVSTORE_NODE_JOIN_TOKEN_FILE", "KVSTORE_NODE_HTTP_TOKEN_FILE"]
+    for kind, names in (("StatefulSet", ["KVSTORE_MASTER_TOKENS"]), ("DaemonSet", nodes)):
+        spec = pod(base(), kind)
+        secrets = {volume["name"]: volume["secret"] for volume in spec["volumes"] if "secret" in volume}
+        (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] in secrets]
+        files = {f"{mount['mountPath']}/{item['path']}" for item in secrets[mount["name"]]["items"]}
+        assert {environ[name] for name in names} == files
+
+
 def test_a_disruption_leaves_a_majority_of_masters() -> None:
     assert one(base(), "PodDisruptionBudget")["spec"]["minAvailable"] * 2 > one(base(), "StatefulSet")["spec"]["replicas"]
 

@@ -37,6 +37,8 @@ def test_the_wheel_has_every_file_of_every_package_and_nothing_else(dist: Path) 
             expected |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob(f"*{suffix}")}
         if (folder / "py.typed").exists():
             expected.add(f"{package.replace('.', '/')}/py.typed")
+    console = ROOT / "console"
+    expected |= {f"kvstore/console/{path.relative_to(console)}" for path in (console / "page").rglob("*") if path.is_file()}
     found = {name for name in names_in_wheel(dist) if ".dist-info/" not in name}
     assert expected - found == set()
     assert {name for name in found - expected if name.endswith(".py")} == set()

@@ -1,5 +1,6 @@
 """Promises of up.py: as a process of its own, except for what it refuses."""
 
+import io
 import json
 import os
 import signal
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+from rich.progress import Progress
 
 from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
+from kvstore.client.cli.up import pass_on
 from tests.ports import free_ports
 
 COMMAND = [sys.executable, "-m", "kvstore.client.cli.main", "up", "--dram", "4MiB"]
@@ -108,3 +112,13 @@ def test_what_cannot_be_met_is_one_clear_line_and_status_2(arguments: list[str],
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(errors) == 1
     assert complaint in errors[0]
+
+
+def test_a_daemons_line_stays_as_it_is_beside_the_progress_bar() -> None:
+    drawn = Console(file=io.StringIO(), width=20, force_terminal=True)
+    line = "node-0 | " + "[bold]words :smile: " * 5
+    with Progress(console=drawn) as progress:
+        progress.add_task("touching", total=None)
+        pass_on(drawn, line)
+    assert isinstance(drawn.file, io.StringIO)
+    assert line + "\n" in drawn.file.getvalue()
