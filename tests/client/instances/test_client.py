@@ -60,7 +60,7 @@ def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_r
     (tmp_path / "config.toml").write_text("[master]\ninstance_ttl_s = 600\n")  # each reports once
     with (
         embedded(ClusterPlan(dram="4MiB", nodes=2, config=str(tmp_path / "config.toml"), is_private=True)) as cluster,
-        SchedulerClient(ClientSettings(cluster.address)) as client,
+        SchedulerClient(ClientSettings(master=cluster.address)) as client,
     ):
         with cluster.control() as control:
             names = {node.node_id: node.name for node in control.status().nodes}
