@@ -31,29 +31,39 @@ function show() {
   made[view] ??= MAKERS[view]({ openNode });
   document.title = view === "overview" ? "kvstore" : `kvstore: ${view}`;
   main.replaceChildren(lost, made[view].element);
+  if (!isFirst) update();
   made[view].update(store);
   made[view].shown?.();
   if (!isFirst) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
 }
 
+/** What views other than the overview, which tells all, are told of: that nothing can be seen or changed here, or that something broke. */
+function worst() {
+  if (view === "overview" || !store.cluster) return ["", ""];
+  if (store.state.failure) return ["error", `The cluster does not answer: ${store.state.failure}`];
+  const { master, troubles } = store.cluster;
+  const found = troubles.find((one) => one.level === "error" || master.role === "following");
+  return found ? [found.level, found.text] : ["", ""];
+}
+
 const LIVE = { live: "Live", connecting: "Connecting", lost: "No connection" };
 function update() {
+  if (store.cluster) show();
   live.dataset.live = store.live;
   say(live.querySelector(".text"), LIVE[store.live]);
   document.body.classList.toggle("stale", store.live === "lost");
   const isAway = store.live === "lost" && !store.state?.failure;
   const age = store.heard ? `; what is shown is ${duration((Date.now() - store.heard) / 1000)} old` : "";
-  const text = isAway ? `${store.why || "The console does not answer"}${age}. Trying again…` : "";
+  const [level, text] = isAway ? ["error", `${store.why || "The console does not answer"}${age}. Trying again…`] : worst();
   if (lost.dataset.shown !== text) {
     lost.dataset.shown = text;
-    lost.replaceChildren(...(text ? [h("li", { className: "error" }, text)] : []));
+    lost.replaceChildren(...(text ? [h("li", { className: level }, text)] : []));
     lost.hidden = !text;
   }
   if (store.needsToken) askToken();
   const loading = document.getElementById("loading");
   if (loading) say(loading, store.needsToken ? "This cluster wants a token." : store.state?.failure || text || "Asking the cluster…");
   if (!store.cluster) return;
-  show();
   made[view]?.update(store);
   updateNode(store);
   const { master } = store.cluster;

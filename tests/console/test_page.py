@@ -83,6 +83,18 @@ def test_an_empty_cluster_says_what_to_do(browser: Browser) -> None:
         assert watched.wrong == []
 
 
+def test_a_master_that_follows_says_in_each_view_where_the_cluster_is_seen(browser: Browser) -> None:
+    with simulated(1, looks=2) as (found, source, _clock), Watched(browser, found.address) as watched:
+        source.role = "following"
+        found.watch.look()
+        for view in VIEWS:
+            expect(watched.show(view).locator("main .notes:not([hidden])")).to_contain_text("This master follows")
+        watched.page.keyboard.press("1")
+        expect(watched.page.locator("main .notes:not([hidden])")).to_have_count(1)
+        assert watched.violations() == ""
+        assert watched.wrong == []
+
+
 def test_what_happens_is_seen_without_a_reload(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = few
     with Watched(browser, found.address) as watched:
