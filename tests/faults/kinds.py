@@ -25,6 +25,7 @@ STOPS: Final = (0.5, 0.9, 1.1, 3.0)
 """Lease times for which a process is stopped."""
 POINT_S: Final = 5.0
 """How long a process has to come to a fail point."""
+HELD_S: Final = (0.01, 0.3)
 SIGNALS: Final = 10
 """Of one fault that interrupts a client."""
 NOT_BY_LOAD: Final = ("drain", "register", "takeover", "inventory", "OpenIndex", "Slabs", "Release", "Nodes")
@@ -110,6 +111,23 @@ def at_a_point(site: Site, choose: random.Random) -> Fault:
             site.start(name)
 
     return Fault(f"{role} killed at a fail point", f"{name} at {point}", _victims(name), run)
+
+
+def held_up(site: Site, choose: random.Random) -> Fault:
+    """Whoever comes to a fail point in a daemon waits there, each time, so that what is otherwise close together is far apart."""
+    name, delay_s = _any(choose, "mn"), choose.uniform(*HELD_S)
+    if name[0] == "m":
+        name = site.owner() or name
+    point = choose.choice([one for one in POINTS if one.startswith(ROLES[name[0]])])
+
+    def run(told: Told) -> None:
+        site.points[name].arm(f"{point}=delay:{delay_s:.3f}")
+        time.sleep(DEVICE_S)
+        if site.points[name].struck:
+            told.strike()
+        site.points[name].disarm()
+
+    return Fault(f"{ROLES[name[0]]} held up at a fail point", f"{name} at {point} by {delay_s:.2f} s", _victims(name), run)
 
 
 def stopped(site: Site, choose: random.Random) -> Fault:
@@ -236,6 +254,7 @@ COUNTS: Final = {"e": SERVERS, "m": SERVERS, "n": SERVERS, "c": CLIENTS}
 MAKERS: Final[dict[str, tuple[int, Maker]]] = {
     "killed": (6, killed),
     "point": (5, at_a_point),
+    "held": (3, held_up),
     "stopped": (5, stopped),
     "partition": (3, partition),
     "vanished": (1, vanished),
