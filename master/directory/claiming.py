@@ -34,7 +34,7 @@ class Claiming:
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
             if self._rows.sets.live[self._rows.holders[row]]:
-                if self._rows.generations[row] <= owner.removed.get(key, 0):
+                if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY
                     continue
                 statuses[at] = PRESENT

@@ -4,7 +4,7 @@ A block is gone once its holders have said that they dropped it. What nodes hold
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
@@ -23,13 +23,15 @@ from kvstore.master.directory.tenants import Tenant, Tenants
 class Removal:
     """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
 
-    With `raises_floors` call `Directory.floors_written` when the operations are durable.
+    With `raises_floors` call `Directory.floors_written` when the operations are durable; and `Removing.over` once the nodes have answered.
     """
 
     flags: bytearray
     ops: list[Change]
     commands: Commands
     raises_floors: bool = False
+    asked: list[bytes] = field(default_factory=list)
+    """Keys that nodes are asked to drop."""
 
 
 class Removing:
@@ -83,6 +85,14 @@ class Removing:
                 ops += self._removals.refused(owner, key, generation)
         return ops
 
+    def over(self, tenant: str, removal: Removal) -> None:
+        """Every node has answered, or will not: the blocks may be copied and claimed again as far as they are still there."""
+        owner = self._tenants.asked(tenant)
+        for key in removal.asked:
+            left = owner.removing.pop(key) - 1
+            if left:
+                owner.removing[key] = left
+
     def _plan_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
         self._replication.cancel(owner, key)
         row = owner.rows.get(key, NO_ROW)
@@ -90,5 +100,10 @@ class Removing:
         removal.ops.extend(self._publishing.strip(owner, key, dead))
         waiting = {one.node_id: one.version.generation for one in owner.pending.get(key, ())}
         held = dict.fromkeys(self._rows.readable_at(owner, key), self._rows.generations[row])
-        for node_id, generation in (waiting | held).items():
+        asked = waiting | held
+        if asked:
+            # What a node answers is taken in when all have answered: it must not have come by the block again meanwhile.
+            owner.removing[key] = owner.removing.get(key, 0) + 1
+            removal.asked.append(key)
+        for node_id, generation in asked.items():
             removal.commands.drop(node_id, owner, key, generation, force=force)

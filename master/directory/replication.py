@@ -160,7 +160,7 @@ class Replication:
 
     def _is_wanted(self, owner: Tenant, key: bytes, row: int, node_id: int, source_node_id: int) -> bool:
         holders = [holder for holder, _state in self._rows.pairs(row)]
-        is_removed = self._rows.generations[row] <= owner.removed.get(key, 0)
+        is_removed = key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0)
         return source_node_id in holders and node_id not in holders and not is_removed
 
     def _message(self, tenant: str, namespace: str, source: Member, wanted: Sequence[tuple[bytes, int]]) -> Copy:

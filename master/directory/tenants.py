@@ -48,6 +48,8 @@ class Tenant:
     """At how many nodes a block is to be, where that is more than one."""
     removed: dict[bytes, int] = field(default_factory=dict)
     """Keys removed while a node was away, up to which generation: that node may still have them."""
+    removing: dict[bytes, int] = field(default_factory=dict)
+    """Keys whose holders have been told to drop them and have not all answered: by how many removes. No other node becomes a holder."""
 
 
 _NOBODY: Final = Tenant("", -1, b"", KeyIndex(Keys()))
@@ -93,7 +95,8 @@ class Tenants:
     def forget_empty(self) -> None:
         """Forget the tenants that have nothing. O(tenants)."""
         for tenant in list(self._by_name.values()):
-            if not (tenant.rows or tenant.reserved or tenant.pending or tenant.pins or tenant.targets or tenant.removed):
+            kept = tenant.reserved, tenant.pending, tenant.pins, tenant.targets, tenant.removed, tenant.removing
+            if not (tenant.rows or any(kept)):
                 del self._by_name[tenant.name]
                 self._by_index[tenant.index] = None
                 self._free.append(tenant.index)

@@ -210,6 +210,7 @@ class ClientFrames:
                     unknown.update(command.keys)
                 else:
                     self._committer.commit(self._directory.removing.dropped(node_id, tenant, command.keys, command.generations, flags))
+            self._directory.removing.over(tenant, removal)
             left = self._directory.queries.exists(tenant, keys)
             then(bytes(was and not still and key not in unknown for was, still, key in zip(removal.flags, left, keys, strict=True)))
 

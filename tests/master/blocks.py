@@ -139,6 +139,7 @@ class Master:
         for node_id, drop in removal.commands.messages():
             assert isinstance(drop, Drop)
             self.commit(self.directory.removing.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
+        self.directory.removing.over(TENANT, removal)
         self.directory.check_integrity()
         left = self.exists(*keys)
         return [int(was and not still) for was, still in zip(removal.flags, left, strict=True)]

@@ -65,6 +65,21 @@ def test_a_block_that_is_being_removed_is_busy_until_it_is_gone() -> None:
     assert list(claim(master, second, [b"k"]).statuses) == [GRANTED]
 
 
+def test_a_holder_that_has_dropped_a_block_does_not_claim_it_back_before_the_others_have_dropped_theirs() -> None:
+    """The master takes in all answers at once: it would take the node off the holders of what that node has again."""
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    for node in (first, second):
+        master.publish(node, Event(b"k", 5))
+    removals = [master.directory.removing.plan(TENANT, [b"k"], force=False) for _ in range(2)]
+    for removal in removals:
+        assert list(claim(master, first, [b"k"]).statuses) == [BUSY]
+        for node_id, command in removal.commands.messages():
+            master.commit(master.directory.removing.dropped(node_id, TENANT, command.keys, [5], b"\x00"))
+        master.directory.removing.over(TENANT, removal)
+    assert list(claim(master, first, [b"k"]).statuses) == [PRESENT], "both refused"
+
+
 def test_what_only_dead_nodes_hold_is_granted_anew() -> None:
     master = Master()
     first, second = master.register("a"), master.register("b")

@@ -503,6 +503,7 @@ class AgainstNodes(RuleBasedStateMachine):
         live = {node.node_id for node in directory.members.live()}
         for node_id, drop, flags in self.obey([message for message in messages if message[0] in live]):
             self.later(directory.removing.dropped(node_id, drop.tenant, drop.keys, drop.generations, flags))
+        directory.removing.over(TENANT, removal)
         if removal.flags[0] and not self.master.exists(key)[0] and all(node_id in live for node_id, _command in messages):
             self.removed[key] = newest
 

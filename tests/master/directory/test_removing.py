@@ -19,6 +19,16 @@ def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
     assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redb"]
 
 
+def test_two_removes_of_a_block_are_over_one_by_one() -> None:
+    master, _ = one_node(b"a")
+    directory = master.directory
+    removals = [directory.removing.plan(TENANT, [b"a"], force=False) for _ in range(2)]
+    for left, removal in zip((1, 0), removals, strict=True):
+        directory.removing.over(TENANT, removal)
+        assert sum(tenant.removing.get(b"a", 0) for tenant in directory._tenants) == left
+    directory.removing.over("nobody", directory.removing.plan("nobody", [b"a"], force=False))
+
+
 def test_a_remove_reaches_a_commit_in_flight() -> None:
     master, node = one_node()
     master.directory.plan_publish(1, publish(node.epoch, [Event(b"k", 7)]))

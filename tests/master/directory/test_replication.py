@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.directory.membership import Member, NodeInfo
+from kvstore.master.directory.removing import Removal
 from kvstore.master.directory.replication import ORDER_TTL_S, Replication
 from kvstore.protocol import frames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold
@@ -205,6 +206,7 @@ def test_a_block_removed_meanwhile_does_not_come_back(pair: Pair) -> None:
     removal = directory.removing.plan(TENANT, [b"a"], force=False)
     assert [node_id for node_id, _drop in removal.commands.messages()] == [1]
     assert pair.report(b"a") == [0], "while the source is asked to drop it"
+    assert pair.plan() == [], "nor is it ordered once more"
     pair.master.commit(directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
     assert pair.report(b"a") == [0]
     assert pair.master.exists(b"a") == [0]
@@ -319,7 +321,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
         self.held: dict[str, dict[bytes, int]] = {name: {} for name in NAMES}
         self.copies: dict[str, dict[bytes, tuple[int, int]]] = {name: {} for name in NAMES}
         """To each node: the generation, and the step of its order."""
-        self.drops: list[tuple[int, bytes, int]] = []
+        self.drops: list[tuple[int, bytes, int, Removal]] = []
         self.removed = dict.fromkeys(SOME_KEYS, 0)
         self.step = 0
         self.generation = 0
@@ -359,14 +361,16 @@ class AgainstTwoStores(RuleBasedStateMachine):
         removal = self.master.directory.removing.plan(TENANT, [key], force=False)
         for node_id, command in removal.commands.messages():
             assert isinstance(command, Drop)
-            self.drops += [(node_id, key, generation) for key, generation in zip(command.keys, command.generations, strict=True)]
+            self.drops += [(node_id, key, generation, removal) for key, generation in zip(command.keys, command.generations, strict=True)]
 
     @rule()
     @precondition(lambda self: self.drops)
     def a_drop_arrives(self) -> None:
-        node_id, key, generation = self.drops.pop(0)
+        node_id, key, generation, removal = self.drops.pop(0)
         flag = self.drop(node_id, key, generation)
         self.master.commit(self.master.directory.removing.dropped(node_id, TENANT, [key], [generation], bytes([flag])))
+        if all(other is not removal for *_, other in self.drops):
+            self.master.directory.removing.over(TENANT, removal)
 
     @rule(name=st.sampled_from(NAMES))
     def copy(self, name: str) -> None:
