@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from kvstore.master.directory.membership import ALIVE
 from tests.simulation.cluster import Cluster
 
 
@@ -14,15 +13,24 @@ def is_settled(cluster: Cluster) -> bool:
     for master in cluster.masters:
         if master.process is None or master.process.is_stopped or master.master is None or master.master.told().owner != owner.told().owner:
             return False
-    directory = owner.standing.leading().directory
-    names = {node.info.name for node in directory.members.live() if node.state == ALIVE}
+    if not has_all_nodes(cluster):
+        return False
     for daemon in cluster.nodes:
         node = daemon.node
-        if daemon.process is None or node is None or daemon.name not in names:
-            return False
+        assert node is not None
         if not node._publisher.is_synced or node._publisher.backlog or any(True for _ in node._table.undecided.blocks()):
             return False
     return True
+
+
+def has_all_nodes(cluster: Cluster) -> bool:
+    """Every node has a link to the master that owns the catalog, which has its inventory."""
+    owner = cluster.owner()
+    if owner is None:
+        return False
+    members = owner.standing.leading().directory.members
+    names = {node.info.name for node in members.live() if node.is_settled}
+    return all(daemon.process is not None and daemon.node is not None and daemon.name in names for daemon in cluster.nodes)
 
 
 def disagreements(cluster: Cluster) -> Iterator[tuple[str, str]]:

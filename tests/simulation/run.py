@@ -21,8 +21,8 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unavailable,
 )
-from tests.faults.history import History, Told, Version, Violation
-from tests.simulation.agreement import disagreements, is_settled
+from tests.faults.history import History, Removal, Told, Version, Violation
+from tests.simulation.agreement import disagreements, has_all_nodes, is_settled
 from tests.simulation.cluster import NODE_TTL_S, PUT_TTL_S, RESERVE_TTL_S, ClientProcess, Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.machine import installed
@@ -79,6 +79,8 @@ class Run:
         self.faults = Faults(self.cluster)
         self._under_way = 0
         self._operations = self._struck = self._acknowledged = self._fault_count = 0
+        self._away: list[Removal] = []
+        """Acknowledged while a node was away."""
         self._holders: dict[Version, list[object]] = {}
         """The processes that had a block when it was acknowledged."""
 
@@ -136,6 +138,8 @@ class Run:
             world.finding("not healed", f"{what}, {RECOVERY_NS / S:g} s after healing")
         if world.findings:
             return
+        for removal in self._away:
+            self.history.end_remove(removal, is_gone=True, at=world.now_ns)
         self._read_all()
         world.run(lambda: bool(world.findings), world.now_ns + LEFTOVERS_NS)
         if not world.findings:
@@ -325,7 +329,10 @@ class Run:
     def _remove(self, client: ClientProcess, tenant: str, key: bytes) -> int:
         removal = self.history.begin_remove(tenant, key, writer=self._writer(client, tenant), at=self.world.now_ns)
         count = client.client(tenant).remove([key], deadline_s=DEADLINE_S)
-        self.history.end_remove(removal, is_gone=count == 1, at=self.world.now_ns)
+        if count and not has_all_nodes(self.cluster):
+            self._away.append(removal)  # a node without a link hears of it when it is back, and serves who asks until then
+        else:
+            self.history.end_remove(removal, is_gone=count == 1, at=self.world.now_ns)
         return count
 
 

@@ -134,9 +134,6 @@ BUGS: Final[dict[str, Bug]] = {
     for bug in (
         acknowledged_before_published,
         claim_answered_before_durable,
-        generation_not_bumped,
-        epoch_not_compared,
-        committed_after_its_epoch,
         removal_forgotten,
         eviction_not_told,
         slot_reused_while_shown,
