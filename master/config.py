@@ -12,6 +12,7 @@ from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP
+from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class MasterSettings(ServerTlsSettings):
         "address they reached, and the host of `listen`.",
     )
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
+    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
     console_action_timeout_s: float = setting(
         30.0, "What an operator asks of the console is answered after this, done or not; it goes on.", minimum=0.01

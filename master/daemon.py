@@ -8,6 +8,7 @@ A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to stan
 catalog cannot be followed.
 """
 
+import logging
 import os
 import sys
 from dataclasses import asdict
@@ -22,6 +23,10 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
 from kvstore.rpc.server import allow_many_descriptors
+from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs.writing import write_logs
+
+log = logging.getLogger("kvstore.master")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,7 +37,9 @@ def main(config: str | None, **flags: Any) -> None:
     begin_logging()
     try:
         allow_many_descriptors()
-        master = Master(load_settings(MasterSettings, "master", flags=flags, config=config))
+        settings = load_settings(MasterSettings, "master", flags=flags, config=config)
+        write_logs(settings.log_level, settings.log_format)
+        master = Master(settings)
         try:
             places = master.start()
         except BaseException:
@@ -41,12 +48,14 @@ def main(config: str | None, **flags: Any) -> None:
     except KVStoreError as error:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
-    stop_on_signals(master.reactor)
+    came = stop_on_signals(master.reactor)
     on_hangup(lambda: master.reactor.call_soon(master.reread_credentials))
     say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told().role})
     master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
     try:
         serve(master.reactor)
+        why = " ".join(came) or str(master.failure)
+        log.info("this master stops: %s", why, extra=named("daemon_stops", why=why))
     finally:
         master.close()
     if master.failure is not None:

@@ -32,6 +32,7 @@ from kvstore.rpc.server import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.writing import write_logs
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,6 +44,7 @@ def main(config: str | None, **flags: Any) -> None:
     try:
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
         check_settings(settings)
+        write_logs(settings.log_level, settings.log_format)
         tokenizer = load_tokenizer(settings.tokenizer)
         naming = make_naming(
             settings.naming,

@@ -22,13 +22,14 @@ def begin_logging() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
-def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> None:
+def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> list[str]:
     """Have SIGTERM and SIGINT end the reactor's `run`: by `ask_to_end`, called in the loop at the first of them, and at once at the second.
-    None: at once at the first. For the main thread."""
-    asked = False
+    None: at once at the first. For the main thread. The names of those that came are in the list, which is the caller's to read."""
+    asked, came = False, list[str]()
 
-    def on_signal(*_: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         nonlocal asked
+        came.append(signal.Signals(number).name)
         if ask_to_end is None or asked:
             reactor.stop()
         else:
@@ -37,6 +38,7 @@ def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = No
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    return came
 
 
 def on_hangup(act: Callable[[], None] | None) -> None:

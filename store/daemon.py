@@ -4,6 +4,7 @@ Standard output carries two JSON lines for whoever started it: {"event": "servin
 the master knows it and all of its DRAM has been touched. Logs go to standard error. Exit code 2: the settings cannot be met.
 """
 
+import logging
 import os
 import sys
 from typing import Any
@@ -17,7 +18,11 @@ from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_sig
 from kvstore.rpc.server import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs.writing import write_logs
 from kvstore.transfer.config import SECTION, TransferSettings
+
+log = logging.getLogger("kvstore.store")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,8 +45,10 @@ def main(config: str | None, **flags: Any) -> None:
     try:
         allow_many_descriptors()
         transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
+        settings = load_settings(NodeSettings, "node", flags=flags, config=config)
+        write_logs(settings.log_level, settings.log_format)
         node = Node(
-            load_settings(NodeSettings, "node", flags=flags, config=config),
+            settings,
             transfer,
             on_synced=lambda: is_done("master"),
             on_prefaulted=lambda: is_done("memory"),
@@ -50,13 +57,15 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-node: error: {error}", err=True)
         sys.exit(2)
     places = node.start()
-    stop_on_signals(node.reactor, node.end)
+    came = stop_on_signals(node.reactor, node.end)
     on_hangup(node.reread_certificates)
     facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "http": places.http, "pid": os.getpid()}
     say("serving", facts)
     node.prefault()
     try:
         serve(node.reactor)
+        why = " ".join(came)
+        log.info("this node stops: %s", why, extra=named("daemon_stops", why=why))
     finally:
         node.close()
 

@@ -10,6 +10,7 @@ from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, Drain
 from kvstore.protocol.errors import Draining, Unavailable
 from kvstore.protocol.settings import format_size
 from kvstore.store.moves.saving import Saver
+from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.store")
 
@@ -82,7 +83,13 @@ class Leaving:
         took_s = (self._clock_ns() - self._began_ns) / 1e9
         lost = f"{lost_blocks} blocks ({format_size(lost_bytes)}) end with it"
         if lost_blocks and self._has_nvme:
-            log.warning("the node ends: %s in %.1f s; %s: no time, room or decision of the master for them", saved, took_s, lost)
+            log.warning(
+                "the node ends: %s in %.1f s; %s: no time, room or decision of the master for them",
+                saved,
+                took_s,
+                lost,
+                extra=named("node_ends", saved=saved, lost=lost),
+            )
         else:
-            log.info("the node ends: %s in %.1f s; %s", saved, took_s, lost)
+            log.info("the node ends: %s in %.1f s; %s", saved, took_s, lost, extra=named("node_ends", saved=saved, lost=lost))
         self._then()

@@ -29,6 +29,7 @@ from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
+from kvstore.telemetry.logs.events import named
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""
@@ -153,7 +154,7 @@ class MasterLink:
                 self._tries += 1
                 text = error.details() if isinstance(error, grpc.Call) else str(error)
                 if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
-                    log.warning("no master: %s", text)
+                    log.warning("no master: %s", text, extra=named("master_lost", why=text))
                 complaint = text or ""
             except Exception:
                 log.exception("the link to the master failed")
@@ -176,7 +177,12 @@ class MasterLink:
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
                 self._doubtful, self._tries = None, 0
-                log.info("registered with the master of epoch %d as node %d", reply.master_epoch, reply.node_id)
+                log.info(
+                    "registered with the master of epoch %d as node %d",
+                    reply.master_epoch,
+                    reply.node_id,
+                    extra=named("registered", epoch=reply.master_epoch, node_id=reply.node_id),
+                )
                 try:
                     return self._beat(stub, reply)
                 finally:

@@ -1,16 +1,23 @@
 """What a node measures, and what of it its metrics tell. The node's loop is the only caller."""
 
+import logging
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.store.blocks.block import TIERS
-from kvstore.store.blocks.counts import AccessClock
+from kvstore.store.blocks.counts import AccessClock, TierCounts
 from kvstore.store.blocks.table import BlockTable
+from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
 from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.metrics.requests import Requests
 from kvstore.transfer.engine import TransferEngine
+
+EVICTIONS_LOG_NS: Final = 60_000_000_000
+"""Between two lines of the log about evictions from one tier."""
+log = logging.getLogger("kvstore.store")
 
 SAME = {
     "misses": "misses",
@@ -38,6 +45,14 @@ SAME = {
 """Of the counters that the master hears of, too: the metric's name, less `kvstore_node_`."""
 
 
+class _Told(NamedTuple):
+    """When the log was told of a tier's evictions last, and how many there had been."""
+
+    at_ns: int
+    evictions: int
+    table_evictions: int
+
+
 class NodeMeasures:
     """See the module. `requests` is the server's observer."""
 
@@ -45,6 +60,7 @@ class NodeMeasures:
         self.requests = Requests()
         self._clock = AccessClock()
         self._ages: dict[int, Histogram] = {}
+        self._told: dict[int, _Told] = {}
 
     def tick(self, table: BlockTable, now_ns: int) -> None:
         """Ten times a second: what was evicted since has its age now."""
@@ -57,6 +73,20 @@ class NodeMeasures:
             ages = self._ages.setdefault(index, Histogram(AGE_BOUNDS_S))
             for access in evicted:
                 ages.observe(self._clock.age_ns(access, now_ns))
+            self._tell(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)
+
+    def _tell(self, index: int, counts: TierCounts, median_age_ns: int, now_ns: int) -> None:
+        """Once in a while a line in the log, with the age of those that left just now."""
+        told = self._told.get(index)
+        if told is not None and now_ns - told.at_ns < EVICTIONS_LOG_NS:
+            return
+        blocks = counts.evictions - (told.evictions if told is not None else 0)
+        for_table = counts.table_evictions - (told.table_evictions if told is not None else 0)
+        self._told[index] = _Told(now_ns, counts.evictions, counts.table_evictions)
+        tier, age_s = TIERS[index], round(median_age_ns / 1e9, 1)
+        text = "%d blocks have left the node from %s since it was last told of, %d of them for want of room in the table"
+        event = named("blocks_evicted", tier=tier, blocks=blocks, for_table=for_table, median_age_s=age_s)
+        log.info(text, blocks, tier, for_table, extra=event)
 
     def read(
         self,

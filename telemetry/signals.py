@@ -6,6 +6,7 @@ from typing import Final
 from kvstore.telemetry.debug.routes import add_debug
 from kvstore.telemetry.http.health import Unready, add_health
 from kvstore.telemetry.http.server import HttpServer
+from kvstore.telemetry.logs.route import add_log_level
 from kvstore.telemetry.metrics.exposition import Read
 from kvstore.telemetry.metrics.metric import Metric
 from kvstore.telemetry.metrics.route import add_metrics
@@ -20,3 +21,4 @@ def add_signals(server: HttpServer, metrics: Sequence[Metric], read: Read, *, al
     add_health(server, alive, unready)
     add_metrics(server, metrics, read)
     add_debug(server)
+    add_log_level(server)

@@ -9,6 +9,7 @@ from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
+from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "sidecar"
 ROLES: Final = ("both", "prefill", "decode")
@@ -25,6 +26,8 @@ class SidecarSettings(TlsSettings):
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
+    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
+    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")
     token: str = setting("", "The tenant's token.")
     instance_token: str = setting(

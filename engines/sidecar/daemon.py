@@ -23,6 +23,7 @@ from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.writing import write_logs
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +37,7 @@ def main(config: str | None, **flags: Any) -> None:
             need(package, "sidecar")
         settings = load_settings(SidecarSettings, SECTION, flags=flags, config=config)
         check_settings(settings)
+        write_logs(settings.log_level, settings.log_format)
         _run(settings)
     except KVStoreError as error:
         click.echo(f"kvstore-sidecar: error: {error}", err=True)

@@ -207,10 +207,12 @@ class Directory:
         node = self.members.check(node_id, epoch)
         node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
-    def disconnected(self, node_id: int, epoch: int, now_ns: int) -> None:
-        """The node's link broke: its blocks are out of reach until it registers again."""
-        if self.members.disconnected(node_id, epoch, now_ns):
+    def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
+        """The node's link broke: its blocks are out of reach until it registers again. Whether it died of that."""
+        has_died = self.members.disconnected(node_id, epoch, now_ns)
+        if has_died:
             self._set_live()
+        return has_died
 
     def tick(self, now_ns: int) -> list[Member]:
         """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""

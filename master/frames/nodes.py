@@ -20,6 +20,7 @@ from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Identity
 from kvstore.security.rules import MASTER_FRAMES, allowed
+from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.master")
 
@@ -118,8 +119,12 @@ class NodeFrames:
 
     def closed(self, session: Session, peer: NodePeer) -> None:
         """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
-        if self._links.leave(peer.node_id, session):
-            self._directory.disconnected(peer.node_id, peer.epoch, session.reactor.now_ns())
+        now_ns = session.reactor.now_ns()
+        if self._links.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
+            node = self._directory.members.get(peer.node_id)
+            name = node.info.name if node is not None else ""
+            event = named("node_died", node=name, node_id=peer.node_id)
+            log.warning("node %s (%d) counts as dead: its link broke", name, peer.node_id, extra=event)
 
     def _take_in(self, node_id: int, message: Publish, then: Callable[[], None]) -> None:
         """Enter a node's events; `then` when they are durable and visible."""

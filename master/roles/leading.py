@@ -25,6 +25,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.guard import Guard
+from kvstore.telemetry.logs.events import named
 
 T = TypeVar("T")
 
@@ -113,12 +114,28 @@ class Leading:
         """Let time pass: nodes, instances and pins expire, and rows are swept."""
         now_ns = self._reactor.now_ns()
         for node in self.directory.tick(now_ns):
-            log.warning("node %s (%d) is silent for %g s and counts as dead", node.info.name, node.node_id, self._settings.node_ttl_s)
+            log.warning(
+                "node %s (%d) is silent for %g s and counts as dead",
+                node.info.name,
+                node.node_id,
+                self._settings.node_ttl_s,
+                extra=named("node_died", node=node.info.name, node_id=node.node_id),
+            )
         for node in self.directory.members.surplus():
-            log.warning("node %s is forgotten: more than %d nodes are away", node.info.name, self._settings.max_absent_nodes)
+            log.warning(
+                "node %s is forgotten: more than %d nodes are away",
+                node.info.name,
+                self._settings.max_absent_nodes,
+                extra=named("node_forgotten", node=node.info.name),
+            )
             self._forget(node.info.name, lambda: None)
         for name in self.scheduling.tick(now_ns):
-            log.warning("instance %s is silent for %g s and gets no more requests", name, self._settings.instance_ttl_s)
+            log.warning(
+                "instance %s is silent for %g s and gets no more requests",
+                name,
+                self._settings.instance_ttl_s,
+                extra=named("instance_died", instance=name),
+            )
         self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
         changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
@@ -137,7 +154,13 @@ class Leading:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
         node, changes = self.directory.register(info, list(tiers), now_ns, description)
         self._committer.commit(changes)
-        log.info("node %s is node %d, at %s", info.name, node.node_id, info.tcp)
+        log.info(
+            "node %s is node %d, at %s",
+            info.name,
+            node.node_id,
+            info.tcp,
+            extra=named("node_registered", node=info.name, node_id=node.node_id, at=info.tcp),
+        )
         return pb.RegisterReply(
             node_id=node.node_id,
             registration_epoch=node.epoch,

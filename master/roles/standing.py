@@ -15,6 +15,7 @@ from kvstore.master.directory.following import Followed
 from kvstore.master.frames.standby import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
+from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.master")
 
@@ -88,7 +89,11 @@ class Standing:
         if owner is not None and owner.address == self._address:
             owner = None
         self.owner = owner
-        log.info("following %s", f"{owner.name} at {owner.address}, epoch {owner.epoch}" if owner else "the catalog, which nobody owns")
+        log.info(
+            "following %s",
+            f"{owner.name} at {owner.address}, epoch {owner.epoch}" if owner else "the catalog, which nobody owns",
+            extra=named("owner_followed", owner=owner.address if owner else "", epoch=owner.epoch if owner else 0),
+        )
         self._on_change()
 
     def elected(self, epoch: int) -> None:
@@ -97,7 +102,12 @@ class Standing:
 
         def opened() -> None:
             self._is_open = True
-            log.info("this master owns the catalog, epoch %d: %d blocks", epoch, self.records())
+            log.info(
+                "this master owns the catalog, epoch %d: %d blocks",
+                epoch,
+                self.records(),
+                extra=named("owner_elected", epoch=epoch, blocks=self.records()),
+            )
             self._on_change()
 
         leading.begin(opened)  # which is not called once it has ended
@@ -108,7 +118,7 @@ class Standing:
             raise why
         if self._leading is None or self._is_cut_off:
             return
-        log.warning("this master owns the catalog no longer: %s", why)
+        log.warning("this master owns the catalog no longer: %s", why, extra=named("owner_deposed", why=why))
         self._leading.end(why)
         if self._is_open:
             self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()

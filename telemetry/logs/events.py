@@ -1,0 +1,30 @@
+"""The events of the logs that a script may look for: their names and fields stay, whatever the text beside them says.
+
+A line that is none of these is for people. Nothing secret is in any: no token, no value, no key.
+"""
+
+from typing import Any, Final
+
+EVENTS: Final = {
+    "daemon_stops": "a daemon ends: `why`",
+    "log_level": "somebody changed the level of a logger: `of`, `level`",
+    "node_registered": "at a master, a node is known from now on: `node`, `node_id`, `at`",
+    "node_died": "at a master, a node was silent for too long, or its link broke: `node`, `node_id`",
+    "node_forgotten": "at a master, a node is known no more, for too many are away: `node`",
+    "instance_died": "at a master, an inference engine was silent for too long: `instance`",
+    "owner_elected": "a master owns the catalog from now on: `epoch`, `blocks`",
+    "owner_deposed": "a master owns it no longer: `why`",
+    "owner_followed": "a master follows another one, or, with an empty `owner`, nobody owns the catalog: `owner`, `epoch`",
+    "registered": "at a node, a master knows it from now on: `epoch`, `node_id`",
+    "master_lost": "at a node, no master takes it: `why`; once until one does",
+    "blocks_evicted": "at a node, at most once a minute and tier, what left since the line before: `tier`, `blocks`, `for_table` of them "
+    "for want of room in the table, `median_age_s` since they were read or put last",
+    "node_ends": "a node ends, and what becomes of its blocks: `saved`, `lost`",
+}
+"""By name; what it means, and its fields."""
+
+
+def named(event: str, **fields: Any) -> dict[str, Any]:
+    """For a logger's `extra`: this line is that event, one of EVENTS."""
+    assert event in EVENTS, event
+    return {"event": event, "fields": fields}
