@@ -67,6 +67,16 @@ def test_who_listens_is_told_of_each_look_until_he_stops() -> None:
     assert told == [1]
 
 
+def test_readers_between_two_looks_get_one_encoding() -> None:
+    clock = Clock()
+    watch = watch_of(Simulated(1, clock), clock)
+    watch.look()
+    first = watch.state()
+    assert watch.state() is first
+    watch.look()
+    assert watch.state() is not first
+
+
 def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     looks = threading.Semaphore(0)
 
