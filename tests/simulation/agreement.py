@@ -61,15 +61,16 @@ def _places(cluster: Cluster) -> Iterator[tuple[str, str]]:
     places = sorted({place for table in tables.values() for place in table} | cluster.etcd.blocks.keys())
     for tenant, key in places:
         found = directory.queries.lookup(tenant, [key])
-        told = dict.fromkeys(found.nodes, found.generations[0])
-        there = {node_id: table[tenant, key].generation for node_id, table in tables.items() if (tenant, key) in table}
+        told = dict.fromkeys(found.nodes, (found.generations[0], found.checksums[0]))
+        blocks = {node_id: table[tenant, key] for node_id, table in tables.items() if (tenant, key) in table}
+        there = {node_id: (block.generation, block.checksum) for node_id, block in blocks.items()}
         if told != there:
             kind = "a stale location" if told.keys() - there.keys() else "a block that nobody finds"
             yield kind, f"{tenant}/{key.hex()}: the directory says {told}, nodes have {there}"
         if len(set(there.values())) > 1:
             yield "two versions at once", f"{tenant}/{key.hex()}: {there}"
         record = cluster.etcd.blocks.get((tenant, key))
-        recorded = dict.fromkeys(record[5], record[2]) if record is not None else {}
+        recorded = dict.fromkeys(record[5], (record[2], record[1])) if record is not None else {}
         # A node that came back without a block is not taken off its record: its next inventory says so again.
         if not told.items() <= recorded.items() or bool(told) != bool(recorded):
             yield "the catalog is not the directory", f"{tenant}/{key.hex()}: the catalog has {recorded}, the directory {told}"
