@@ -20,14 +20,14 @@ def test_the_line_names_the_extra_and_where_to_run_it() -> None:
 def test_every_extra_that_code_asks_for_exists() -> None:
     calls = re.compile(r"(?:install_line|need)\([^()]*?[\"'](\w+)[\"']\)")
     asked = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
-    assert {"ucx", "nixl", "hbm", "router", "plots", "tokenizers"} <= asked <= set(PROJECT["optional-dependencies"])
+    assert {"ucx", "nixl", "hbm", "plots", "tokenizers"} <= asked <= set(PROJECT["optional-dependencies"])
 
 
 def test_every_extra_that_a_line_to_install_names_exists() -> None:
     named = re.compile(r"pip install '?\.\[([\w,]+)\]")
     lines = [found for path in (*SOURCES, *PAGES) for found in named.findall(path.read_text(encoding="utf-8"))]
     extras = {extra for line in lines for extra in line.split(",")}
-    assert {"ucx", "hbm", "examples", "router", "sidecar"} <= extras <= set(PROJECT["optional-dependencies"])
+    assert {"ucx", "hbm", "examples", "sidecar"} <= extras <= set(PROJECT["optional-dependencies"])
 
 
 def test_it_is_not_called_as_somebody_elses_package() -> None:
