@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from kvstore.master.directory.membership import ALIVE
 from tests.simulation.cluster import Cluster
 
 
@@ -13,7 +14,7 @@ def is_settled(cluster: Cluster) -> bool:
     for master in cluster.masters:
         if master.process is None or master.process.is_stopped or master.master is None or master.master.told().owner != owner.told().owner:
             return False
-    if not has_all_nodes(cluster):
+    if not has_all_nodes(cluster, owing=True):
         return False
     for daemon in cluster.nodes:
         node = daemon.node
@@ -23,13 +24,14 @@ def is_settled(cluster: Cluster) -> bool:
     return True
 
 
-def has_all_nodes(cluster: Cluster) -> bool:
-    """Every node has a link to the master that owns the catalog, which has its inventory."""
+def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:
+    """Every node has a link to the master that owns the catalog, which has its inventory; `owing`: also one that has not said to have
+    dropped what was removed, for its disk failed then: it is asked again when it next registers."""
     owner = cluster.owner()
     if owner is None:
         return False
     members = owner.standing.leading().directory.members
-    names = {node.info.name for node in members.live() if node.is_settled}
+    names = {node.info.name for node in members.live() if node.is_settled or (owing and node.state == ALIVE)}
     return all(daemon.process is not None and daemon.node is not None and daemon.name in names for daemon in cluster.nodes)
 
 
