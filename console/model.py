@@ -51,7 +51,8 @@ class Model:
                 "version": status.version,
                 "uptime_s": status.uptime_s,
                 "rss_bytes": status.rss_bytes,
-                "owner": {"name": owner.name, "address": owner.address, "epoch": owner.epoch},
+                # As a text: it is beyond the integers that JavaScript has.
+                "owner": {"name": owner.name, "address": owner.address, "epoch": str(owner.epoch)},
             },
             "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records},
             "troubles": troubles(status, nodes, tiers),
