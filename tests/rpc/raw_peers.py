@@ -112,8 +112,8 @@ class RawAsker:
         failure = Failure.unpack(body)
         return from_code(failure.code, failure.text)
 
-    def join(self, name: str = "raw", number: int = 1) -> None:
-        self.send(Join(name, number))
+    def join(self, name: str = "raw", number: int = 1, secret: bytes = b"") -> None:
+        self.send(Join(name, number, secret))
         header, body = self.answer()
         assert (header.type, header.request_id) == (Joined.TYPE, self._request_id)
         assert Joined.unpack(body).name

@@ -41,10 +41,10 @@ class FarClient:
 @contextmanager
 def stalled_writer(node: TransferEngine, description: bytes) -> Iterator[RawAsker]:
     """A peer of the node that has sent the first byte of a value for the whole region, an "x", and stops there."""
-    region = unpack_region(description)
-    [agent] = unpack_engine(node.describe()).agents
+    region, engine = unpack_region(description), unpack_engine(node.describe())
+    [agent] = engine.agents
     with RawAsker(agent.metadata) as writer:
-        writer.join("stalled")
+        writer.join("stalled", secret=engine.secret)
         writer.send(store([(region, 0, region.size_bytes)]), b"x", payload_bytes=region.size_bytes, deadline_ms=int(DEADLINE_S * 1000))
         yield writer
 

@@ -12,6 +12,7 @@ from kvstore.protocol.errors import Denied, InvalidArgument, Unavailable
 from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, Events
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.node_messages import MAPPED
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
@@ -245,7 +246,8 @@ def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Ser
     other.put({"z": b"1"})
     client.put({"a": b"1"})
     peer = Client(Channel.open(parse_address(f"unix:{node.unix}"), Hello(ROLE_NODE, "red", "", "n", 0), Deadline(TIMEOUT_S)))
-    assert peer.read("a")[1] == [b"1"]
+    assert peer.read("a", inline_bytes=KIB)[1] == [b"1"]
+    assert list(peer.ask_blocks("a").statuses) == [MAPPED], "a place alone: nodes get no slabs"
     with pytest.raises(Denied):
         peer.ask(Events(0), EventBatch)
     assert recorder.told() == [("stored", "a")]
