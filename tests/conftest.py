@@ -16,6 +16,9 @@ pytest.register_assert_rewrite("tests.master.catalogs.conformance")
 # Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# pytest-xdist sets it for its workers: tables would be cut to it, also those of programs that tests start.
+os.environ.pop("COLUMNS", None)
+
 PLACES = pytest.StashKey[dict[Path, int]]()
 """Of the files that pytest was told to run."""
 

@@ -25,6 +25,8 @@ from kvstore.protocol.settings import load_settings
 START_DEADLINE_S: Final = 30.0
 """For a daemon to listen; what it recovers from NVMe is read before."""
 STALL_DEADLINE_S: Final = 60.0
+NODE_DIED: Final = "[node_died "
+"""In the log of a master that is told to stop behind its nodes: nothing to tell anybody of."""
 """For a sign of progress of a daemon that listens. A node registers within seconds and reports each second what memory it touched."""
 PROGRESS_INTERVAL_S: Final = 0.25
 MAX_NODES: Final = 64
@@ -60,7 +62,8 @@ class Cluster:
         if not 1 <= plan.nodes <= MAX_NODES:
             raise ConfigError(f"nodes is {plan.nodes}: an embedded cluster has 1 to {MAX_NODES}")
         self._plan = plan
-        self._on_log = on_log
+        self._tell_log = on_log
+        self._is_closing = False
         self._start_process = start
         self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._expected: set[Child] = set()
@@ -142,6 +145,7 @@ class Cluster:
 
     def close(self) -> None:
         """Stop the nodes, then the master; SIGKILL for one that takes too long. A second close is a no-op."""
+        self._is_closing = True
         self._expected.update(self.nodes)
         for node in self.nodes:
             node.ask_to_stop()
@@ -153,6 +157,10 @@ class Cluster:
         self.nodes, self._master = [], None
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _on_log(self, name: str, line: str) -> None:
+        if not (self._is_closing and NODE_DIED in line):
+            self._tell_log(name, line)
 
     def _is_ready(self, node: Child) -> bool:
         try:

@@ -156,7 +156,7 @@ def test_a_get_returns_a_version_that_could_be_current_or_a_miss(tmp_path: Path,
     with System(tmp_path, catalog.format(tmp_path / "catalog")) as system:
         system.start_master()
         for name in ("n0", "n1"):
-            system.start_node(name, "--dram", "2MiB", "--nvme", f"{tmp_path / name / 'nvme'}:64MiB")
+            system.start_node(name, "--dram", "2MiB", "--nvme", f"{tmp_path / name}-nvme:64MiB")
         clients = [make(deadline_s=3.0) for make in (system.client, system.remote_client) * (WRITERS // 2)]
         with load(oracle, clients):
             for _ in range(CYCLES):
