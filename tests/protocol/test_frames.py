@@ -1,5 +1,6 @@
 """Promises of frames.py: what a header says, and which headers are refused."""
 
+import ssl
 import struct
 
 import pytest
@@ -15,6 +16,7 @@ from kvstore.protocol.frames import (
     MAX_KEY_BYTES,
     MAX_PAYLOAD_BYTES,
     OLDEST_VERSION,
+    TLS_MAGIC,
     VERSION,
     Header,
     check_key,
@@ -39,9 +41,17 @@ def test_a_header_round_trips_wherever_it_lies(kind: int, request: int, deadline
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_garbage_is_refused_as_not_a_frame(garbage: bytes) -> None:
-    if not garbage.startswith(b"kV"):
+    if not garbage.startswith((b"kV", TLS_MAGIC)):
         with pytest.raises(ProtocolError, match="not a kvstore frame"):
             unpack_header(garbage)
+
+
+def test_a_tls_handshake_is_told_from_garbage() -> None:
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(received, sent, server_hostname="node").do_handshake()
+    with pytest.raises(ProtocolError, match=r"^TLS is spoken to a port without it: set tls_cert and tls_key here"):
+        unpack_header(sent.read())
 
 
 @given(st.binary(min_size=HEADER_BYTES - 3, max_size=HEADER_BYTES - 3))

@@ -98,6 +98,13 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, folder: str)
         Environment(tmp_path / folder, capacity_bytes=1, sync=False)
 
 
+def test_a_folder_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with pytest.raises(ConfigError, match=f"cannot be made, for {disk} is not there: mount its disk"):
+        Environment(disk / "nvme", capacity_bytes=1, sync=False)
+    assert not disk.exists()
+
+
 @pytest.mark.parametrize("capacity_bytes", [0, -1, 1 << 62])
 def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: Callable[..., Environment], capacity_bytes: int) -> None:
     with pytest.raises(ConfigError, match="must be from 1 to"):

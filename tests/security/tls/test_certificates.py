@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kvstore.protocol.errors import ConfigError, Untrusted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.subjects import CLIENT, MASTER, CertifiedPeer, Subject, check_has
+from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.rpc.wires import Clock
@@ -168,6 +168,25 @@ def test_a_peer_over_v6_is_named_as_addresses_are_written() -> None:
         server.shake_hands(PATIENCE_S)
     near.close()
     server.close()
+
+
+def test_a_peer_without_an_address_is_refused_all_the_same() -> None:
+    near, far = socket.socketpair()
+    near.sendall(b"plainly")
+    server = certificates(shared().master()).begin_from(far)
+    with pytest.raises(Untrusted, match=r"^this port speaks TLS, and the peer does not"):
+        server.shake_hands(PATIENCE_S)
+    near.close()
+    server.close()
+
+
+def test_a_program_that_connects_and_serves_knows_what_its_certificate_is_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    settings = cluster.node("one")
+    program = certificates(settings)
+    assert program.subjects == (Subject(NODE, "one"),)
+    swap(settings, cluster.node("two"))
+    assert program.subjects == (Subject(NODE, "two"),)
 
 
 def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:

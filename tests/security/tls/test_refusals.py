@@ -103,6 +103,21 @@ def test_a_server_that_does_not_speak_tls() -> None:
         far.close()
 
 
+def test_a_client_that_does_not_speak_tls() -> None:
+    with socket.create_server((PEER, 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far = certificates(shared().master()).begin_from(listener.accept()[0])
+    near.sendall(b"kV\4 and not TLS")
+    host, port = near.getsockname()
+    with pytest.raises(Untrusted) as caught:
+        far.shake_hands(PATIENCE_S)
+    assert str(caught.value) == (
+        f"this port speaks TLS, and {host}:{port} does not: set its tls_ca, to the authority of the certificate here"
+    )
+    near.close()
+    far.close()
+
+
 def test_what_has_no_line_of_its_own_is_told_in_openssls_words() -> None:
     unknown = ssl.SSLError(1, "[SSL: BAD_ECPOINT] bad ecpoint (_ssl.c:1)")
     unknown.reason = "BAD_ECPOINT"

@@ -1,10 +1,26 @@
 """Promises of subjects.py."""
 
+import socket
+
 import pytest
 
 from kvstore.protocol.errors import Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has, check_hello, check_welcome, peer_of
+from kvstore.security.tls.subjects import (
+    ANY,
+    CLIENT,
+    MASTER,
+    NODE,
+    CertifiedPeer,
+    Subject,
+    check_has,
+    check_hello,
+    check_welcome,
+    names_of,
+    peer_of,
+)
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from tests.security.tls.certified import certificates, shared
 
 
 @pytest.mark.parametrize(
@@ -28,6 +44,23 @@ def test_a_subject_is_a_uri_and_the_uri_that_subject(subject: Subject, uri: str)
 )
 def test_what_is_not_of_that_form_is_nobody(other: str) -> None:
     assert peer_of([other]) == CertifiedPeer(())
+
+
+def test_of_what_ssl_tells_of_a_peers_certificate_the_names_are_taken() -> None:
+    hosts = ("127.0.0.1", "node-1.example")
+    with socket.create_server((hosts[0], 0)) as listener:
+        near, far = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    server = certificates(shared().server(Subject(NODE, "one"), Subject(MASTER), hosts=hosts)).begin_from(far)
+    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
+    client = certificates(shared().client()).connect(near, hosts[0], PATIENCE_S)
+    serving.result(PATIENCE_S)
+    told = client.getpeercert()
+    client.close()
+    server.close()
+    assert told is not None
+    assert sorted(names_of(told)) == ["127.0.0.1", "kvstore://master", "kvstore://node/one", "node-1.example"]
+    assert set(peer_of(names_of(told)).subjects) == {Subject(NODE, "one"), Subject(MASTER)}
+    assert names_of({}) == []
 
 
 def certified(*uris: str) -> CertifiedPeer:

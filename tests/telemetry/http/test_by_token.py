@@ -3,33 +3,44 @@
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from kvstore.protocol.errors import ConfigError
 from kvstore.security.guard import Guard
-from kvstore.telemetry.http.access import Access
-from kvstore.telemetry.http.by_token import by_token
+from kvstore.telemetry.http.access import Access, Authorize
+from kvstore.telemetry.http.by_token import by_any_of, by_file, by_token
 from kvstore.telemetry.http.server import HttpServer
 
 TIMEOUT_S = 60.0
 TOKENS = '[tenants]\nred = "tenants"\n[admins]\nboss = "operators"\n[nodes]\n"*" = "nodes"\n'
 
 
-@pytest.fixture
-def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    file = tmp_path / "tokens.toml"
-    file.write_text(TOKENS)
-    server = HttpServer("127.0.0.1:0", authorize=by_token(Guard(str(file) if request.param else "")))
+@contextmanager
+def serving(authorize: Authorize) -> Iterator[str]:
+    """An address that answers with what a request may."""
+    server = HttpServer("127.0.0.1:0", authorize=authorize)
 
     async def told(asked: web.Request) -> web.Response:
         return web.Response(text=server.access(asked).name)
 
     server.add("GET", "/", told, needs=Access.NONE)
     server.start()
-    yield f"http://{server.address}/"
-    server.close()
+    try:
+        yield f"http://{server.address}/"
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS)
+    with serving(by_token(Guard(str(file) if request.param else ""))) as address:
+        yield address
 
 
 def access(address: str, authorization: str = "") -> str:
@@ -48,3 +59,35 @@ def test_an_operators_token_may_do_all_and_nobody_else_anything_on_this_host_too
 @pytest.mark.parametrize("address", [False], indirect=True)
 def test_without_credentials_this_host_may_do_all(address: str) -> None:
     assert access(address) == "ADMIN"
+
+
+def test_any_token_of_a_file_may_do_all_and_nobody_else_anything(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\n\n  two \n")
+    with serving(by_file(str(file))) as address:
+        file.write_text("later\n")
+        assert access(address, "Bearer one") == access(address, "bearer  one ") == access(address, "Bearer two") == "ADMIN"
+        for other in ("", "Bearer", "Bearer ", "Bearer wrong", "Bearer later", "Bearer onetwo", "Basic one", "one"):
+            assert access(address, other) == "NONE", other
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "cannot read the tokens of the HTTP port in {path}: .*No such file"),
+        (b"\xff\xfe", "cannot read the tokens of the HTTP port in {path}: .*utf-8"),
+        (b"", "{path} has no token for the HTTP port"),
+        (b" \n\n", "{path} has no token for the HTTP port"),
+    ],
+)
+def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Path, content: bytes | None, text: str) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=text.format(path=path)):
+        by_file(str(path))
+
+
+def test_any_of_no_tokens_lets_nobody_in() -> None:
+    with serving(by_any_of(())) as address:
+        assert access(address) == access(address, "Bearer") == "NONE"
