@@ -201,5 +201,6 @@ class KnownNodes:
             self.version += 1
         self._nodes = nodes
         self._unshared.keep(table.names)
-        self.local_id = local[self._spread % len(local)] if local else 0
+        if self.local_id not in local:  # else what one client puts would be scattered by each node that comes to its host
+            self.local_id = local[self._spread % len(local)] if local else 0
         self.is_known |= bool(nodes)

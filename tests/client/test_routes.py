@@ -138,6 +138,17 @@ def test_nodes_of_this_host_are_preferred_by_turns() -> None:
         assert [nodes.is_local(node_id) for node_id in (1, 2, 3, 4)] == [True, True, False, False]
 
 
+def test_the_node_of_this_host_that_is_used_stays_so_while_it_is_there() -> None:
+    first, second = (1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")
+    nodes = KnownNodes(is_here, 1, UNSHARED)
+    nodes.replace(table(first))
+    assert nodes.local_id == 1
+    nodes.replace(table(first, second))
+    assert nodes.local_id == 1, "though by turns it would be the other's"
+    nodes.replace(table(second))
+    assert nodes.local_id == 2
+
+
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
     nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")))
