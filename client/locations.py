@@ -14,6 +14,7 @@ class Location:
     """One replica of a block, as the master knew it when asked."""
 
     node: str
+    """Its name; "" while the master does not know the node, as when it has just taken over."""
     node_id: int
     tiers: tuple[str, ...]
     """Names of the node's tiers that hold it: `hbm`, `dram`, `nvme`."""

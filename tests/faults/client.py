@@ -178,7 +178,8 @@ class Actor:
 
     def _locate(self, block: BlockName) -> Step:
         def note(locations: list[list[Any]], began_ns: int) -> None:
-            mask = sum({1 << int(location.node[1:]) for location in locations[0]})
+            # A master that has just taken over may not know the node's name yet.
+            mask = sum({1 << int(location.node[1:]) for location in locations[0] if location.node})
             self._journal.note(Act.LOCATE, Outcome.DONE, block.packed(), began_ns, time.monotonic_ns(), version=mask)
 
         yield from self._called(("locate", ([block.key],), {}), Act.LOCATE, [block], note)

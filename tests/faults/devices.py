@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -48,30 +49,44 @@ def slow_syncs(pid: int, file: Path | None, delay_s: float) -> Iterator[None]:
 def _traced(pid: int, file: Path | None, inject: str) -> Iterator[None]:
     """Every thread of it, those to come included. A process that ends meanwhile is left alone."""
     where = [] if file is None else ["-P", str(file.resolve())]
-    traced = f"trace={WRITES},{SYNCS}"
-    tracer = subprocess.Popen(
-        ["strace", "-f", "-qq", "-o", os.devnull, *where, "-e", traced, "-e", inject, "-p", str(pid)], stderr=subprocess.PIPE
-    )
-    try:
-        end_s = time.monotonic() + ATTACH_S
-        while not _is_traced(pid):
-            if tracer.poll() is not None or not Path(f"/proc/{pid}").exists() or time.monotonic() > end_s:
-                break
-            time.sleep(POLL_S)
-        yield
-    finally:
-        tracer.send_signal(signal.SIGINT)
+    command = ["strace", "-f", "-qq", "-o", os.devnull, *where, "-e", f"trace={WRITES},{SYNCS}", "-e", inject, "-p", str(pid)]
+    # What it says goes to a file: at the end of a pipe one waits for whoever has it, too, and a strace that is killed as it begins leaves
+    # a process that it tries tracing on, stopped for good. Hence a process group of its own as well.
+    with tempfile.TemporaryFile() as said, subprocess.Popen(command, stderr=said, process_group=0) as tracer:
         try:
-            _, said = tracer.communicate(timeout=ATTACH_S)
-        except subprocess.TimeoutExpired:
-            tracer.kill()
-            _, said = tracer.communicate()
-        assert b"Could not attach" not in said or not Path(f"/proc/{pid}").exists(), said.decode()
+            end_s = time.monotonic() + ATTACH_S
+            while not _is_traced(pid, tracer.pid) and tracer.poll() is None and not _has_ended(pid):
+                assert time.monotonic() < end_s, f"strace does not trace {pid} after {ATTACH_S:g} s"
+                time.sleep(POLL_S)
+            if tracer.poll() is not None and not _has_ended(pid):
+                said.seek(0)
+                raise AssertionError(f"strace has ended: {said.read().decode(errors='replace')}")
+            yield
+        finally:
+            _end(tracer, pid)
 
 
-def _is_traced(pid: int) -> bool:
+def _end(tracer: subprocess.Popen[bytes], pid: int) -> None:
+    """Have it let go of the process. Beside one that has ended it ends by itself, and is not interrupted as it begins."""
+    if not _has_ended(pid):
+        tracer.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        tracer.wait(ATTACH_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(tracer.pid, signal.SIGKILL)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether or not its end has been taken note of."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _is_traced(pid: int, tracer: int) -> bool:
     """Each of its threads is."""
     with contextlib.suppress(OSError):
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+        return all(f"TracerPid:\t{tracer}\n" in (task / "status").read_text() for task in tasks)
     return False

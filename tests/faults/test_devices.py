@@ -1,14 +1,15 @@
 """A process's writes to one file fail, or take longer, while it is told so, and no others."""
 
+import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore.transfer.testing.waiting import eventually
 from tests.faults import devices
 
 WRITER = """
@@ -77,7 +78,33 @@ def test_a_process_that_ends_meanwhile_is_left_alone(writer: Writer, tmp_path: P
     with devices.slow_syncs(writer.process.pid, None, 0.5):
         writer.process.kill()
         writer.process.wait()
-    began_s = time.monotonic()
+    for _ in range(20):  # some of them would be interrupted before they can take it
+        with devices.slow_syncs(writer.process.pid, None, 0.5):
+            assert not os.path.exists(f"/proc/{writer.process.pid}")
+    eventually(lambda: is_let_go(writer.process.pid), "no strace is left")
+
+
+def test_one_that_has_ended_and_was_not_waited_for_is_left_alone_too(writer: Writer) -> None:
+    writer.write()
+    writer.process.kill()
+    os.waitid(os.P_PID, writer.process.pid, os.WEXITED | os.WNOWAIT)
     with devices.slow_syncs(writer.process.pid, None, 0.5):
-        assert not os.path.exists(f"/proc/{writer.process.pid}")
-    assert time.monotonic() - began_s < devices.ATTACH_S
+        assert os.path.exists(f"/proc/{writer.process.pid}")
+    eventually(lambda: is_let_go(writer.process.pid), "no strace is left")
+
+
+def test_one_that_another_strace_holds_cannot_be_traced_and_it_is_told_why(writer: Writer) -> None:
+    writer.write()
+    with devices.slow_syncs(writer.process.pid, None, 0.5):
+        with pytest.raises(AssertionError, match="Operation not permitted"), devices.slow_syncs(writer.process.pid, None, 0.5):
+            pass
+        assert writer.write() == "slow, slow"
+
+
+def is_let_go(pid: int) -> bool:
+    """No strace of it is left, nor what one has forked."""
+    left = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            left.append(entry.read_bytes().endswith(b"\0-p\0%d\0" % pid))
+    return not any(left)
