@@ -26,7 +26,7 @@ class Memory:
             for begin, end in self._mappings():
                 memory.seek(begin)
                 text = memory.read(end - begin)
-                found += [begin + match.start() for match in re.finditer(re.escape(content), text)]
+                found += [begin + place for place in _places(text, content)]
         return found
 
     def flip(self, address: int, bit: int = 0) -> None:
@@ -47,12 +47,20 @@ class Memory:
 def flip_in_file(file: Path, content: bytes, offset: int, bit: int = 0) -> int:
     """Change one bit in each place of the file where the content lies, so many bytes behind its beginning: how many there are."""
     text = file.read_bytes()
-    places = [match.start() + offset for match in re.finditer(re.escape(content), text)]
+    places = [place + offset for place in _places(text, content)]
     with file.open("r+b", buffering=0) as opened:
         for place in places:
             opened.seek(place)
             opened.write(bytes([text[place] ^ 1 << bit]))
     return len(places)
+
+
+def _places(text: bytes, content: bytes) -> Iterator[int]:
+    """Where the content begins; `re` takes ten times as long for it."""
+    place = text.find(content)
+    while place >= 0:
+        yield place
+        place = text.find(content, place + len(content))
 
 
 class Wire:
