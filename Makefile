@@ -13,10 +13,11 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
+# Simulated clusters keep hundreds of descriptors until they are collected; clients of two nodes took themselves for far behind other tests.
 # A wheel and an environment with it are made once for all tests of a file.
 ALONE := tests/packages/test_wheel.py tests/system/test_first_ten_minutes.py \
 	tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py tests/examples/*/test_*.py) \
-	$(wildcard tests/engines/transformers/test_*.py)
+	$(wildcard tests/engines/transformers/test_*.py) tests/system/test_two_nodes.py $(wildcard tests/simulation/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 # Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
 OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engines/live -o -path tests/upgrade \) -prune -o -name 'test_*.py' -print | LC_ALL=C sort))

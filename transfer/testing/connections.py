@@ -267,4 +267,6 @@ def receive(connection: Connection, sizes: Sequence[int]) -> list[bytes]:
 
 
 def is_readable(connection: Connection, *, timeout_s: float) -> bool:
-    return bool(select.select([connection.fileno()], [], [], timeout_s)[0])
+    poller = select.poll()  # select.select takes no descriptor beyond 1,023
+    poller.register(connection.fileno(), select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))

@@ -1,7 +1,6 @@
 """TCP is a Connection, and what only it does."""
 
 import resource
-import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.tcp import MAGIC, MAX_VECTORS, TcpConnection, TcpListener
 from kvstore.transfer.testing.conformance import ConnectionConformance
+from kvstore.transfer.testing.connections import is_readable
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, in_background, within
 
 PAUSES_S = 1.0
@@ -99,7 +99,7 @@ class TestTcp(ConnectionConformance):
 
     def test_a_peer_that_reset_is_closed_without_complaint(self, near: TcpConnection, far: TcpConnection) -> None:
         far.send([b"unread"], Deadline(PATIENCE_S))
-        assert select.select([near.fileno()], [], [], PATIENCE_S)[0]
+        assert is_readable(near, timeout_s=PATIENCE_S)
         far.close()
         with pytest.raises(Unreachable):
             while True:
