@@ -13,11 +13,10 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 # Tests that have to cover their modules in full, branches included.
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
-# Simulated clusters keep hundreds of descriptors until they are collected; clients of two nodes took themselves for far behind other tests.
 # A wheel and an environment with it are made once for all tests of a file.
 ALONE := tests/packages/test_wheel.py tests/system/test_first_ten_minutes.py \
 	tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py tests/examples/*/test_*.py) \
-	$(wildcard tests/engines/transformers/test_*.py) tests/system/test_two_nodes.py $(wildcard tests/simulation/test_*.py)
+	$(wildcard tests/engines/transformers/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 # Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
 OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engines/live -o -path tests/upgrade \) -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
@@ -63,7 +62,7 @@ test-upgrade: $(BIN)/.dev  ## daemons and clients of this release beside those o
 SEEDS ?= 0:10000
 .PHONY: chaos-simulated
 chaos-simulated: $(BIN)/.dev typing  ## thousands of simulated clusters under faults (SEEDS=FROM:TO); what finds something is cut down and printed
-	PYTHONPATH=build/typing:. $(BIN)/python -m tests.simulation --seeds $(SEEDS) --operations 100
+	PYTHONPATH=build/typing:. $(BIN)/python -m tests.simulation --seeds $(SEEDS) --operations 100 --processes $$(nproc)
 
 .PHONY: test-pins
 test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine pins, without the engine
@@ -125,7 +124,7 @@ bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over T
 	$(BIN)/python -m benchmarks.security
 
 .PHONY: bench-telemetry
-bench-telemetry: $(BIN)/.dev  ## what metrics cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
+bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
 	$(BIN)/python -m benchmarks.telemetry
 
 .PHONY: bench-tensors

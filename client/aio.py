@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kvstore.client import overview
 from kvstore.client.arguments import check_deadline
+from kvstore.client.async_work import carry_out, run_together
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import (
@@ -38,17 +39,15 @@ from kvstore.client.registered import RegisteredMemory
 from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed_async
+from kvstore.client.tracing import trace_calls
 from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
+from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.gate import Gate
 
 T = TypeVar("T")
-
-INLINE_WORK_BYTES: Final = 256 << 10
-"""Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""
 
 
 class AsyncClient:
@@ -73,6 +72,7 @@ class AsyncClient:
         deadline_s: float = 10.0,
         settings: ClientSettings | None = None,
         transfer: TransferSettings | None = None,
+        tracing: TracingSettings | None = None,
     ) -> None:
         """Does no I/O: it connects at the first call.
 
@@ -84,6 +84,8 @@ class AsyncClient:
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
             transfer: how values move: transports, rails and limits of the transfer engine.
+            tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
+                names say.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         self._timings = Timings()
@@ -101,6 +103,8 @@ class AsyncClient:
         self._tidying: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         """Operations that nobody waits for."""
+        self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
+        """Makes spans of the calls; None: nothing is traced."""
 
     async def put(
         self,
@@ -118,7 +122,7 @@ class AsyncClient:
         timings.untimed -= 1
         if timings.untimed < 0:
             options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
-            return await timings.sample_async("put", lambda: self.put(key, value, **options))
+            return await timings.sample_async("put", lambda: AsyncClient.put(self, key, value, **options))
         operation = self._operations.put(
             [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
         )
@@ -212,7 +216,7 @@ class AsyncClient:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return await timings.sample_async("get", lambda: self.get(key, deadline_s=deadline_s))
+            return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
         nodes, timeout = await self._at_hand(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
@@ -234,7 +238,7 @@ class AsyncClient:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return await timings.sample_async("get_into", lambda: self.get_into(key, buffer, deadline_s=deadline_s))
+            return await timings.sample_async("get_into", lambda: AsyncClient.get_into(self, key, buffer, deadline_s=deadline_s))
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
@@ -313,7 +317,7 @@ class AsyncClient:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return await timings.sample_async("exists", lambda: self.exists(key, deadline_s=deadline_s))
+            return await timings.sample_async("exists", lambda: AsyncClient.exists(self, key, deadline_s=deadline_s))
         nodes, timeout = await self._at_hand(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
@@ -379,7 +383,7 @@ class AsyncClient:
 
     def metrics(self) -> ClientMetrics:
         """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
-        return ClientMetrics(self.stats, self._timings)
+        return ClientMetrics(self.stats, self._timings, self.tracing)
 
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""
@@ -398,6 +402,8 @@ class AsyncClient:
             task.cancel()
         self._pool.close()
         self._operations.close()
+        if self.tracing is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.tracing.close)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -476,45 +482,6 @@ class AsyncClient:
                 return None
             case Together():
                 return await run_together([self._run(operation) for operation in effect.operations])
-
-
-async def carry_out(effect: Work) -> Any:
-    """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
-    by a signal): the memory that the work uses is given back right after."""
-    if effect.size_bytes <= INLINE_WORK_BYTES:
-        return effect.function()
-    gate = Gate()
-    results: list[Any] = []
-    try:
-        working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
-        try:
-            await asyncio.shield(working)
-        except asyncio.CancelledError:
-            while not working.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([working])
-            raise
-    finally:
-        gate.shut()
-    return results[0]
-
-
-async def run_together(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Their results, in order, each in a task of its own. The first error cancels the others, as being cancelled does all, and is raised
-    once they have ended."""
-    tasks = [asyncio.ensure_future(operation) for operation in operations]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()  # once: what it has to give back is not to be interrupted too
-        while not all(task.done() for task in tasks):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait(tasks)
-        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return [task.result() for task in tasks]
 
 
 def _asynchronous(channel: AnyChannel) -> AsyncChannel:

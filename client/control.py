@@ -1,6 +1,6 @@
 """The client's side of the control plane: status, nodes and the listing of keys, by gRPC. Nothing here is on the hot path."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from kvstore.protocol.errors import (
     Full,
     InvalidArgument,
     KVStoreError,
+    ProtocolError,
     Unauthorized,
     Unavailable,
 )
@@ -24,6 +25,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Masters, await_owner
+from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
@@ -55,9 +57,13 @@ class Control:
         """Of the master whose control plane is at `address`. Connects at the first call. Raises ConfigError for certificates that cannot be
         used."""
         self._settings = settings
-        self._metadata = as_metadata(settings.tenant, settings.token)
+        self._shown = as_metadata(settings.tenant, settings.token)
         self._channel = open_channel(address, Certificates.of(settings), grpc_options(settings.peer_timeout_s))
         self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Of a call that begins: who asks, and the trace that it belongs to."""
+        return *self._shown, *trace_metadata()
 
     @classmethod
     def find(cls, settings: ClientSettings) -> "Control":
@@ -67,15 +73,16 @@ class Control:
     def status(self) -> pb.StatusReply:
         """The whole cluster, as the nodes' last heartbeats have it."""
         try:
-            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata)
+            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply
 
     def topologies(self, node: str = "") -> list[pb.NodeTopology]:
         """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
+        request = pb.TopologiesRequest(node=node)
         try:
-            return list(self._stub.Topologies(pb.TopologiesRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata))
+            return list(self._stub.Topologies(request, timeout=self._settings.deadline_s, metadata=self._metadata()))
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -83,7 +90,7 @@ class Control:
         """Have a dead node known no more; durable on return. Raises InvalidArgument (no such node, or it is alive), Unavailable (the
         catalog takes no writes now: it is forgotten once it does)."""
         try:
-            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata)
+            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -92,8 +99,31 @@ class Control:
         "nvme"; or have it take blocks again. Durable on return; how far it is says its status. Raises InvalidArgument (no such node or
         place), Unavailable (the catalog takes no writes now: it is so, but does not outlive the master yet)."""
         try:
-            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s, metadata=self._metadata)
+            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
+            raise translated(error) from None
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+        """Give the tenant these limits, by their names in the quotas file (None: no limit), above what that file says; others stay as they
+        are. Durable on return; nodes hear of it with their next heartbeat. Raises InvalidArgument, Full (too many tenants have limits set),
+        ProtocolError (the master's release cannot), Unavailable (the catalog takes no writes now: it is so, but does not outlive the
+        master yet)."""
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
+        self._change_quota(self._stub.SetQuota, request)
+
+    def clear_quota(self, tenant: str, names: Iterable[str] = ()) -> None:
+        """Have these limits of the tenant, all if none is named, be as the quotas file has them; as `set_quota`."""
+        self._change_quota(self._stub.ClearQuota, pb.ClearQuotaRequest(tenant=tenant, names=names))
+
+    def _change_quota(self, call: Any, request: "pb.SetQuotaRequest | pb.ClearQuotaRequest") -> None:
+        try:
+            call(request, timeout=self._settings.deadline_s, metadata=self._metadata())
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise ProtocolError(
+                    "the master is of a release in which operators set no quotas: upgrade it, or change the tenant's table in its file"
+                ) from None
             raise translated(error) from None
 
     def keys(self, namespace: str | None = None, *, limit: int = 0) -> Iterator[StoredKey]:
@@ -103,18 +133,21 @@ class Control:
             tenant=settings.tenant, token=settings.token, namespace=namespace or "", any_namespace=namespace is None, limit=limit
         )
         try:
-            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata):
+            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata()):
                 yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
         except grpc.RpcError as error:
             raise translated(error) from None
 
-    def contents(self, tenant: str = "", namespace: str = "", *, max_segments: int = 0) -> pb.ContentsReply:
+    def contents(self, tenant: str = "", namespace: str = "", *, max_segments: int = 0, hottest: bool = False) -> pb.ContentsReply:
         """What the tenant (that of the settings if none is named) holds by namespace, and the `max_segments` largest segments of one
-        namespace's prefixes. Seconds where there are tens of millions of blocks."""
+        namespace's prefixes, or those that are read most: nodes count that while it is asked for, so the first answers have few. Seconds
+        where there are tens of millions of blocks."""
         settings = self._settings
-        request = pb.ContentsRequest(tenant=tenant or settings.tenant, token=settings.token, namespace=namespace, max_segments=max_segments)
+        request = pb.ContentsRequest(
+            tenant=tenant or settings.tenant, token=settings.token, namespace=namespace, max_segments=max_segments, hottest=hottest
+        )
         try:
-            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s, metadata=self._metadata)
+            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply

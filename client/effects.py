@@ -1,12 +1,12 @@
 """What an operation wants done: the client's own vocabulary of I/O, as plain values.
 
-An operation is a generator. It yields effects; whoever drives it (sync.py, aio.py) carries each one out and sends the result back,
-or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
+An operation is a generator. It yields effects; whoever drives it (`drive` below, aio.py, together.py) carries each one out and sends the
+result back, or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import OpenIndex, Slabs
@@ -156,3 +156,23 @@ def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
         return function()
     result: T = yield Work(function, size_bytes)
     return result
+
+
+def drive(operation: Operation[T], do: Callable[[Effect], Any]) -> T:
+    """The result of `operation`, whose effects `do` carries out one after another: what it returns is sent in, what it raises thrown in.
+
+    Raises what the operation does not catch. It is closed by then, so that nothing it has borrowed lives as long as a traceback does.
+    """
+    try:
+        effect = next(operation)
+        while True:
+            try:
+                result = do(effect)
+            except BaseException as error:
+                effect = operation.throw(error)
+            else:
+                effect = operation.send(result)
+    except StopIteration as end:
+        return cast(T, end.value)
+    finally:
+        operation.close()

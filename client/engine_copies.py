@@ -15,6 +15,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Denied, Fenced, KVStoreErr
 from kvstore.protocol.node_messages import RegionList, Regions
 from kvstore.rpc.channel import MAX_FDS
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.tracing import CALL
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 from kvstore.transfer.paths.spans import Copy
 
@@ -49,6 +50,8 @@ class EngineCopies:
             raise
         except (Unavailable, Fenced, Denied, ProtocolError) as error:
             raise Unreachable(f"the transfer engine cannot move values of node {node.name}: {error}") from None
+        if (call := CALL.get()) is not None:
+            call.is_moved_by_engine = True
         self._counters.add(engine_bytes=sum(size_bytes for _, _, size_bytes in copies))
 
     def failed(self, node: KnownNode, error: KVStoreError, deadline: Deadline) -> Operation[None]:

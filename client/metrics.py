@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings
 from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.tracing.opening import spans_told
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from kvstore.telemetry.tracing.spans import Tracing
 
 SAME = {
     "requests": "requests",
@@ -28,9 +31,10 @@ SAME = {
 class ClientMetrics:
     """Of one client. Thread-safe; asks nobody, and costs the client nothing until it is read."""
 
-    def __init__(self, stats: Callable[[], ClientStats], timings: Timings) -> None:
+    def __init__(self, stats: Callable[[], ClientStats], timings: Timings, tracing: "Tracing | None" = None) -> None:
         self._stats = stats
         self._timings = timings
+        self._tracing = tracing
 
     def register(self, registry: "CollectorRegistry | None" = None) -> None:
         """Have `registry` (None: prometheus_client's default one) tell of this client from now on, after its end too. Raises ValueError
@@ -48,5 +52,6 @@ class ClientMetrics:
         return {
             **{f"kvstore_client_{metric}": getattr(stats, field) for field, metric in SAME.items()},
             "kvstore_client_hits": {(tier,): count for tier, count in stats.hits_by_tier.items()},
+            "kvstore_client_trace_spans": spans_told(self._tracing),
             "kvstore_client_operation_duration_seconds": self._timings.durations.read(),
         }

@@ -28,6 +28,7 @@ from kvstore.client.effects import (
     Take,
     Together,
     Work,
+    drive,
 )
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
@@ -41,10 +42,12 @@ from kvstore.client.reservations import CLEANUP_S, TIDY_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed
 from kvstore.client.together import run_together
+from kvstore.client.tracing import trace_calls
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.pool import Pool
+from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.gate import begin_thread
 
@@ -72,6 +75,7 @@ class Client:
         deadline_s: float = 10.0,
         settings: ClientSettings | None = None,
         transfer: TransferSettings | None = None,
+        tracing: TracingSettings | None = None,
     ) -> None:
         """Connects at the first call.
 
@@ -83,6 +87,8 @@ class Client:
             deadline_s: the time for one call, unless it names its own.
             settings: connections, leases and limits; its master, tenant, token and deadline are not used.
             transfer: how values move: transports, rails and limits of the transfer engine.
+            tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
+                names say.
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         self._timings = Timings()
@@ -102,6 +108,8 @@ class Client:
         self._single = SingleReads(self._operations.resources, self._pool)
         self._tidying: threading.Lock | None = None
         """Locked while a thread gives back what an interrupted put had reserved."""
+        self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
+        """Makes spans of the calls; None: nothing is traced."""
 
     def put(
         self,
@@ -119,7 +127,7 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
-            return timings.sample("put", lambda: self.put(key, value, **options))
+            return timings.sample("put", lambda: Client.put(self, key, value, **options))
         if replicas == 1:
             stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
             if stored is not None:
@@ -218,7 +226,7 @@ class Client:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return timings.sample("get", lambda: self.get(key, deadline_s=deadline_s))
+            return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
         nodes, timeout = self._at_hand(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
@@ -242,7 +250,7 @@ class Client:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return timings.sample("get_into", lambda: self.get_into(key, buffer, deadline_s=deadline_s))
+            return timings.sample("get_into", lambda: Client.get_into(self, key, buffer, deadline_s=deadline_s))
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
@@ -334,7 +342,7 @@ class Client:
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return timings.sample("exists", lambda: self.exists(key, deadline_s=deadline_s))
+            return timings.sample("exists", lambda: Client.exists(self, key, deadline_s=deadline_s))
         nodes, timeout = self._at_hand(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
@@ -401,7 +409,7 @@ class Client:
 
     def metrics(self) -> ClientMetrics:
         """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
-        return ClientMetrics(self.stats, self._timings)
+        return ClientMetrics(self.stats, self._timings, self.tracing)
 
     def stats(self) -> ClientStats:
         """What this client did so far. Asks nobody."""
@@ -418,6 +426,8 @@ class Client:
             self._tidying.release()
         self._pool.close()
         self._operations.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -441,22 +451,10 @@ class Client:
 
     def _run(self, operation: Operation[T]) -> T:
         try:
-            effect = next(operation)
-            while True:
-                try:
-                    result = self._do(effect)
-                except BaseException as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as end:
-            return cast(T, end.value)
+            return drive(operation, self._do)
         finally:
-            try:
-                operation.close()  # interrupted here it would otherwise hold its connection for as long as the traceback lives
-            finally:
-                if self._operations.resources.reservations.unused:
-                    self._tidy()
+            if self._operations.resources.reservations.unused:
+                self._tidy()
 
     def _tidy(self) -> None:
         """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvstore.console.events import WARNING, Event
 from kvstore.console.watch import Watch
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.security.quotas.reading import check_name, parse_limit
 
 Act = Callable[[Watch], str]
 """Does it, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""
@@ -56,7 +57,22 @@ def _remove(told: Any) -> Act:
     return act
 
 
-ACTIONS: Final[Mapping[str, Callable[[Any], Act]]] = {"drain": _drain, "forget": _forget, "pin": _pin, "remove": _remove}
+def _quota(told: Any) -> Act:
+    tenant, name, text = _text(told, "tenant", ""), _text(told, "limit"), _text(told, "value", "").strip()
+    check_name(name)
+    limit = parse_limit(name, text) if text else None
+
+    def act(watch: Watch) -> str:
+        if text:
+            watch.source.set_quota(tenant, {name: limit})
+            return _noted(watch, "", f"An operator has set {name} of tenant {tenant or '(none)'}: {text}")
+        watch.source.clear_quota(tenant, [name])
+        return _noted(watch, "", f"An operator has let the quotas file say {name} of tenant {tenant or '(none)'}")
+
+    return act
+
+
+ACTIONS: Final[Mapping[str, Callable[[Any], Act]]] = {"drain": _drain, "forget": _forget, "pin": _pin, "remove": _remove, "quota": _quota}
 """By name: what is told (JSON) becomes what is done. Raises InvalidArgument."""
 
 

@@ -21,4 +21,7 @@ class ConsoleSettings:
     max_events: int = 1000
     contents_ttl_s: float = 5.0
     """What the directory holds is copied anew after this, and only while somebody looks at it."""
-    topologies_ttl_s: float = 10.0
+    masters_ttl_s: float = 5.0
+    """What each master says of itself, as `contents_ttl_s`."""
+    topologies_ttl_s: float = 2.0
+    """What nodes said of their hosts, and of what their NICs carried, as `contents_ttl_s`."""

@@ -32,6 +32,8 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
                 "key": one.key.hex(),
                 "subtree_bytes": one.subtree_bytes,
                 "branches": one.branches,
+                "reads_per_s": one.reads_per_s,
+                "subtree_reads_per_s": one.subtree_reads_per_s,
                 **_held(one.held),
             }
             for one in reply.segments

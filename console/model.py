@@ -54,7 +54,7 @@ class Model:
                 # As a text: it is beyond the integers that JavaScript has.
                 "owner": {"name": owner.name, "address": owner.address, "epoch": str(owner.epoch)},
             },
-            "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records},
+            "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards},
             "troubles": troubles(status, nodes, tiers),
             "totals": totals,
             "tiers": tiers,

@@ -1,9 +1,21 @@
 """Where a console has its figures from, and who does as an operator asks: a master's own loop, or its control plane from outside."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.protocol import control_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSeen:
+    """One master. `behind` is how many blocks fewer than the owner it knows of; with `trouble` it does not answer, and `role` is empty."""
+
+    address: str
+    name: str = ""
+    role: str = ""
+    behind: int = 0
+    trouble: str = ""
 
 
 class Source(Protocol):
@@ -11,6 +23,9 @@ class Source(Protocol):
 
     def status(self) -> pb.StatusReply:
         """The whole cluster; of a master that follows, itself and the owner."""
+
+    def masters(self) -> Sequence[MasterSeen]:
+        """Those that are known of here: a master knows itself and the owner, who is told of several asks each of them."""
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         """What the nodes last said of their hosts."""
@@ -29,3 +44,9 @@ class Source(Protocol):
 
     def remove(self, tenant: str, namespace: str) -> int:
         """Remove all blocks of a namespace that are not pinned; how many are gone."""
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+        """As `kvstore quota set`; None: no limit."""
+
+    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+        """As `kvstore quota clear`."""

@@ -15,6 +15,8 @@ from kvstore.console.events import ERROR, INFO, Event, EventLog, differences, fi
 from kvstore.console.history import History
 from kvstore.console.model import KEPT, NODE_KEPT, Document, Model, figures, node_figures
 from kvstore.console.source import Source
+from kvstore.console.tenants import nearest
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 
 log = logging.getLogger("kvstore.console")
@@ -38,7 +40,7 @@ class Watch:
     ) -> None:
         """Nothing is asked before `start`."""
         self.source, self.settings = source, settings
-        self._clock, self._wall = clock, wall
+        self.clock, self._wall = clock, wall
         self._model = Model()
         self._history = History(
             KEPT,
@@ -50,6 +52,7 @@ class Watch:
         )
         self._events = EventLog(settings.max_events)
         self._document: Document | None = None
+        self._status = pb.StatusReply()
         self._failure = ""
         self._version = 0
         self._encoded = b""
@@ -74,7 +77,8 @@ class Watch:
         except KVStoreError as error:
             self._fail(str(error))
         else:
-            self._take(self._model.document(status, at_s=self._clock(), wall_s=self._wall()))
+            self._status = status
+            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall()))
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -99,6 +103,10 @@ class Watch:
                 self._encoded = json.dumps({**about, "cluster": self._document}, separators=(",", ":")).encode()
             return self._encoded
 
+    def tenants(self) -> list[dict[str, Any]]:
+        """How near tenants are to their quotas, as of the last look: made when it is asked for."""
+        return nearest(self._status)
+
     def events(self, after: int) -> list[dict[str, Any]]:
         """What happened since event `after`."""
         with self._lock:
@@ -115,7 +123,7 @@ class Watch:
             self._events.add(event, self._wall())
 
     def _run(self) -> None:
-        due_s = self._clock()
+        due_s = self.clock()
         while not self._is_closed.is_set():
             begun_s = time.thread_time()
             try:
@@ -123,8 +131,8 @@ class Watch:
             except Exception:  # a console that ends unseen shows what was for ever
                 log.exception("a look at the cluster failed")
             rest_s = (time.thread_time() - begun_s) / MAX_SHARE
-            due_s = max(due_s + self.settings.interval_s, self._clock() + rest_s)
-            self._is_closed.wait(due_s - self._clock())
+            due_s = max(due_s + self.settings.interval_s, self.clock() + rest_s)
+            self._is_closed.wait(due_s - self.clock())
 
     def _take(self, document: Document) -> None:
         with self._lock:
@@ -134,7 +142,7 @@ class Watch:
                 happened.append(Event(INFO, "", "The cluster answers again"))
             self._failure = ""
             if before:  # the first look knows no rates
-                self._history.add(self._clock(), figures(document), node_figures(document))
+                self._history.add(self.clock(), figures(document), node_figures(document))
             self._told(happened)
 
     def _fail(self, failure: str) -> None:

@@ -7,6 +7,8 @@ JSON, which a page of another site cannot send: the server refuses its Origin, a
 import asyncio
 import hashlib
 import json
+import threading
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from aiohttp import web
 from kvstore.console.actions import ACTIONS
 from kvstore.console.cached import Cached
 from kvstore.console.documents import contents, host
+from kvstore.console.flows import Flows
 from kvstore.console.watch import Watch
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
@@ -44,7 +47,10 @@ def add_console(server: HttpServer, watch: Watch) -> None:
     server.add("GET", "/api/state", api.state, needs=Access.READ)
     server.add("GET", "/api/events", api.events, needs=Access.READ)
     server.add("GET", "/api/history", api.history, needs=Access.READ)
+    server.add("GET", "/api/masters", api.masters, needs=Access.READ)
     server.add("GET", "/api/hosts", api.hosts, needs=Access.READ)
+    server.add("GET", "/api/flows", api.flows, needs=Access.READ)
+    server.add("GET", "/api/tenants", api.tenants, needs=Access.READ)
     server.add("GET", "/api/prefixes", api.prefixes, needs=Access.READ)
     server.add("POST", "/api/actions/{name}", api.act, needs=Access.ADMIN)
 
@@ -80,6 +86,10 @@ class _Api:
         self._server, self._watch = server, watch
         self._contents = Cached(watch.settings.contents_ttl_s)
         self._topologies = Cached(watch.settings.topologies_ttl_s)
+        self._masters = Cached(watch.settings.masters_ttl_s)
+        self._tenants = Cached(watch.settings.contents_ttl_s)
+        self._flows = Flows()
+        self._flowing = threading.Lock()
 
     async def access(self, request: web.Request) -> web.Response:
         """What whoever asks may do: none, read, admin."""
@@ -92,23 +102,51 @@ class _Api:
         samples = _number(request, "samples", most=100_000)
         return _json(await asked(lambda: self._watch.history(request.query.get("node", ""), samples)))
 
+    async def masters(self, _request: web.Request) -> web.Response:
+        """The masters that are known of."""
+        source = self._watch.source
+        return _json(await asked(lambda: self._masters.get("", lambda: [asdict(one) for one in source.masters()])))
+
     async def hosts(self, request: web.Request) -> web.Response:
         """The hosts of the nodes named."""
-        wanted = request.query.getall("node", [])
-        if not 1 <= len(wanted) <= MAX_NODES_ASKED:
-            raise InvalidArgument(f"name 1 to {MAX_NODES_ASKED} nodes")
+        wanted = _nodes(request)
+        return _json(await asked(lambda: [host(one) for one in self._told(wanted)[1]]))
+
+    async def flows(self, request: web.Request) -> web.Response:
+        """What flows over the NICs of the nodes named."""
+        wanted = _nodes(request)
 
         def found() -> list[dict[str, Any]]:
-            told = {one.name: one for one in self._topologies.get("", self._watch.source.topologies)}
-            return [host(told[name]) for name in wanted if name in told]
+            at_s, told = self._told(wanted)
+            with self._flowing:
+                return self._flows.of(told, at_s)
 
         return _json(await asked(found))
 
+    def _told(self, wanted: list[str]) -> tuple[float, list[pb.NodeTopology]]:
+        """When those nodes were asked after last, and what was told of them."""
+
+        def ask() -> tuple[float, dict[str, pb.NodeTopology]]:
+            found = self._watch.source.topologies()
+            return self._watch.clock(), {one.name: one for one in found}
+
+        at_s, told = self._topologies.get("", ask)
+        return at_s, [told[name] for name in wanted if name in told]
+
+    async def tenants(self, _request: web.Request) -> web.Response:
+        """How near each is to its quota."""
+        return _json(await asked(lambda: self._tenants.get("", self._watch.tenants)))
+
     async def prefixes(self, request: web.Request) -> web.Response:
-        """What each namespace takes, and the largest prefixes of one of them."""
+        """What each namespace takes, and the largest prefixes of one of them, or those that are read most."""
         query = request.query
         segments = _number(request, "segments", most=MAX_SEGMENTS)
-        wanted = pb.ContentsRequest(tenant=query.get("tenant", ""), namespace=query.get("namespace", ""), max_segments=segments)
+        by = query.get("by", "bytes")
+        if by not in ("bytes", "reads"):
+            raise InvalidArgument(f"by is {by!r}: it must be bytes or reads")
+        wanted = pb.ContentsRequest(
+            tenant=query.get("tenant", ""), namespace=query.get("namespace", ""), max_segments=segments, hottest=by == "reads"
+        )
         key = wanted.SerializeToString()
         return _json(await asked(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(wanted)))))
 
@@ -151,6 +189,14 @@ class _Api:
             return stream
         finally:
             stop()
+
+
+def _nodes(request: web.Request) -> list[str]:
+    """The names of the query. Raises InvalidArgument."""
+    wanted: list[str] = request.query.getall("node", [])
+    if not 1 <= len(wanted) <= MAX_NODES_ASKED:
+        raise InvalidArgument(f"name 1 to {MAX_NODES_ASKED} nodes")
+    return wanted
 
 
 def _sent(name: str, data: bytes) -> bytes:

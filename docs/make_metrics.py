@@ -3,7 +3,7 @@
 import sys
 from typing import Final
 
-from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, ROUTER, SIDECAR
+from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR
 from kvstore.telemetry.metrics.metric import Metric
 
 HEAD: Final = """# Metrics
@@ -25,6 +25,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[Metric, ...]], ...]] = (
     ("Client and AsyncClient", "Offered to the engine's own registry: `client.metrics().register(registry)`.\n\n", CLIENT),
     ("kvstore-router", "", ROUTER),
     ("kvstore-sidecar", "", SIDECAR),
+    ("kvstore-publisher", "", PUBLISHER),
 )
 """Title, remark and metrics of each."""
 

@@ -23,15 +23,25 @@ DRAWN_MS = 400.0
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    with simulated(NODES, looks=LOOKS, dead=(12, 500, 501)) as (served, _source, _clock), chromium() as browser:
+    with simulated(NODES, looks=LOOKS, dead=(12, 500, 501)) as (served, _source, clock), chromium() as browser:
         for name, view, theme in (
             ("overview-light", "overview", "light"),
             ("overview-dark", "overview", "dark"),
             ("contents", "contents", "light"),
+            ("hottest", "contents", "light"),
             ("network", "network", "dark"),
         ):
             with Watched(browser, served.address, theme=theme, width=WIDTH, height=HEIGHT) as watched:
-                watched.show(view)
+                page = watched.show(view)
+                if name == "hottest":
+                    page.get_by_role("button", name="Hottest").click()
+                    page.wait_for_selector(".icicle text:has-text('/s')")
+                if name == "network":  # what NICs carry is known from the second time on that nodes tell it
+                    page.wait_for_selector(".numa")
+                    clock.now_s += 10
+                    while not page.locator(".carried:not([hidden])").count():
+                        served.watch.look()
+                        page.wait_for_timeout(DRAWN_MS)
                 watched.page.wait_for_timeout(DRAWN_MS)
                 watched.page.screenshot(path=FOLDER / f"{name}.png")
         with Watched(browser, served.address, width=WIDTH, height=HEIGHT) as watched:

@@ -23,6 +23,8 @@ from kvstore.protocol.settings import settings_table
 from kvstore.router.config import RouterSettings
 from kvstore.router.standin.config import StandinSettings
 from kvstore.store.config import NodeSettings
+from kvstore.telemetry.tracing.config import SECTION as TRACING
+from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import SECTION, TransferSettings
 
 HEAD: Final = """# Settings
@@ -35,6 +37,9 @@ Every program takes each of its settings from the first of these that has it:
 2. the environment variable,
 3. its section of one TOML file, which `--config FILE` or `KVSTORE_CONFIG` names,
 4. the default.
+
+Refused by name are variables that are nearly one of these, sections of the file that no program has, and settings in a program's own
+section that it does not have.
 
 Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (1024), `10GB` (1000). Times are in seconds.
 """
@@ -73,6 +78,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         "`TransferSettings(...)` to `TransferEngine`, or as `transfer=` to `Client` and `AsyncClient`.\n\n",
         SECTION,
         TransferSettings,
+    ),
+    (
+        "Traces",
+        "Of masters, nodes and clients; [tracing.md](tracing.md) says what they do. They have no flags. In Python pass\n"
+        "`tracing=TracingSettings(...)` to `Client` and `AsyncClient`, which else take them from environment and file.\n\n",
+        TRACING,
+        TracingSettings,
     ),
     (
         "Hand-over",
@@ -122,7 +134,7 @@ def table(section: str, kind: type[Any]) -> str:
     rows = settings_table(section, kind)
     return (
         rows
-        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, TENSORS, VLLM)
+        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, TENSORS, TRACING, VLLM)
         else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
+from kvstore.master.directory.recording import ALL, RECORDS
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -11,6 +12,7 @@ from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.https import CERT_HELP, KEY_HELP
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP
 from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
@@ -27,6 +29,8 @@ class MasterSettings(ServerTlsSettings):
         "address they reached, and the host of `listen`.",
     )
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    http_tls_cert: str = setting("", CERT_HELP)
+    http_tls_key: str = setting("", KEY_HELP)
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
@@ -37,6 +41,12 @@ class MasterSettings(ServerTlsSettings):
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)
     catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH, etcd://HOST:PORT,... (etcds://: by TLS).")
+    records: str = setting(
+        ALL,
+        "Which blocks have a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "
+        "pinned; membership: none. Nodes, drains, pins, replica targets, quotas and removals always have (docs/operations.md).",
+        choices=RECORDS,
+    )
     catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
     lease_ttl_s: float = setting(
         2.0,
@@ -64,9 +74,15 @@ class MasterSettings(ServerTlsSettings):
         "read again at SIGHUP and when it has changed.",
     )
     allow_unauthenticated: bool = setting(False, ALLOW_HELP)
+    quotas: str = setting(
+        "",
+        "TOML file with what each tenant may take (docs/security.md); without it nobody has a limit but by `kvstore quota set`. It is read "
+        "again at SIGHUP and when it has changed.",
+    )
     tokens_check_interval_s: float = setting(
         2.0,
-        "How often it is looked at whether the tokens file has changed, and whether a token by which somebody is connected has ended.",
+        "How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is "
+        "connected has ended.",
         minimum=0.05,
     )
     ticket_ttl_s: float = setting(
@@ -106,11 +122,23 @@ class MasterSettings(ServerTlsSettings):
     )
     copy_blocks: int = setting(
         4096,
-        "Blocks of drained nodes that are on their way to others at once; as many again for replicas.",
+        "Blocks of drained nodes that are on their way to others at once; as many again for replicas, and for what is spilled.",
         minimum=1,
         maximum=1 << 16,
     )
     copy_bytes: Size = setting(Size(256 << 20), "Bytes of these; a larger block goes alone.", minimum=1)
+    spill: bool = setting(
+        False,
+        "Copy the coldest blocks of a node that is nearly full to nodes with room, those of other hosts first, and have them leave the "
+        "full one before the rest (docs/operations.md).",
+    )
+    spill_free_share: float = setting(
+        0.1,
+        "With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of "
+        "this free in its lowest tier spills.",
+        minimum=0.01,
+        maximum=0.9,
+    )
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)

@@ -3,6 +3,7 @@
 gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
 """
 
+import functools
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +19,10 @@ from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
+from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Standing
 from kvstore.master.seen_status import as_seen_by
+from kvstore.master.traced_calls import TracedCalls
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,
@@ -28,7 +31,9 @@ from kvstore.protocol.control_pb2_grpc import (
     add_SchedulerServicer_to_server,
 )
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.tracing import Span
 from kvstore.security.identity import Identity
 from kvstore.security.rules import RPCS, check_complete
 from kvstore.security.tls.certificates import Certificates
@@ -47,6 +52,8 @@ METHODS: Final = tuple(
 """All that is served, by gRPC's names."""
 LIST_ROWS: Final = 4096
 """Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
+
+OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
 
 
 class ControlService(ControlServicer):
@@ -75,7 +82,8 @@ class ControlService(ControlServicer):
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context, request), request.name)
-            return self._standing.leading().register(info, request.tiers, seen, description, request.protocol_version)
+            leading = self._standing.leading()
+            return leading.register(info, request.tiers, seen, description, request.protocol_version, request.quotas_version)
 
         return self._in_loop(context, register)
 
@@ -87,14 +95,27 @@ class ControlService(ControlServicer):
                 self._callers.identify(context, request), directory.members.check(request.node_id, request.registration_epoch).info.name
             )
             directory.heartbeat(
-                request.node_id, request.registration_epoch, list(request.tiers), dict(request.counters), self._reactor.now_ns()
+                request.node_id,
+                request.registration_epoch,
+                list(request.tiers),
+                dict(request.counters),
+                self._reactor.now_ns(),
+                tenants=list(request.tenants),
             )
             topology = request.topology if request.HasField("topology") else None
             transfer = request.transfer if request.HasField("transfer") else None
             if topology is not None or transfer is not None:
                 leading.describe(request.node_id, request.registration_epoch, topology=topology, transfer=transfer)
-            directory.measured(request.node_id, request.registration_epoch, request.rates, self._reactor.now_ns())
-            return pb.HeartbeatReply(master_epoch=leading.epoch)
+            now_ns = self._reactor.now_ns()
+            directory.measured(request.node_id, request.registration_epoch, request.rates, now_ns)
+            directory.carried(request.node_id, request.registration_epoch, list(request.links))
+            if request.hot:
+                directory.heat.take(request.node_id, request.hot, now_ns)
+            return pb.HeartbeatReply(
+                master_epoch=leading.epoch,
+                hot_blocks=directory.heat.ask(request.node_id, leading.linked_nodes(), now_ns),
+                quotas=leading.newer_quotas(request.quotas_version),
+            )
 
         return self._in_loop(context, beat)
 
@@ -108,7 +129,8 @@ class ControlService(ControlServicer):
             if request.node and not nodes:
                 known = ", ".join(sorted(node.info.name for node in members)) or "none"
                 raise InvalidArgument(f"there is no node {request.node!r}; there are: {known}")
-            return [pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology) for node in nodes]
+            now_ns = self._reactor.now_ns()
+            return [node_topology(node, now_ns) for node in nodes]
 
         yield from self._in_loop(context, found)
 
@@ -122,8 +144,25 @@ class ControlService(ControlServicer):
         """Answered when it is durable; how far it is shows in the node's status."""
         to = "" if request.cancel else request.to or TO_PEERS
         durable = self._in_loop(context, lambda: self._standing.leading().drain(request.node, to))
-        self._wait(context, durable, "it is so, and outlives the master once the catalog takes writes again")
+        self._wait(context, durable, OUTLIVES_LATER)
         return pb.DrainReply()
+
+    def SetQuota(self, request: pb.SetQuotaRequest, context: grpc.ServicerContext) -> pb.SetQuotaReply:  # noqa: N802
+        """Answered when it is durable."""
+
+        def begin() -> "Future[None]":
+            if twice := sorted(set(request.limits) & set(request.unlimited)):
+                raise InvalidArgument(f"{', '.join(twice)}: either a limit or none")
+            return self._standing.leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)})
+
+        self._wait(context, self._in_loop(context, begin), OUTLIVES_LATER)
+        return pb.SetQuotaReply()
+
+    def ClearQuota(self, request: pb.ClearQuotaRequest, context: grpc.ServicerContext) -> pb.ClearQuotaReply:  # noqa: N802
+        """Answered when it is durable."""
+        durable = self._in_loop(context, lambda: self._standing.leading().clear_quota(request.tenant, request.names))
+        self._wait(context, durable, OUTLIVES_LATER)
+        return pb.ClearQuotaReply()
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
         """A slice of the directory at a time: the loop serves others in between."""
@@ -158,7 +197,8 @@ class ControlService(ControlServicer):
         """A slice of the directory at a time, too; an operator is told of all tenants."""
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
         tenant = None if identity.operates else request.tenant
-        return contents(lambda function: self._in_loop(context, function), self._standing.answering, tenant, request)
+        ask = functools.partial(self._in_loop, context)
+        return contents(ask, self._standing.answering, tenant, request, now_ns=self._reactor.now_ns)
 
     def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> Identity:
         """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""
@@ -200,13 +240,15 @@ class ControlServer:
         threads: int,
         durations: Histograms,
         tls: Certificates | None = None,
+        begin_span: Callable[[str, TraceParent], Span] | None = None,
     ) -> None:
-        """`durations` get how long calls take. Raises ConfigError when the port cannot be had, InvalidArgument for a method
-        without a rule."""
+        """`durations` get how long calls take, and `begin_span` makes spans of those that belong to a trace. Raises ConfigError when the
+        port cannot be had, InvalidArgument for a method without a rule."""
         check_complete(RPCS, METHODS)
+        traced = [TracedCalls(begin_span)] if begin_span is not None else []
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="control"),
-            interceptors=[TimedCalls(durations), callers],
+            interceptors=[TimedCalls(durations), callers, *traced],
             options=[("grpc.so_reuseport", 0)],  # two masters of one port would each get half of the calls: a port in use is an error
         )
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]

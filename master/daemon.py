@@ -1,7 +1,7 @@
 """kvstore-master: settings in, one master out, until a signal.
 
 Standard output carries one JSON line when it is there:
-    {"event": "ready", "listen": ..., "unix": ..., "control": ..., "http": ..., "pid": ..., "role": ...}
+    {"event": "ready", "listen": ..., "unix": ..., "control": ..., "http": ..., "console": ..., "pid": ..., "role": ...}
 and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
     {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
 A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be met; 1: the
@@ -25,6 +25,8 @@ from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_sig
 from kvstore.rpc.server import allow_many_descriptors
 from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.tracing.config import SECTION as TRACING
+from kvstore.telemetry.tracing.config import TracingSettings
 
 log = logging.getLogger("kvstore.master")
 
@@ -37,9 +39,10 @@ def main(config: str | None, **flags: Any) -> None:
     begin_logging()
     try:
         allow_many_descriptors()
+        tracing = load_settings(TracingSettings, TRACING, flags={}, config=config)
         settings = load_settings(MasterSettings, "master", flags=flags, config=config)
         write_logs(settings.log_level, settings.log_format)
-        master = Master(settings)
+        master = Master(settings, tracing)
         try:
             places = master.start()
         except BaseException:
@@ -49,7 +52,9 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
     came = stop_on_signals(master.reactor)
-    on_hangup(lambda: master.reactor.call_soon(master.reread_credentials))
+    on_hangup(lambda: master.reactor.call_soon(master.reread_files))
+    if places.console:
+        log.info("the console is at %s", places.console)
     say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told().role})
     master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
     try:

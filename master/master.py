@@ -16,7 +16,6 @@ from typing import Final
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
-from kvstore.console.web import add_console
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Owner
@@ -43,14 +42,18 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
+from kvstore.security.quotas.in_force import QuotasInForce
 from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.by_token import by_token
-from kvstore.telemetry.http.listening import reached_at
+from kvstore.telemetry.http.listening import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import MASTER
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.opening import open_tracing, spans_told
 
 TICK_S: Final = 0.1
 STOP_GRACE_S: Final = 0.5
@@ -67,6 +70,8 @@ class Places:
     control: str
     http: str = ""
     """Of health, metrics and diagnostics; "" for none."""
+    console: str = ""
+    """Its address for a browser; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,16 @@ class Told:
 class Master:
     """See the module. All methods belong to the thread that calls `reactor.run`."""
 
-    def __init__(self, settings: MasterSettings, *, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: MasterSettings, tracing: TracingSettings | None = None, *, wall_s: Callable[[], float] = time.time
+    ) -> None:
         """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
         self.on_role: Callable[[Told], None] = lambda _told: None
         """Called at each change of the role, or of the owner that is followed."""
         self._tls = Certificates.of(settings)
         self._guard = Guard(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
+        self._quotas = QuotasInForce(settings.quotas)
         make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
@@ -118,9 +126,10 @@ class Master:
         )
         try:
             self._tcp, self._unix = self._listen()
-            self.http = HttpServer(settings.http, authorize=by_token(self._guard)) if settings.http else None
+            self.http = self._http_server() if settings.http else None
             """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
+            self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
             self.standing = Standing(self._me.address, self._lead, on_change=self._changed)
             self._relay = Relay(self.reactor, self.standing, on_failure=self._fail)
             self._catalog.open(deadline_s=settings.catalog_timeout_s)
@@ -196,6 +205,7 @@ class Master:
             threads=settings.control_threads,
             durations=self._measures.control,
             tls=self._tls,
+            begin_span=self._tracing.begin_named if self._tracing is not None else None,
         )
         told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
         self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
@@ -207,11 +217,12 @@ class Master:
             add_signals(self.http, MASTER, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             if settings.console_interval_s:
                 self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
-                add_console(self.http, self._watch)
+                self.http.later(self._add_console)
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(TURN_S, self._measures.requests.turn)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
+        self.reactor.every(settings.tokens_check_interval_s, self._look_at_quotas)
         self._catalog.follow(self._me, self._relay)
         while self.failure is None and not self.told().owner:
             self.reactor.run_once(TICK_S)
@@ -220,8 +231,19 @@ class Master:
         self._tell_ready()
         if self._watch is not None:
             self._watch.start()
-        http = self.http.address if self.http is not None else ""
-        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}", http)
+        http = self.http.told() if self.http is not None else ""
+        console = f"{url_of(http)}/" if self._watch is not None else ""
+        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}", http, console)
+
+    def _http_server(self) -> HttpServer:
+        https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
+        return HttpServer(self._settings.http, authorize=by_token(self._guard), https=https)
+
+    def _add_console(self, http: HttpServer) -> None:
+        from kvstore.console.web import add_console  # with what serves it, once somebody connects
+
+        assert self._watch is not None
+        add_console(http, self._watch)
 
     def close(self) -> None:
         """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
@@ -235,6 +257,8 @@ class Master:
         self._catalog.close()
         if self._control is not None:
             self._control.stop(STOP_GRACE_S)
+        if self._tracing is not None:
+            self._tracing.close()
         self.reactor.close()
 
     def told(self) -> Told:
@@ -258,6 +282,7 @@ class Master:
             wall_ns=time.time_ns(),
             reachable=self._reachable,
             guard=self._guard,
+            quotas=self._quotas,
         )
 
     def _changed(self) -> None:
@@ -307,6 +332,7 @@ class Master:
             is_healthy=self._catalog.health == "ok",
             connections=len(self._server.sessions),
             records=self.standing.records(),
+            trace_spans=spans_told(self._tracing),
         )
         return {**told, **of_owner(self.standing.leading())} if role is Role.OWNER else told
 
@@ -321,7 +347,7 @@ class Master:
         )
 
     def _told_http(self) -> str:
-        return reached_at(self.http.address, self._settings.advertise or socket.gethostname()) if self.http is not None else ""
+        return self.http.told(self._settings.advertise or socket.gethostname()) if self.http is not None else ""
 
     def reread_credentials(self) -> None:
         """Of the tokens file, whatever became of it: sessions of who is known no more end. A bad file changes nothing, but for the log.
@@ -330,6 +356,15 @@ class Master:
             self._tls.reload()
         self._guard.reread_loudly()
         self._look_at_sessions()
+
+    def reread_files(self) -> None:
+        """Of all files that say who may do what, and how much: at SIGHUP."""
+        self.reread_credentials()
+        self._quotas.reread()
+
+    def _look_at_quotas(self) -> None:
+        if self._quotas.has_changed():
+            self._quotas.reread()
 
     def _look_at_credentials(self) -> None:
         if self._guard.has_changed():
@@ -354,6 +389,7 @@ class Master:
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],
             catalog_health=self._catalog.health,
+            shards=self._catalog.shards,
             rss_bytes=_rss_bytes(),
             name=self._me.name,
             role=role,

@@ -22,7 +22,16 @@ class MasterMeasures:
         self.takeovers = 0
 
     def read(
-        self, name: str, written: Written, *, epoch: int, is_ready: bool, is_healthy: bool, connections: int, records: int
+        self,
+        name: str,
+        written: Written,
+        *,
+        epoch: int,
+        is_ready: bool,
+        is_healthy: bool,
+        connections: int,
+        records: int,
+        trace_spans: Reading,
     ) -> dict[str, Reading]:
         """Of any master."""
         return {
@@ -31,6 +40,7 @@ class MasterMeasures:
             "kvstore_master_owner": 0,
             "kvstore_master_epoch": epoch,
             "kvstore_master_takeovers": self.takeovers,
+            "kvstore_master_trace_spans": trace_spans,
             "kvstore_master_request_duration_seconds": self.requests.durations(),
             "kvstore_master_requests_refused": self.requests.refusals(),
             "kvstore_master_control_duration_seconds": self.control.read(),
@@ -55,12 +65,15 @@ def of_owner(leading: Leading) -> Readings:
         "kvstore_master_blocks": counts.blocks,
         "kvstore_master_reservations": counts.reserved,
         "kvstore_master_pinned_blocks": counts.pinned,
+        "kvstore_master_quota_refused": {(reason,): count for reason, count in leading.frames.loads.refused().items()},
         "kvstore_master_keys_asked": counters["keys"],
         "kvstore_master_lookup_misses": counters["lookup_misses"],
         "kvstore_master_events_published": counters["published"],
         "kvstore_master_commands_failed": counters["commands_failed"],
         "kvstore_master_copies_ordered": counters["copies_ordered"],
         "kvstore_master_copies_entered": counters["copies_entered"],
+        "kvstore_master_spilled_blocks": counters["spilled_blocks"],
+        "kvstore_master_spilled_bytes": counters["spilled_bytes"],
         "kvstore_master_instances": len(leading.scheduling.instances.each()),
         "kvstore_master_scheduled": scheduled["scheduled"],
         "kvstore_master_schedule_rejections": {

@@ -1,12 +1,14 @@
 """A master as the console's source: what the console asks in its own thread is carried into the loop's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from kvstore.console.source import MasterSeen
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.roles.contents import contents
-from kvstore.master.roles.standing import Standing
+from kvstore.master.roles.node_status import node_topology
+from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.rpc.reactor import Reactor
@@ -24,12 +26,19 @@ class Watched:
     def status(self) -> pb.StatusReply:
         return self._in_loop(self._status)  # type: ignore[no-any-return]
 
+    def masters(self) -> Sequence[MasterSeen]:
+        status = self.status()
+        is_owner = status.role == Role.OWNER
+        own = MasterSeen(status.owner.address if is_owner else "", status.name, status.role)
+        return [own] if is_owner or not status.owner.name else [own, MasterSeen(status.owner.address, status.owner.name, Role.OWNER)]
+
     def topologies(self) -> Sequence[pb.NodeTopology]:
         members = self._in_loop(lambda: list(self._standing.answering().directory.members))
-        return [pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology) for node in members]
+        now_ns = self._reactor.now_ns()
+        return [node_topology(node, now_ns) for node in members]
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        return contents(self._in_loop, self._standing.answering, None, request)
+        return contents(self._in_loop, self._standing.answering, None, request, now_ns=self._reactor.now_ns)
 
     def drain(self, node: str, *, to: str, cancel: bool) -> None:
         self._wait(lambda: self._standing.leading().drain(node, "" if cancel else to or TO_PEERS))
@@ -42,6 +51,12 @@ class Watched:
 
     def remove(self, tenant: str, namespace: str) -> int:
         return self._wait(lambda: self._standing.leading().remove_all(tenant, namespace))  # type: ignore[no-any-return]
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+        self._wait(lambda: self._standing.leading().set_quota(tenant, limits))
+
+    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+        self._wait(lambda: self._standing.leading().clear_quota(tenant, names))
 
     def _in_loop(self, function: Callable[[], Any]) -> Any:
         return self._reactor.call(function, deadline_s=self._timeout_s)

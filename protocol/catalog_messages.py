@@ -113,8 +113,9 @@ class Copy(Message):
 
     The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
     its transfer engine is reached, if it has one. `shown` is the pass to show it (security/tickets/form.py), b"" where none is needed.
-    `epoch` is the master's. Answer, at once: Flags (1: it will be tried; 0: it is here, or
-    being written, or too much is waiting already).
+    `epoch` is the master's. Answer, at once: Flags (1: it will be tried, once the master has decided about a block of that key here;
+    0: it is here, or being written, or too much is waiting already). With `guests` 1 the blocks are spilled by their source: nothing of the
+    receiver's own is to leave for them, and it spills them to nobody else.
     """
 
     TYPE = 34
@@ -137,6 +138,7 @@ class Copy(Message):
         ("transfer", "blobs"),
         ("shown", "count"),
         ("shown", "u8s"),
+        ("guests", "u8"),
     )
     epoch: int
     tenant: str
@@ -152,6 +154,7 @@ class Copy(Message):
     parents: list[bytes]
     transfer: list[bytes]
     shown: bytes = b""
+    guests: int = 0
 
 
 @dataclass(slots=True)
@@ -208,3 +211,21 @@ class Revoke(Message):
     epoch: int
     tenant: str
     credentials: Ints
+
+
+@dataclass(slots=True)
+class Coldest(Message):
+    """Node to master: these blocks of `tenant` are among the coldest of its lowest tier, and leave it next. `epoch` is the registration's.
+
+    Answer: Flags. 1: other nodes hold the block and keep it, as many as its replica target wants: it may leave first. 0: it may be the last
+    copy that leaves. Of those answered with 0 the master may have copies made where there is room for them, where `spill` is 1; it has a
+    flag a key, or none where nothing is to be spilled.
+    """
+
+    TYPE = 39
+    SINCE = 5
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("keys", "keys"), ("spill", "count"), ("spill", "u8s"))
+    epoch: int
+    tenant: str
+    keys: list[bytes]
+    spill: bytes = b""

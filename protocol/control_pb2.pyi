@@ -59,7 +59,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., why_not_huge: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "protocol_version")
+    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "protocol_version", "quotas_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class RegisterRequest(_message.Message):
     SEEN_CATALOG_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: int
     version: str
@@ -86,10 +87,74 @@ class RegisterRequest(_message.Message):
     seen_catalog: str
     http: str
     protocol_version: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    quotas_version: int
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ..., quotas_version: _Optional[int] = ...) -> None: ...
+
+class TenantQuota(_message.Message):
+    __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections")
+    HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    hbm_bytes: int
+    dram_bytes: int
+    nvme_bytes: int
+    blocks: int
+    pins: int
+    reservations: int
+    requests_in_flight: int
+    connections: int
+    def __init__(self, hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pins: _Optional[int] = ..., reservations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+
+class Quotas(_message.Message):
+    __slots__ = ("version", "default", "tenants")
+    class TenantsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TenantQuota
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TenantQuota, _Mapping]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    default: TenantQuota
+    tenants: _containers.MessageMap[str, TenantQuota]
+    def __init__(self, version: _Optional[int] = ..., default: _Optional[_Union[TenantQuota, _Mapping]] = ..., tenants: _Optional[_Mapping[str, TenantQuota]] = ...) -> None: ...
+
+class QuotaOrigins(_message.Message):
+    __slots__ = ("operator", "file")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    operator: _containers.RepeatedScalarFieldContainer[str]
+    file: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, operator: _Optional[_Iterable[str]] = ..., file: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TenantUse(_message.Message):
+    __slots__ = ("tenant", "hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "requests_in_flight", "connections")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    hbm_bytes: int
+    dram_bytes: int
+    nvme_bytes: int
+    blocks: int
+    requests_in_flight: int
+    connections: int
+    def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key")
+    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key", "quotas", "protocol_version", "spill_at_share")
     class TenantTokenSha256Entry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +169,9 @@ class RegisterReply(_message.Message):
     TENANT_TOKEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPILL_AT_SHARE_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
     master_epoch: int
@@ -111,7 +179,10 @@ class RegisterReply(_message.Message):
     tenant_token_sha256: _containers.ScalarMap[str, bytes]
     catalog: str
     ticket_key: TicketKey
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., tenant_token_sha256: _Optional[_Mapping[str, bytes]] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ...) -> None: ...
+    quotas: Quotas
+    protocol_version: int
+    spill_at_share: float
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., tenant_token_sha256: _Optional[_Mapping[str, bytes]] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., protocol_version: _Optional[int] = ..., spill_at_share: _Optional[float] = ...) -> None: ...
 
 class TicketKey(_message.Message):
     __slots__ = ("key_id", "secret", "age_ms")
@@ -124,7 +195,7 @@ class TicketKey(_message.Message):
     def __init__(self, key_id: _Optional[int] = ..., secret: _Optional[bytes] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates")
+    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates", "quotas_version", "tenants", "hot", "links")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +210,10 @@ class HeartbeatRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    HOT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
@@ -146,7 +221,33 @@ class HeartbeatRequest(_message.Message):
     topology: bytes
     transfer: bytes
     rates: _containers.RepeatedCompositeFieldContainer[PeerRate]
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ...) -> None: ...
+    quotas_version: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
+    hot: _containers.RepeatedCompositeFieldContainer[HotBlocks]
+    links: _containers.RepeatedCompositeFieldContainer[LinkFlow]
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., quotas_version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., hot: _Optional[_Iterable[_Union[HotBlocks, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ...) -> None: ...
+
+class LinkFlow(_message.Message):
+    __slots__ = ("device", "in_bytes", "out_bytes", "transfer_bytes")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    IN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    in_bytes: int
+    out_bytes: int
+    transfer_bytes: int
+    def __init__(self, device: _Optional[str] = ..., in_bytes: _Optional[int] = ..., out_bytes: _Optional[int] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
+
+class HotBlocks(_message.Message):
+    __slots__ = ("tenant", "keys", "reads_per_s")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    READS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    reads_per_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., reads_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerRate(_message.Message):
     __slots__ = ("node_id", "bytes_per_s", "basis_bytes", "age_s")
@@ -161,13 +262,17 @@ class PeerRate(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., basis_bytes: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("master_epoch",)
+    __slots__ = ("master_epoch", "quotas", "hot_blocks")
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    HOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     master_epoch: int
-    def __init__(self, master_epoch: _Optional[int] = ...) -> None: ...
+    quotas: Quotas
+    hot_blocks: int
+    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http")
+    __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http", "tenants")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +296,7 @@ class NodeStatus(_message.Message):
     RATES_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     name: str
     host_id: str
@@ -207,7 +313,8 @@ class NodeStatus(_message.Message):
     rates: _containers.RepeatedCompositeFieldContainer[PeerRate]
     drain: DrainStatus
     http: str
-    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., http: _Optional[str] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
+    def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., http: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ...) -> None: ...
 
 class DrainStatus(_message.Message):
     __slots__ = ("to", "is_done", "left_blocks", "kept_blocks", "copying_blocks", "lacks_room")
@@ -230,7 +337,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http")
+    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +345,13 @@ class StatusReply(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class QuotaOriginsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: QuotaOrigins
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[QuotaOrigins, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +368,10 @@ class StatusReply(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
@@ -270,7 +388,25 @@ class StatusReply(_message.Message):
     owner: CatalogOwner
     records: int
     http: str
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ...) -> None: ...
+    quotas: Quotas
+    grants: _containers.RepeatedCompositeFieldContainer[TenantGrants]
+    shards: int
+    quota_origins: _containers.MessageMap[str, QuotaOrigins]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ...) -> None: ...
+
+class TenantGrants(_message.Message):
+    __slots__ = ("tenant", "pins", "reservations", "requests_in_flight", "connections")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    pins: int
+    reservations: int
+    requests_in_flight: int
+    connections: int
+    def __init__(self, tenant: _Optional[str] = ..., pins: _Optional[int] = ..., reservations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
 
 class CatalogOwner(_message.Message):
     __slots__ = ("name", "address", "epoch")
@@ -289,14 +425,18 @@ class TopologiesRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class NodeTopology(_message.Message):
-    __slots__ = ("name", "state", "topology")
+    __slots__ = ("name", "state", "topology", "links", "links_age_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     topology: bytes
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., topology: _Optional[bytes] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkFlow]
+    links_age_s: float
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., topology: _Optional[bytes] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ..., links_age_s: _Optional[float] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("node",)
@@ -319,6 +459,39 @@ class DrainRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., to: _Optional[str] = ..., cancel: bool = ...) -> None: ...
 
 class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "limits", "unlimited")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    UNLIMITED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limits: _containers.ScalarMap[str, int]
+    unlimited: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., limits: _Optional[_Mapping[str, int]] = ..., unlimited: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetQuotaReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClearQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "names")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClearQuotaReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -347,16 +520,18 @@ class ListKeysReply(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ContentsRequest(_message.Message):
-    __slots__ = ("tenant", "token", "namespace", "max_segments")
+    __slots__ = ("tenant", "token", "namespace", "max_segments", "hottest")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MAX_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    HOTTEST_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     token: str
     namespace: str
     max_segments: int
-    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ...) -> None: ...
+    hottest: bool
+    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ..., hottest: bool = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("blocks", "bytes", "hbm_bytes", "dram_bytes", "nvme_bytes")
@@ -385,18 +560,22 @@ class NamespaceUsage(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pinned: _Optional[int] = ...) -> None: ...
 
 class PrefixSegment(_message.Message):
-    __slots__ = ("parent", "key", "held", "subtree_bytes", "branches")
+    __slots__ = ("parent", "key", "held", "subtree_bytes", "branches", "reads_per_s", "subtree_reads_per_s")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     SUBTREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    READS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SUBTREE_READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     parent: int
     key: bytes
     held: Held
     subtree_bytes: int
     branches: int
-    def __init__(self, parent: _Optional[int] = ..., key: _Optional[bytes] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., subtree_bytes: _Optional[int] = ..., branches: _Optional[int] = ...) -> None: ...
+    reads_per_s: float
+    subtree_reads_per_s: float
+    def __init__(self, parent: _Optional[int] = ..., key: _Optional[bytes] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., subtree_bytes: _Optional[int] = ..., branches: _Optional[int] = ..., reads_per_s: _Optional[float] = ..., subtree_reads_per_s: _Optional[float] = ...) -> None: ...
 
 class ContentsReply(_message.Message):
     __slots__ = ("namespaces", "segments")

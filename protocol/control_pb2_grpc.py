@@ -64,6 +64,16 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/kvstore.v1.Control/SetQuota',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.SetQuotaReply.FromString,
+                _registered_method=True)
+        self.ClearQuota = channel.unary_unary(
+                '/kvstore.v1.Control/ClearQuota',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.ClearQuotaRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.ClearQuotaReply.FromString,
+                _registered_method=True)
         self.ListKeys = channel.unary_stream(
                 '/kvstore.v1.Control/ListKeys',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ListKeysRequest.SerializeToString,
@@ -121,6 +131,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """What an operator gives a tenant: kept in the catalog, and above what the masters' quotas file says. In force at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearQuota(self, request, context):
+        """Limits that an operator has set are as the quotas file has them again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListKeys(self, request, context):
         """The keys of one tenant, in no particular order.
         """
@@ -167,6 +191,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.DrainReply.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.SetQuotaRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.SetQuotaReply.SerializeToString,
+            ),
+            'ClearQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearQuota,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.ClearQuotaRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.ClearQuotaReply.SerializeToString,
             ),
             'ListKeys': grpc.unary_stream_rpc_method_handler(
                     servicer.ListKeys,
@@ -341,6 +375,60 @@ class Control(object):
             '/kvstore.v1.Control/Drain',
             kvstore_dot_protocol_dot_control__pb2.DrainRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/SetQuota',
+            kvstore_dot_protocol_dot_control__pb2.SetQuotaRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.SetQuotaReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/ClearQuota',
+            kvstore_dot_protocol_dot_control__pb2.ClearQuotaRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.ClearQuotaReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@
     │   │   └── NoOwner            no master owns the catalog now, one is about to
     │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
     │   ├── Full               no room was freed before the deadline
+    │   ├── QuotaExceeded      the tenant has all that its quota gives it: its owner frees something, or an operator gives it more
     │   └── CatalogUnavailable the catalog (etcd, disk) does not take writes now
     ├── Corrupt        bytes are not those that were put
     │   └── ChecksumMismatch
@@ -82,6 +83,12 @@ class Full(Retry):
     """No room was freed before the deadline."""
 
     code = 103
+
+
+class QuotaExceeded(Retry):
+    """The tenant has all that its quota gives it, of what the text names: it frees something, or its operator gives it more."""
+
+    code = 108
 
 
 class CatalogUnavailable(Retry):
@@ -220,6 +227,7 @@ GRPC_STATUS: dict[type[KVStoreError], str] = {
     Unavailable: "UNAVAILABLE",
     DeadlineExceeded: "DEADLINE_EXCEEDED",
     Full: "RESOURCE_EXHAUSTED",
+    QuotaExceeded: "RESOURCE_EXHAUSTED",
     CatalogUnavailable: "UNAVAILABLE",
     Retry: "UNAVAILABLE",
     Corrupt: "DATA_LOSS",

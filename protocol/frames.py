@@ -5,7 +5,7 @@
     2       1     protocol version in which the message got the form that it has; in a Hello, the one that the sender speaks
     3       1     message type
     4       4     request id, chosen by the asker and echoed in the answer; 0 for messages that have no answer
-    8       4     milliseconds the asker still waits, 0 in answers
+    8       4     milliseconds the asker still waits; in a Welcome what its sender takes besides (TAKES_TRACES); 0 in other answers
     12      4     body length in bytes
     16      8     payload length in bytes
 
@@ -39,6 +39,9 @@ MAX_COUNT: Final = 16 * MAX_BATCH
 """Entries of a column that is not one a key: a full batch of Locations names up to 16 replicas a key."""
 MAX_BLOB_BYTES: Final = 256 << 10
 """An entry of a column of opaque bytes: what a node says of its transfer engine."""
+TAKES_TRACES: Final = 1
+"""A bit of the deadline in the header of a Welcome: Trace messages are taken. In the header, which is not a part of any message's form: a
+peer of a release that knows nothing of it neither sets it nor looks at it."""
 MAX_DEADLINE_MS: Final = 3_600_000
 """An hour: a deadline further away is a mistake, and is cut to this."""
 

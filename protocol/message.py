@@ -23,6 +23,10 @@ REPLICAS_NOT_YET, REPLICAS_THERE, REPLICAS_NOWHERE, REPLICAS_ABSENT = 0, 1, 2, 3
 TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
 """Bits of a tier mask: where a node has copies of a block."""
 
+MAX_LINKS: Final = 64
+"""NICs of a host that a node tells of."""
+MAX_TENANT_USES: Final = 256
+"""Tenants of whose use a node tells its master with each heartbeat: those that take most."""
 MAX_RATES: Final = 32
 """Measured rates that a node tells its master of: more than it fetches from at a time, and 1 MB in all for a status of 1,000 nodes."""
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import (
@@ -38,7 +38,7 @@ from kvstore.protocol.node_messages import (
     SlabFds,
     Slabs,
 )
-from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Trace, Welcome
 
 MESSAGES: Final[dict[int, type[Message]]] = {
     kind.TYPE: kind
@@ -49,6 +49,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Ok,
         Flags,
         Count,
+        Trace,
         Lookup,
         Locations,
         Exists,
@@ -72,6 +73,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Drain,
         TicketKey,
         Revoke,
+        Coldest,
         Put,
         Open,
         Opened,
@@ -104,4 +106,7 @@ REPLIES: Final = frozenset(
     kind.TYPE
     for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList, EventBatch)
 )
-"""Types that answer a request; all others are requests. Both ends of one connection may ask."""
+"""Types that answer a request. Both ends of one connection may ask."""
+
+NO_REQUESTS: Final = REPLIES | {Trace.TYPE}
+"""Types that ask for nothing: answers, and what is said ahead of a request. All others are requests."""

@@ -101,6 +101,19 @@ class Flags(Message):
 
 
 @dataclass(slots=True)
+class Trace(Message):
+    """Ahead of a request: the trace that it belongs to, as a W3C traceparent (protocol/traceparent.py). Has no answer.
+
+    It goes only to a peer whose Welcome says that it takes it (frames.TAKES_TRACES), and only ahead of what is sampled. One that cannot be
+    read is as none.
+    """
+
+    TYPE = 7
+    FORM = (("traceparent", "text"),)
+    traceparent: str
+
+
+@dataclass(slots=True)
 class Count(Message):
     TYPE = 6
     FORM = (("value", "u64"),)

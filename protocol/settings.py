@@ -5,18 +5,19 @@ file's section ([node] heartbeat_interval_s = 1.0) and the row in docs/settings.
 """
 
 import dataclasses
+import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
 import click
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.variables import CONFIG, check_variables, variable_name
+from kvstore.protocol.variables import CLOSE, CONFIG, SECTIONS, check_variables, variable_name
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +74,8 @@ def load_settings(
 ) -> S:
     """Fill `kind` from flags (None: not given), then variables (KVSTORE_<SECTION>_<NAME>), then [section] of the TOML file, then defaults.
 
-    The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting and its source.
+    The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting, or the section of the file
+    that no program has, and its source.
     """
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -162,17 +164,31 @@ def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, 
     if not path:
         return {}
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get(section, {})
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the settings file {path}: {error}") from None
     except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    _check_sections(path, document, SECTIONS | {section})
+    table = document.get(section, {})
     known = {field.name for field in dataclasses.fields(kind)}
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {section} is not a section; write [{section}] and its settings below")
     if unknown := sorted(set(table) - known):
         raise ConfigError(f"{path}, section [{section}]: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return table
+
+
+def _check_sections(path: str, document: Mapping[str, Any], known: Collection[str]) -> None:
+    """One file is every program's, so that a program's own section may be missing: only by its name is a misspelt one told."""
+    for name, content in document.items():
+        if name in known:
+            continue
+        if not isinstance(content, dict | list):
+            raise ConfigError(f"{path}: {name} stands in no section: write it below the line [SECTION] of the program that it is for")
+        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)
+        mend = f"did you mean [{nearest[0]}]?" if nearest else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
+        raise ConfigError(f"{path}: unknown section [{name}]: {mend}")
 
 
 def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any:

@@ -18,7 +18,7 @@ MASTER: Final = f"{PREFIX}MASTER"
 """The masters, for every program that is not told of them otherwise."""
 SECTIONS: Final = frozenset(
     ("client", "handover", "jobs", "lmcache", "master", "node", "publisher", "router")
-    + ("sglang", "sidecar", "standin", "tensors", "transfer", "vllm")
+    + ("sglang", "sidecar", "standin", "tensors", "tracing", "transfer", "vllm")
 )
 """Whose settings there are: a program leaves alone what begins as another's do."""
 CLOSE: Final = 0.75

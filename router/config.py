@@ -10,6 +10,7 @@ from kvstore.protocol.variables import MASTER
 from kvstore.rpc.address import parse_address
 from kvstore.security.binding import check_binding
 from kvstore.security.tls.config import TlsSettings
+from kvstore.security.tls.https import CERT_HELP, KEY_HELP
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
@@ -27,6 +28,8 @@ class RouterSettings(TlsSettings):
     )
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
+    http_tls_cert: str = setting("", CERT_HELP)
+    http_tls_key: str = setting("", KEY_HELP)
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)

@@ -70,8 +70,8 @@ async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -
         **tls_of(settings),
     )
     listener = listening(settings.listen)
-    http = open_http(settings.http, settings.http_token_file)
-    facts = {"listen": host_port(listener), "http": http.address if http is not None else "", "pid": os.getpid()}
+    http = open_http(settings)
+    facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
     engines, counters = Engines(settings), Counters()
     with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
         try:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import MAX_DEADLINE_MS, VERSION, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, pack_header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.tracing import CALL
 
 M = TypeVar("M", bound=Message)
 MAX_REQUEST_ID = 0xFFFFFFFF
@@ -24,13 +25,15 @@ MAX_REQUEST_ID = 0xFFFFFFFF
 class Exchange:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
-    __slots__ = ("_address", "_request_id", "payload_left", "version")
+    __slots__ = ("_address", "_request_id", "payload_left", "takes_traces", "version")
 
     def __init__(self, address: Address, version: int = VERSION) -> None:
         """`version`: what the peer speaks, as far as is known."""
         self._address = address
         self.version = version
         """Of a peer that could not read us, that of its answer: what it speaks."""
+        self.takes_traces = False
+        """The peer has said so in its Welcome."""
         self._request_id = 0
         self.payload_left = 0
         """Bytes of the last answer's payload that have not been read; whoever reads some counts them off."""
@@ -51,7 +54,13 @@ class Exchange:
             body = message.pack_for(version)
         payload_bytes = sum(map(len, payload)) if payload else 0
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        head = memoryview(pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, version) + body)
+        frame = pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, version) + body
+        call = CALL.get()
+        if call is not None:
+            call.requests += 1
+            if self.takes_traces:
+                frame = call.frame + frame
+        head = memoryview(frame)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
 
     def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
@@ -62,6 +71,8 @@ class Exchange:
         if header.type == kind.TYPE and header.request_id == self._request_id:
             reply = kind.unpack_of(header.version, body)
             self.payload_left = header.payload_bytes
+            if header.deadline_ms:  # of a Welcome; of other answers it is 0
+                self.takes_traces = bool(header.deadline_ms & TAKES_TRACES)
             return reply
         if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
             raise ProtocolError(f"{self._address} answered with a message of type {header.type} where {kind.__name__} belongs")

@@ -20,6 +20,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
 from kvstore.rpc.socket_files import remove_dead, sweep
+from kvstore.rpc.tracing import Tracer
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.certificates import Certificates
 
@@ -58,6 +59,8 @@ class Server:
         self._tls = tls if tls is not None and tls.serves else None
         self._reactor = reactor
         self._observer = observer
+        self.tracer: Tracer | None = None
+        """Makes spans of requests that belong to a trace; may be set before the reactor runs."""
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self._max_connections = max_connections
@@ -153,7 +156,7 @@ class Server:
                 sock = self._tls.begin_from(sock)
             except OSError:  # gone already
                 return
-        session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer)
+        session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer, self.tracer)
         self.sessions.add(session)
         self._meet(session)
 

@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, Untrusted, from_code, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header, pack_header
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, Untrusted, typed
+from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, TAKES_TRACES, VERSION, Header, pack_header
 from kvstore.protocol.message import Message
-from kvstore.protocol.messages import REPLIES
-from kvstore.protocol.session_messages import Failure, Hello
+from kvstore.protocol.messages import NO_REQUESTS
+from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
 from kvstore.rpc.encrypted import Encrypted
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.observing import Observer, Stopwatch
 from kvstore.rpc.outbox import TURN_BYTES, Outbox, SendLimits, advance, first
+from kvstore.rpc.questions import Questions, Reply
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
+from kvstore.rpc.tenant_loads import InFlight, TenantLoad
+from kvstore.rpc.tracing import Span, TracedStopwatch, Tracer
 from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
@@ -29,9 +32,6 @@ DISCARD_BYTES: Final = 256 << 10
 DEFAULT_LIMITS: Final = SendLimits()
 
 log = logging.getLogger("kvstore.transfer")
-
-Reply = Callable[["Header | None", "memoryview | KVStoreError"], None]
-"""Called once with a request's answer: (header, body) or (None, the error). The body is valid during the call only."""
 
 
 class Handler(Protocol):
@@ -57,8 +57,15 @@ class Session:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, handler: Handler, limits: SendLimits = DEFAULT_LIMITS, observer: Observer | None = None
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        handler: Handler,
+        limits: SendLimits = DEFAULT_LIMITS,
+        observer: Observer | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        """With a `tracer` the peer is told that Trace messages are taken, and requests that it announces so have spans."""
         sock.setblocking(False)
         self.reactor = reactor
         self.is_local = sock.family == socket.AF_UNIX
@@ -66,6 +73,7 @@ class Session:
         """The handler's own state for this connection."""
         self.peer_version = VERSION
         """The protocol version that the peer speaks."""
+        self._in_flight = InFlight()
         self._sock = sock
         self._tls = Encrypted(sock) if isinstance(sock, TlsSocket) else None
         self._fd = sock.fileno()
@@ -83,9 +91,9 @@ class Session:
         self._outbox = Outbox(sock, reactor.guarded, reactor.now_ns)
         self._send_timer: Timer | None = None
         self._events = READABLE
-        self._requests: dict[int, tuple[Reply, Timer]] = {}
-        self._next_request = 1
-        self._stopwatch = Stopwatch(observer) if observer is not None else None
+        self._questions = Questions(reactor)
+        self._traces = TracedStopwatch(observer, tracer) if tracer is not None else None
+        self._stopwatch = self._traces or (Stopwatch(observer) if observer is not None else None)
         self.is_open = True
         reactor.register(self._fd, self._on_ready if self._tls is None else self._on_tls_ready)
         if self._tls is not None:
@@ -194,28 +202,38 @@ class Session:
             self._on_tls_ready(READABLE)
 
     def _dispatch(self, header: Header, body: memoryview) -> None:
-        if header.type in REPLIES:
-            self._on_reply(header, body)
+        if header.type in NO_REQUESTS:
+            if header.type != Trace.TYPE:
+                self._on_reply(header, body)
+            elif self._traces is not None and self.context is not None:  # strangers begin no spans
+                self._traces.announced(body)
             return
         if self._stopwatch is not None and not header.payload_bytes:
             self._stopwatch.begin(header.request_id, header.type)
         try:
             if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
                 self._tls.check_hello(Hello.unpack_of(header.version, body))
+            if not header.payload_bytes:
+                self._in_flight.begin(header.request_id)
             self._handler.frame(self, header, body)
         except Exception as error:
             self.fail(header.request_id, error)
 
+    def belongs_to(self, load: TenantLoad | None) -> None:
+        """Whose connection it is: requests are counted there from now on, while they have a limit. None: nobody's."""
+        self._in_flight.belong_to(load)
+
     # --- payloads ---
 
     def _begin_payload(self, header: Header, body: memoryview) -> None:
-        if header.type in REPLIES:
-            raise ProtocolError(f"an answer of type {header.type} carries values that nobody asked for")
+        if header.type in NO_REQUESTS:
+            raise ProtocolError(f"a message of type {header.type}, which is no request, carries values that nobody asked for")
         self._header, self._body, self._left_bytes = header, bytes(body), header.payload_bytes
         self._waiting_for_room = True
         if self._stopwatch is not None:
             self._stopwatch.begin(header.request_id, header.type)
         try:
+            self._in_flight.begin(header.request_id)
             views = self._handler.payload(self, header, memoryview(self._body))
         except Exception as error:
             self.refuse_payload(error)
@@ -314,18 +332,33 @@ class Session:
         `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
         """
         if self.is_open:
-            if self._stopwatch is not None:
-                self._stopwatch.answered(request_id)
+            self._answered(request_id)
             version = min(message.SINCE, self.peer_version)
             self._send(message.TYPE, request_id, 0, message.pack_for(version), payload, on_sent, fds, version)
         elif on_sent is not None:
             on_sent()
 
+    def welcome(self, request_id: int, message: Welcome) -> None:
+        """Answer a Hello, and say what is taken besides requests."""
+        if self.is_open:
+            self._answered(request_id)
+            version = min(message.SINCE, self.peer_version)
+            takes = TAKES_TRACES if self._traces is not None else 0
+            self._send(message.TYPE, request_id, takes, message.pack_for(version), version=version)
+
+    def span(self, request_id: int) -> Span | None:
+        """Of a request that has no answer yet, for what takes its time; None: it is not traced."""
+        return self._traces.span(request_id) if self._traces is not None else None
+
+    def _answered(self, request_id: int) -> None:
+        if self._stopwatch is not None:
+            self._stopwatch.answered(request_id)
+        self._in_flight.end(request_id)
+
     def reply_packed(self, request_id: int, kind: int, body: bytes) -> None:
         """As `reply`, with a message of that type that has been packed before."""
         if self.is_open:
-            if self._stopwatch is not None:
-                self._stopwatch.answered(request_id)
+            self._answered(request_id)
             self._send(kind, request_id, 0, body)
 
     def fail(self, request_id: int, error: Exception) -> None:
@@ -337,6 +370,8 @@ class Session:
             told = typed(error)
             if self._stopwatch is not None:
                 self._stopwatch.observer.refused(told)
+            if self._traces is not None:
+                self._traces.failed(request_id, told)
             self.reply(request_id, Failure(told.code, str(told)))
 
     def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
@@ -346,34 +381,13 @@ class Session:
             return
         version = min(message.SINCE, self.peer_version)
         body = message.pack_for(version)
-        request_id = self._next_request
-        self._next_request = self._next_request % 0xFFFFFFFF + 1
-
-        def expired() -> None:
-            self._requests.pop(request_id, None)
-            on_reply(None, DeadlineExceeded(f"the peer did not answer within {deadline_s:g} s"))
-
-        self._requests[request_id] = (on_reply, self.reactor.call_later(deadline_s, expired))
+        request_id = self._questions.ask(on_reply, deadline_s)
         self._send(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body, version=version)
 
     def _on_reply(self, header: Header, body: memoryview) -> None:
-        waiting = self._requests.pop(header.request_id, None)
         failure = Failure.unpack(body) if header.type == Failure.TYPE else None
-        if waiting is None:
-            if failure is not None and not header.request_id:
-                self.close(failure.text)  # the peer could not read us and hangs up
-            return  # or its deadline had passed
-        on_reply, timer = waiting
-        timer.cancel()
-        try:
-            if failure is not None:
-                on_reply(None, from_code(failure.code, failure.text))
-            else:
-                on_reply(header, body)
-        except ProtocolError:
-            raise
-        except Exception:
-            log.exception("the receiver of an answer of type %d failed", header.type)
+        if not self._questions.answered(header, body, failure) and failure is not None and not header.request_id:
+            self.close(failure.text)  # the peer could not read us and hangs up
 
     def _send(
         self,
@@ -432,11 +446,10 @@ class Session:
         self._sock.close()
         if self._send_timer is not None:
             self._send_timer.cancel()
-        requests, self._requests = self._requests, {}
         self._destinations = None
         self._outbox.abandon()
-        error = Unavailable(f"the connection broke: {reason}")
-        for on_reply, timer in requests.values():
-            timer.cancel()
-            self.reactor.guarded(on_reply, None, error)
+        if self._traces is not None:
+            self._traces.close()
+        self.belongs_to(None)
+        self._questions.close(Unavailable(f"the connection broke: {reason}"))
         self._handler.closed(self)

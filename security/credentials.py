@@ -21,15 +21,14 @@ what is looked up is the digest of what he has shown.
 import hashlib
 import hmac
 import math
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.toml_file import read_toml
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Some 30,000 tokens: a file beyond that is another file."""
@@ -104,7 +103,7 @@ def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Cre
     a file without a way for nodes to join, unless they show certificates."""
     if not path:
         return Credentials()
-    table = _read(path)
+    table = read_toml(path, "the tokens file", max_bytes=MAX_FILE_BYTES)
     if unknown := sorted(set(table) - set(SECTIONS)):
         raise ConfigError(
             f"the tokens file {path} has {', '.join(unknown)}: its sections are {', '.join(f'[{name}]' for name in SECTIONS)}"
@@ -121,18 +120,6 @@ def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Cre
     if not credentials.has(Kind.NODE) and not nodes_have_certificates:
         raise ConfigError(f"by the tokens file {path} no node can join. Add:\n{NODES_LINE}")
     return credentials
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        data = Path(path).read_bytes()
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"the tokens file {path} has more than {MAX_FILE_BYTES} bytes")
-        return tomllib.loads(data.decode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the tokens file {path}: {error}") from None
-    except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
-        raise ConfigError(f"the tokens file {path} is not TOML: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ A new file takes the place of the old one whole, or not at all. Threads may ask;
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, Unauthorized
 from kvstore.security.credentials import read_credentials
+from kvstore.security.file_signature import signature
 from kvstore.security.identity import Identity, Kind
 
 LOG_INTERVAL_S: Final = 10.0
@@ -28,7 +28,7 @@ class Guard:
         self._path = path
         self._nodes_have_certificates = nodes_have_certificates
         self._wall_s = wall_s
-        self._seen = _signature(path)
+        self._seen = signature(path)
         self._credentials = read_credentials(path, nodes_have_certificates=nodes_have_certificates)
         self._lock = threading.Lock()
         self._refused = 0
@@ -72,7 +72,7 @@ class Guard:
     def reread(self) -> list[Identity]:
         """Read the file again: who is known no more, or not as the same. Raises ConfigError for a file that is no good; then nothing has
         changed."""
-        self._seen = _signature(self._path)
+        self._seen = signature(self._path)
         former, credentials = self._credentials, read_credentials(self._path, nodes_have_certificates=self._nodes_have_certificates)
         self._credentials = credentials
         return credentials.gone_since(former)
@@ -84,12 +84,13 @@ class Guard:
         except ConfigError as error:
             log.error("the credentials stay as they were: %s", error)
             return []
-        log.info("the tokens file was read again: %d tokens of before are gone, %d are there", len(gone), len(self._credentials))
+        if self._path:
+            log.info("the tokens file was read again: %d tokens of before are gone, %d are there", len(gone), len(self._credentials))
         return gone
 
     def has_changed(self) -> bool:
         """Is the file another one, or another's, than when it was last read?"""
-        return _signature(self._path) != self._seen
+        return signature(self._path) != self._seen
 
     def _count(self, text: str) -> None:
         with self._lock:
@@ -100,12 +101,3 @@ class Guard:
                 self._logged_s = now_s
         if is_due:
             log.warning("refused, number %d so far: %s", self._refused, text)
-
-
-def _signature(path: str) -> tuple[int, ...]:
-    """Differs after a file was written or replaced; () for none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import (
@@ -76,6 +76,7 @@ MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Publish.TYPE: JOINS,
         Claim.TYPE: JOINS,
         Copied.TYPE: JOINS,
+        Coldest.TYPE: JOINS,
     }
 )
 NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
@@ -108,6 +109,8 @@ RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
         "/kvstore.v1.Control/Topologies": OPERATES,
         "/kvstore.v1.Control/Forget": OPERATES,
         "/kvstore.v1.Control/Drain": OPERATES,
+        "/kvstore.v1.Control/SetQuota": OPERATES,
+        "/kvstore.v1.Control/ClearQuota": OPERATES,
         "/kvstore.v1.Control/ListKeys": LISTS,
         "/kvstore.v1.Control/Contents": LISTS,
         "/kvstore.v1.Scheduler/Report": REPORTS,

@@ -12,6 +12,7 @@ from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.https import CERT_HELP, KEY_HELP
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
@@ -38,6 +39,8 @@ class NodeSettings(ServerTlsSettings):
     advertise: str = setting("", "HOST:PORT told to clients instead of `listen`, behind NAT or when listening on all interfaces.")
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
+    http_tls_cert: str = setting("", CERT_HELP)
+    http_tls_key: str = setting("", KEY_HELP)
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     run_dir: str = setting(

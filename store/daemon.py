@@ -20,6 +20,8 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.tracing.config import SECTION as TRACING
+from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import SECTION, TransferSettings
 
 log = logging.getLogger("kvstore.store")
@@ -45,11 +47,13 @@ def main(config: str | None, **flags: Any) -> None:
     try:
         allow_many_descriptors()
         transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
+        tracing = load_settings(TracingSettings, TRACING, flags={}, config=config)
         settings = load_settings(NodeSettings, "node", flags=flags, config=config)
         write_logs(settings.log_level, settings.log_format)
         node = Node(
             settings,
             transfer,
+            tracing,
             on_synced=lambda: is_done("master"),
             on_prefaulted=lambda: is_done("memory"),
         )

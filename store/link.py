@@ -69,6 +69,10 @@ class MasterLink:
         *,
         tier_status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
         rates: Callable[[], list[pb.PeerRate]],
+        hot: Callable[[int], list[pb.HotBlocks]],
+        links: Callable[[], list[pb.LinkFlow]],
+        tenants: Callable[[], list[pb.TenantUse]],
+        on_quotas: Callable[[pb.Quotas], None],
         on_link: Callable[[socket.socket, pb.RegisterReply], None],
         join_token: Callable[[], str],
         needs_tickets: bool,
@@ -79,10 +83,10 @@ class MasterLink:
         max_pause_s: float,
         tls: Certificates | None = None,
     ) -> None:
-        """`tier_status`, `rates` and `on_link` are called in the loop; the socket that `on_link` gets is its own. `join_token` is asked in
-        the link's thread each time that the token is shown, and may raise ConfigError. With `needs_tickets` a master that lets everybody in
-        is none for this node. For the times see the settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`,
-        `reconnect_interval_s` and `reconnect_max_interval_s`."""
+        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas` and `on_link` are called in the loop; the socket that
+        `on_link` gets is its own. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError.
+        With `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
+        `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
         self._masters = Masters(masters)
         self._join_token = join_token
@@ -92,6 +96,13 @@ class MasterLink:
         self._identity = identity
         self._tier_status = tier_status
         self._rates = rates
+        self._hot = hot
+        self._links = links
+        self._hot_asked = 0
+        """Of how many hot blocks the next heartbeat is to tell, as the master said with the last."""
+        self._tenants = tenants
+        self._on_quotas = on_quotas
+        self._quotas_version = 0
         self._on_link = on_link
         self._timeout_s = timeout_s
         self._patience_s = patience_s
@@ -174,6 +185,7 @@ class MasterLink:
                 reply = self._register(stub)
                 self._lost.clear()
                 self._registration_epoch = reply.registration_epoch
+                self._take_quotas(reply)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
                 self._doubtful, self._tries = None, 0
@@ -250,6 +262,7 @@ class MasterLink:
                 topology=described["topology"],
                 transfer=described["transfer"],
                 protocol_version=VERSION,
+                quotas_version=self._quotas_version,
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,
@@ -287,7 +300,10 @@ class MasterLink:
             self._wake.clear()
             if self._is_over():
                 return None
-            (tiers, counters), rates = self._reactor.call(lambda: (self._tier_status(), self._rates()), deadline_s=self._timeout_s)
+            (tiers, counters), rates, hot, tenants = self._reactor.call(
+                lambda: (self._tier_status(), self._rates(), self._hot(self._hot_asked), self._tenants()), deadline_s=self._timeout_s
+            )
+            self._hot_asked = 0
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
@@ -295,30 +311,43 @@ class MasterLink:
                 tiers=tiers,
                 counters=counters,
                 rates=rates,
+                hot=hot,
+                links=self._links(),
+                tenants=tenants,
+                quotas_version=self._quotas_version,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
             call = stub.Heartbeat.future(request, timeout=self._timeout_s, metadata=self._metadata)
             try:
-                owner = self._unless_answered(call)
+                answer = self._unless_answered(call)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise
                 log.warning("a heartbeat failed: %s", error.details())
-                owner = self._other_owner()
+                answer = self._other_owner()
             else:
                 self._told = described
-            if owner is not None:
-                log.warning("%s owns the catalog now", owner.address)
+            if isinstance(answer, pb.HeartbeatReply):
+                self._hot_asked = answer.hot_blocks
+                self._take_quotas(answer)
+            elif answer is not None:
+                log.warning("%s owns the catalog now", answer.address)
                 call.cancel()
-                return owner
+                return answer
 
-    def _unless_answered(self, call: "grpc.CallFuture[pb.HeartbeatReply]") -> Channel | None:
-        """Wait for the answer. A connection to another master that owns the catalog, if that is so before it comes. Raises RpcError."""
+    def _take_quotas(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Those that the master has, if they are others than the node's; it keeps them until a master has others."""
+        if reply.HasField("quotas"):
+            self._reactor.call(lambda: self._on_quotas(reply.quotas), deadline_s=self._timeout_s)
+            self._quotas_version = reply.quotas.version
+
+    def _unless_answered(self, call: "grpc.CallFuture[pb.HeartbeatReply]") -> pb.HeartbeatReply | Channel | None:
+        """Wait for the answer; or a connection to another master that owns the catalog, if that is so before it comes. None: the link is
+        over. Raises RpcError."""
         owner = None
         for wait_s in looks(self._patience_s):
             with contextlib.suppress(grpc.FutureTimeoutError):
-                call.result(timeout=wait_s)
-                break
+                return call.result(timeout=wait_s)
             owner = self._other_owner()
             if owner is not None or self._is_over():
                 break

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Copied, Publish
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
@@ -14,6 +14,7 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
+from kvstore.store.last_copies import LastCopies
 from kvstore.store.publisher import Publisher
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.deciding import Deciding
@@ -35,6 +36,7 @@ class MasterSession:
         claims: Claims,
         deciding: Deciding,
         copies: ReplicaQueue,
+        last_copies: LastCopies,
         admission: Admission,
         engine: TransferEngine | None,
         *,
@@ -50,6 +52,7 @@ class MasterSession:
         self._claims = claims
         self._deciding = deciding
         self._copies = copies
+        self._last_copies = last_copies
         self._admission = admission
         self._engine = engine
         self._peer_timeout_s = peer_timeout_s
@@ -82,6 +85,9 @@ class MasterSession:
         self._service.link_up(session, master_epoch=registration.master_epoch)
         link = _Link(session)
         self._copies.link_up(link.report, registration.registration_epoch)
+        self._last_copies.link_down()
+        if registration.protocol_version >= Coldest.SINCE:  # a master of a former release would hang up
+            self._last_copies.link_up(link.coldest, registration.registration_epoch, spill_at_share=registration.spill_at_share)
         self._claims.link_up(link.claim, registration.registration_epoch)
         self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._synced)
         self._deciding.link_up(link.claim, registration.registration_epoch)
@@ -98,6 +104,7 @@ class MasterSession:
             self._claims.link_down()
             self._deciding.link_down()
             self._copies.link_down()
+            self._last_copies.link_down()
             self._on_lost(self._registration_epoch)
 
     def _refused(self, error: KVStoreError) -> None:
@@ -125,6 +132,9 @@ class _Link:
 
     def claim(self, message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
         ask(self._session, message, Grants, decided)
+
+    def coldest(self, message: Coldest, answered: Callable[[Flags | KVStoreError], None]) -> None:
+        ask(self._session, message, Flags, answered)
 
     def report(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
         ask(self._session, message, Flags, decided)

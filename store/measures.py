@@ -1,13 +1,14 @@
 """What a node measures, and what of it its metrics tell. The node's loop is the only caller."""
 
+import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
-from kvstore.store.blocks.block import TIERS
-from kvstore.store.blocks.counts import AccessClock, TierCounts
+from kvstore.store.blocks.block import DRAM, TIERS
+from kvstore.store.blocks.counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.blocks.table import BlockTable
 from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
@@ -36,6 +37,7 @@ SAME = {
     "publish_backlog": "publish_backlog_events",
     "copied_blocks": "copied_blocks",
     "copied_bytes": "copied_bytes",
+    "guest_blocks": "guest_blocks",
     "copies_failed": "copies_failed",
     "copies_waiting": "copies_waiting",
     "engine_bytes": "engine_served_bytes",
@@ -73,13 +75,18 @@ class NodeMeasures:
             ages = self._ages.setdefault(index, Histogram(AGE_BOUNDS_S))
             for access in evicted:
                 ages.observe(self._clock.age_ns(access, now_ns))
-            self._tell(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)
+            if log.isEnabledFor(logging.INFO) and self._is_due(index, now_ns):
+                # Sorted for a line of the log only: a full node evicts thousands of blocks a tick.
+                self._tell(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)
+
+    def _is_due(self, index: int, now_ns: int) -> bool:
+        """Whether the log is to be told of the tier's evictions again."""
+        told = self._told.get(index)
+        return told is None or now_ns - told.at_ns >= EVICTIONS_LOG_NS
 
     def _tell(self, index: int, counts: TierCounts, median_age_ns: int, now_ns: int) -> None:
-        """Once in a while a line in the log, with the age of those that left just now."""
+        """A line in the log, with the age of those that left just now."""
         told = self._told.get(index)
-        if told is not None and now_ns - told.at_ns < EVICTIONS_LOG_NS:
-            return
         blocks = counts.evictions - (told.evictions if told is not None else 0)
         for_table = counts.table_evictions - (told.table_evictions if told is not None else 0)
         self._told[index] = _Told(now_ns, counts.evictions, counts.table_evictions)
@@ -96,12 +103,15 @@ class NodeMeasures:
         engine: TransferEngine | None,
         *,
         is_ready: bool,
+        trace_spans: Reading,
+        refused: Mapping[str, int],
     ) -> Readings:
         """All metrics of the catalog's NODE."""
         tiers, counters = status()
         told: dict[str, Reading] = {f"kvstore_node_{metric}": counters[counter] for counter, metric in SAME.items()}
         told["kvstore_node_info"] = {(name, VERSION): 1}
         told["kvstore_node_ready"] = int(is_ready)
+        told["kvstore_node_trace_spans"] = trace_spans
         told["kvstore_node_request_duration_seconds"] = self.requests.durations()
         told["kvstore_node_requests_refused"] = self.requests.refusals()
         for field in ("capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "demotions", "promotions"):
@@ -112,10 +122,27 @@ class NodeMeasures:
         told["kvstore_node_tier_evictions"] = {
             (tier, reason): count
             for tier, counts in levels
-            for reason, count in (("room", counts.evictions - counts.table_evictions), ("table", counts.table_evictions))
+            for reason, count in (
+                ("room", counts.evictions - counts.table_evictions - counts.quota_evictions),
+                ("table", counts.table_evictions),
+                ("quota", counts.quota_evictions),
+            )
         }
+        told["kvstore_node_quota_refused"] = {(reason,): count for reason, count in refused.items()}
+        told |= _of_tenants(table)
         told["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
         rails = engine.rails() if engine is not None else {}
         for field in ("delivered_bytes", "failed_slices", "rests"):
             told[f"kvstore_node_rail_{field}"] = {name: getattr(count, field) for name, count in rails.items()}
         return told
+
+
+def _of_tenants(table: BlockTable) -> dict[str, Reading]:
+    """What the tenants take that take most of DRAM, and what they may."""
+    use, quotas = table.quotas.use(), table.quotas.now
+    names = heapq.nlargest(MAX_TENANTS, use, key=lambda name: use[name].tiers[DRAM])
+    limits = {(tier, name): quotas.of(name).of_tier(index) for index, tier in enumerate(TIERS) for name in names}
+    return {
+        "kvstore_node_tenant_bytes": {(tier, name): use[name].tiers[index] for index, tier in enumerate(TIERS) for name in names},
+        "kvstore_node_tenant_quota_bytes": {place: limit for place, limit in limits.items() if limit is not None},
+    }

@@ -22,6 +22,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.security.binding import check_binding, is_loopback
+from kvstore.security.quotas.telling import from_message
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import DRAM, NVME, Block
@@ -32,6 +33,7 @@ from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings, join_token, max_table_bytes
 from kvstore.store.describing import watch_topology
 from kvstore.store.engine import make_engine
+from kvstore.store.last_copies import LastCopies
 from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.store.mastering import MasterSession
@@ -56,14 +58,15 @@ from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
 from kvstore.store.shown.showing import Showing
-from kvstore.store.status import NodeStatus
+from kvstore.store.status import NodeStatus, hot_blocks, link_flows
 from kvstore.store.waiting import WaitingRoom
-from kvstore.telemetry.http.listening import reached_at
 from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.metrics.catalog import NODE
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.opening import open_tracing, spans_told
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.value_codec import Encoding, make_codec
@@ -110,6 +113,7 @@ class Node:
         self,
         settings: NodeSettings,
         transfer: TransferSettings | None = None,
+        tracing: TracingSettings | None = None,
         *,
         on_synced: Callable[[], None] = lambda: None,
         on_prefaulted: Callable[[], None] = lambda: None,
@@ -123,6 +127,7 @@ class Node:
         self._settings = settings
         self._measures = NodeMeasures()
         self._transfer = transfer or TransferSettings()
+        self._trace_settings = tracing
         join_token(settings)  # refused now if not when it looks for a master
         self._tls = Certificates.of_peer(settings, "a node")
         masters = [parse_address(text.strip()) for text in settings.master.split(",")]
@@ -227,6 +232,7 @@ class Node:
             engine=self._engine,
             tls=self._tls,
         )
+        self._last_copies = LastCopies(self._table.lowest, clock_ns=self.reactor.now_ns)
         saver = Saver(self._table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self._service.link is not None)
         self._leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=self.reactor.now_ns)
         self._pages = PageSizes(dram, asks=settings.transparent_hugepages)
@@ -263,12 +269,15 @@ class Node:
         unix = self._server.listen_unix(run_dir / f"node-{tcp.rpartition(':')[2]}.sock", access)
         self._name = NodeName(settings, socket.gethostname(), tcp, run_dir)
         opened.callback(self._name.close)
-        self.http = open_http(settings.http, settings.http_token_file)
+        self._tracing = self._server.tracer = open_tracing(self._trace_settings, role="node", instance=self._name.text)
+        if self._tracing is not None:
+            opened.callback(self._tracing.close)
+        self.http = open_http(settings)
         """Health and what is added before `start`; None where the settings want none."""
         if self.http is not None:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
-        http = reached_at(self.http.address, parse_address(told).host) if self.http is not None else ""
+        http = self.http.told(parse_address(told).host) if self.http is not None else ""
         self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http)
 
     def _serve(self) -> None:
@@ -304,6 +313,7 @@ class Node:
             self._engine,
             self._showing,
             self._pages,
+            self._service.loads,
             codec_name=self._codec.name if self._codec is not None else "",
             max_table_bytes=max_table_bytes(self._settings),
             connections=lambda: len(self._server.sessions),
@@ -320,6 +330,7 @@ class Node:
             self._claims,
             self._deciding,
             self._copies,
+            self._last_copies,
             self._admission,
             self._engine,
             peer_timeout_s=settings.peer_timeout_s,
@@ -333,6 +344,10 @@ class Node:
             self._identity,
             tier_status=self.status,
             rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
+            hot=lambda most: hot_blocks(self._table.events.hottest(most, self.reactor.now_ns())),
+            links=lambda: link_flows(self._watch.topology.nics if self._watch is not None else (), self._engine),
+            tenants=self._status.tenants,
+            on_quotas=self._set_quotas,
             on_link=self._master.begin,
             join_token=lambda: join_token(settings),
             needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
@@ -347,7 +362,13 @@ class Node:
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
-        self.reactor.after_events += [self._leaving.step, self._mover.kick, self._publisher.flush, self._deciding.flush]
+        self.reactor.after_events += [
+            self._leaving.step,
+            self._mover.kick,
+            self._publisher.flush,
+            self._deciding.flush,
+            self._last_copies.step,
+        ]
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(TURN_S, self._measures.requests.turn)
         self.reactor.every(BEAT_S, self._beat)
@@ -363,7 +384,7 @@ class Node:
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
         identity = self._identity
-        return Places(identity.name, identity.tcp, identity.unix, self.http.address if self.http is not None else "")
+        return Places(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
 
     def prefault(self) -> None:
         """Touch all of DRAM once, in a thread: see Prefaulter."""
@@ -400,6 +421,8 @@ class Node:
         for tier in self._tiers.values():
             tier.close()
         self._name.close()
+        if self._tracing is not None:
+            self._tracing.close()
         self.reactor.close()
 
     def _encoding(self, block: Block) -> Encoding | None:
@@ -425,6 +448,7 @@ class Node:
             self._copies.step,
             self._showing.sweep,
             self._leaving.tick,
+            self._last_copies.tick,
             lambda: self._measures.tick(self._table, now_ns),
         ]
         if self._regions is not None:
@@ -439,6 +463,13 @@ class Node:
         if is_more:
             self.reactor.call_soon(self._beat)
 
+    def _set_quotas(self, told: pb.Quotas) -> None:
+        """What the master says that tenants may take; who waits for room may have it now."""
+        quotas = from_message(told)
+        self._table.quotas.set(quotas)
+        self._service.loads.hold_to(quotas)
+        self._waiting.retry()
+
     def _forget_peers(self) -> None:
         if self._engine is not None and self._engine.peers():
             self._mover.do_aside(self._engine.forget_idle)
@@ -451,7 +482,15 @@ class Node:
     def readings(self) -> Readings:
         """What its metrics tell now."""
         self._measures.tick(self._table, self.reactor.now_ns())
-        return self._measures.read(self._name.text, self._table, self.status, self._engine, is_ready=not self.unready())
+        return self._measures.read(
+            self._name.text,
+            self._table,
+            self.status,
+            self._engine,
+            is_ready=not self.unready(),
+            trace_spans=spans_told(self._tracing),
+            refused=self._service.loads.refused(),
+        )
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         tiers, counters = self._status.now()

@@ -12,8 +12,8 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Flags, Hello, Ok, Welcome
-from kvstore.protocol.shown_index import ACCESSES
 from kvstore.rpc.session import Session
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
 from kvstore.store.admission import Admission
@@ -29,12 +29,10 @@ from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
-from kvstore.store.shown.showing import TAKEN_A_TURN, Showing
+from kvstore.store.shown.showing import TURNS_OF_A_RING, Showing
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 
-TURNS_OF_A_RING = ACCESSES // TAKEN_A_TURN
-"""After as many everything is taken that clients had read."""
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
 _OF_STRANGERS = allowed(NODE_FRAMES, STRANGER)
@@ -77,6 +75,8 @@ class NodeService:
         self._leaving = leaving
         self._admission = admission
         self._identity = identity
+        self.loads = TenantLoads()
+        """Of connections and requests of clients."""
         self.master_epoch = 0
         self._held: set[tuple[str, bytes]] = set()
         """Tenant and key of the blocks that a master has pinned here."""
@@ -85,12 +85,17 @@ class NodeService:
         self.link: Session | None = None
         """The master's connection, the only one that may command."""
         self._in_place = in_place
-        self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
+        self._handlers = self._handlers_by_type(deciding)
+        check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
+
+    def _handlers_by_type(self, deciding: Deciding) -> dict[int, Callable[[Session, Header, Any], None]]:
+        """Of all frames but Put, whose values come behind it."""
+        return {
             Hello.TYPE: self._hello,
             Open.TYPE: self._open,
-            Commit.TYPE: in_place.commit,
-            Abort.TYPE: in_place.abort,
-            Read.TYPE: reads.read,
+            Commit.TYPE: self._in_place.commit,
+            Abort.TYPE: self._in_place.abort,
+            Read.TYPE: self._reads.read,
             Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
             OpenIndex.TYPE: self._attach,
@@ -104,7 +109,6 @@ class NodeService:
             TicketKey.TYPE: self._ticket_key,
             Revoke.TYPE: self._revoke,
         }
-        check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         if header.type == Put.TYPE:
@@ -154,6 +158,7 @@ class NodeService:
     def closed(self, session: Session) -> None:
         """Everything a connection held goes with it: leases, open puts, its place in the line."""
         tidying: list[Callable[[object], None]] = [
+            lambda owner: self._showing.take_last(self._table.read_unasked, owner),
             self._waiting.forget_owner,
             self._reads.forget_owner,
             self._leases.forget_owner,
@@ -161,6 +166,7 @@ class NodeService:
             self._table.events.forget_asker,
             self._showing.forget_owner,
             self._admission.forget,
+            self.loads.leave,
         ]
         for forget in tidying:  # what one of them raises is no reason to keep the rest
             session.reactor.guarded(forget, session)
@@ -169,10 +175,17 @@ class NodeService:
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
-        session.context = self._admission.admit(session, message)
+        caller = self._admission.admit(session, message)
+        if not caller.is_node:
+            try:
+                session.belongs_to(self.loads.enter(session, caller.tenant))
+            except KVStoreError:
+                self._admission.forget(session)
+                raise
+        session.context = caller
         own = self._identity
         welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
-        session.reply(header.request_id, welcome)
+        session.welcome(header.request_id, welcome)
 
     def _release(self, session: Session, header: Header, message: Release) -> None:
         self._reads.release(session, message)

@@ -1,10 +1,14 @@
-"""What a node tells its master of itself with each heartbeat: its tiers and counters."""
+"""What a node tells its master of itself with each heartbeat: its tiers and counters, and when it is asked which blocks are read most."""
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.store.blocks.block import DRAM, NVME, TIERS
+from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
+from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS, Block
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.quotas import Use
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.page_sizes import PageSizes
 from kvstore.store.publisher import Publisher
@@ -15,6 +19,8 @@ from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
 from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.topology.model import Nic
+from kvstore.transfer.topology.traffic import traffic
 
 
 class NodeStatus:
@@ -33,6 +39,7 @@ class NodeStatus:
         engine: TransferEngine | None,
         showing: Showing,
         pages: PageSizes,
+        loads: TenantLoads,
         *,
         codec_name: str,
         max_table_bytes: int,
@@ -52,10 +59,28 @@ class NodeStatus:
         self._engine = engine
         self._showing = showing
         self._pages = pages
+        self._loads = loads
         self._codec_name = codec_name
         self._max_table_bytes = max_table_bytes
         self._connections = connections
         self._is_closed = is_closed
+
+    def tenants(self) -> list[pb.TenantUse]:
+        """Of the tenants that take most of DRAM: what they take, as the master hears it."""
+        use = dict.fromkeys(self._loads.tenants(), Use((0, 0, 0), 0)) | self._table.quotas.use()
+        names = heapq.nlargest(MAX_TENANT_USES, use, key=lambda name: use[name].tiers[DRAM])
+        return [
+            pb.TenantUse(
+                tenant=name,
+                hbm_bytes=use[name].tiers[HBM],
+                dram_bytes=use[name].tiers[DRAM],
+                nvme_bytes=use[name].tiers[NVME],
+                blocks=use[name].blocks,
+                connections=self._loads.of(name)[0],
+                requests_in_flight=self._loads.of(name)[1],
+            )
+            for name in names
+        ]
 
     def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         """Tiers and counters as the master hears them."""
@@ -101,9 +126,31 @@ class NodeStatus:
             "index_clients": self._showing.clients,
             "undecided": len(self._table.undecided),
             "moving": self._table.room.under_way,
+            "spares": len(self._table.lowest.spares),
             "publish_backlog": self._publisher.backlog,
             "closed": int(self._is_closed()),
             "synced": int(self._publisher.is_synced),
             **self._copies.counters(),
         }
         return tiers, counters
+
+
+def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.LinkFlow]:
+    """What the host's NICs have carried. Reads files: for the link's thread."""
+    moved: dict[str, int] = {}
+    for (_transport, rail), count in (engine.rails() if engine is not None else {}).items():
+        moved[rail] = moved.get(rail, 0) + count.delivered_bytes
+    carried = list(traffic(nics).items())[:MAX_LINKS]
+    return [
+        pb.LinkFlow(device=name, in_bytes=one.in_bytes, out_bytes=one.out_bytes, transfer_bytes=moved.get(name, 0)) for name, one in carried
+    ]
+
+
+def hot_blocks(found: Iterable[tuple[Block, float]]) -> list[pb.HotBlocks]:
+    """Blocks and their reads a second, by tenant."""
+    by_tenant: dict[str, pb.HotBlocks] = {}
+    for block, reads_per_s in found:
+        one = by_tenant.setdefault(block.tenant, pb.HotBlocks(tenant=block.tenant))
+        one.keys.append(block.key)
+        one.reads_per_s.append(reads_per_s)
+    return list(by_tenant.values())

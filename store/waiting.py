@@ -11,6 +11,7 @@ from typing import Final
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Span
 
 DEFAULT_DEADLINE_NS: Final = 10 * 1_000_000_000
 """For a peer that named no deadline."""
@@ -45,6 +46,12 @@ class Waiting(ABC):
     @abstractmethod
     def give_up(self) -> None:
         """The deadline is over: answer with the reason."""
+
+
+def begin_part(session: Session, header: Header, name: str) -> Span | None:
+    """What takes a request's time from now on, as a part of its span; None: it is not traced. It is over with the request at the latest."""
+    span = session.span(header.request_id)
+    return span.begin(f"kvstore.node.{name}") if span is not None else None
 
 
 class WaitingRoom:

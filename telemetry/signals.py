@@ -1,24 +1,32 @@
 """What every daemon answers on its HTTP port, in one call: health, metrics, diagnostics."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kvstore.telemetry.debug.routes import add_debug
-from kvstore.telemetry.http.health import Unready, add_health
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.logs.route import add_log_level
-from kvstore.telemetry.metrics.exposition import Read
 from kvstore.telemetry.metrics.metric import Metric
-from kvstore.telemetry.metrics.route import add_metrics
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.http.health import Unready
+    from kvstore.telemetry.metrics.exposition import Read
 
 ALIVE_S: Final = 5.0
 """A daemon whose loop has not answered for so long hangs."""
 
 
-def add_signals(server: HttpServer, metrics: Sequence[Metric], read: Read, *, alive: Callable[[], None], unready: Unready) -> None:
+def add_signals(server: HttpServer, metrics: Sequence[Metric], read: "Read", *, alive: Callable[[], None], unready: "Unready") -> None:
     """`alive` raises a KVStoreError when the daemon's loop does not answer within ALIVE_S; `unready` tells why it does not serve, if it
     does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop."""
-    add_health(server, alive, unready)
-    add_metrics(server, metrics, read)
-    add_debug(server)
-    add_log_level(server)
+
+    def add(server: HttpServer) -> None:
+        from kvstore.telemetry.debug.routes import add_debug
+        from kvstore.telemetry.http.health import add_health
+        from kvstore.telemetry.logs.route import add_log_level
+        from kvstore.telemetry.metrics.route import add_metrics
+
+        add_health(server, alive, unready)
+        add_metrics(server, metrics, read)
+        add_debug(server)
+        add_log_level(server)
+
+    server.later(add)

@@ -26,6 +26,8 @@ from typing import IO, Any, Final
 from kvstore.client.tools.launch import end_with
 
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
+LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.metrics.route", "kvstore.console.web")
+"""What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
 """What has a `main`, and little to load beside these."""
 FDS: Final = 3
@@ -187,7 +189,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def main() -> None:
-    for module in MODULES:
+    for module in (*MODULES, *LATER):
         import_module(module)
     gc.collect()
     gc.freeze()

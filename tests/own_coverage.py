@@ -15,22 +15,24 @@ from coverage.exceptions import NoDataError
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab", "telemetry")
 PARTS = {
-    "rpc": "busy_poll deadline exchange incoming observing owners",
-    "security": "binding credentials grpc_metadata guard identity rules",
+    "rpc": "busy_poll deadline exchange incoming observing owners questions tenant_loads tracing",
+    "security": "binding credentials file_signature grpc_metadata guard identity rules toml_file",
+    "security/quotas": "in_force quota reading tables telling",
     "security/tickets": "form issuing keyring",
-    "security/tls": "authority certificates identities own refusals subjects",
+    "security/tls": "authority certificates https identities own pair refusals subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
-    "store": "admission",
+    "store": "admission spilling",
+    "store/blocks": "crowding limits quotas",
     "master/directory": (
-        "directory draining targets following queries pins removing rows keys key_index membership placement records publishing "
-        "removals reservations tenants holders rates contents usage segments"
+        "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement records "
+        "publishing removals reservations tenants holders rates heat contents usage segments recording last_copies load spilling"
     ),
     "master/roles": "relay standing",
-    "console": "cached documents events history model rates watch",
+    "console": "cached documents events flows history model rates tenants watch",
     "client/jobs": "board breaker lane stats",
     "client/tensors": "arrays groups parts pools prompts staging steps streams",
     "engines/vllm": "counters identity plan settings staging trouble",

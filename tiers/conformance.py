@@ -117,6 +117,18 @@ class TierConformance(OpensTier):
         tier.release(second)
         assert tier.free_bytes == tier.capacity_bytes
 
+    def test_bytes_are_told_apart_by_tenant_until_their_slots_are_free(self, tier: Tier) -> None:
+        first, second = (tier.allocate(VALUE_BYTES, tenant="red") for _ in range(2))
+        other = tier.allocate(VALUE_BYTES, tenant="blue")
+        assert tier.tenant_bytes == {"red": 2 * VALUE_BYTES, "blue": VALUE_BYTES}
+        assert tier.slot_bytes(VALUE_BYTES, tenant="red") == VALUE_BYTES
+        tier.free(first)
+        tier.quarantine(second)
+        tier.release(second)
+        assert tier.tenant_bytes == {"blue": VALUE_BYTES}
+        tier.free(other)
+        assert tier.tenant_bytes == {}
+
     @pytest.mark.parametrize("size_bytes", [-1, 0, (1 << 30) + 1, VALUE_BYTES * VALUE_COUNT + 1])
     def test_a_size_that_never_fits_is_misuse(self, tier: Tier, size_bytes: int) -> None:
         with pytest.raises(InvalidArgument):
@@ -242,6 +254,20 @@ class DurableTierConformance(TierConformance):
         tier.check_integrity()
         tier.close()
 
+    def test_a_recovered_value_is_counted_for_the_tenant_that_adopts_it(self, tmp_path: Path) -> None:
+        tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
+        put(tier, [value(1), value(2)], tags=[b"kept", b"let go"])
+        tier = self.reopen(tier, tmp_path)
+        found = {found.tag: found.slot for found in tier.recover()}
+        slot = tier.adopt(found[b"kept"], tenant="red")
+        tier.free(found[b"let go"])
+        assert tier.tenant_bytes == {"red": VALUE_BYTES}
+        assert get(tier, [slot]) == [value(1)]
+        tier.check_integrity()
+        tier.free(slot)
+        assert tier.tenant_bytes == {}
+        tier.close()
+
     def test_recovered_slots_are_not_given_to_others(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         put(tier, [value(1)], tags=[b"one"])
@@ -306,6 +332,7 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
         self.given_back: list[Slot] = []
         self.in_quarantine: list[Slot] = []
         self.serial = 0
+        self.tenants: dict[int, str] = {}
 
     def teardown(self) -> None:
         self.tier.close()
@@ -324,6 +351,7 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
             assert slot.group == self.tier.group(size_bytes, tenant=tenant)
             self.serial += 1
             self.slots[self.serial], self.values[self.serial] = slot, value(self.serial, size_bytes)
+            self.tenants[self.serial] = tenant
             records.append(record(slot, value(self.serial, size_bytes), str(self.serial).encode()))
         self.tier.write_batch(records)
 
@@ -350,7 +378,8 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
     def reopen(self) -> None:
         self.tier.close()
         self.tier = self.open_tier(self.folder, self.CAPACITY_BYTES)
-        self.slots = {int(found.tag): found.slot for found in self.tier.recover()}
+        found = {int(found.tag): found.slot for found in self.tier.recover()}
+        self.slots = {serial: self.tier.adopt(slot, tenant=self.tenants[serial]) for serial, slot in found.items()}
         self.given_back, self.in_quarantine = [], []
 
     @rule()
@@ -367,6 +396,10 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
         tier.check_integrity()
         assert tier.used_bytes + tier.quarantined_bytes + tier.free_bytes == tier.capacity_bytes == self.CAPACITY_BYTES
         assert sum(slot.size_bytes for slot in self.slots.values()) <= tier.used_bytes
+        assert sum(tier.tenant_bytes.values()) == tier.used_bytes + tier.quarantined_bytes
+        for tenant in ("", "red"):
+            own_bytes = sum(slot.size_bytes for serial, slot in self.slots.items() if self.tenants[serial] == tenant)
+            assert own_bytes <= tier.tenant_bytes.get(tenant, 0)
 
 
 def value(number: int, size_bytes: int = VALUE_BYTES) -> bytes:

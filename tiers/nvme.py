@@ -20,7 +20,7 @@ Appending (MDB_APPEND) and native integer keys were measured and make no differe
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ NUMPY_COPY_BYTES = 64 << 10
 5 us at most below this. (Pages that are not in memory are read by `Transaction.get`, without the GIL.)"""
 
 _HEADER = struct.Struct(">QQQ")
+_UNKNOWN = "\0"
+"""Whose a recovered value is before `adopt`: no tenant's name."""
 
 
 class NvmeTier(Tier):
@@ -78,7 +80,10 @@ class NvmeTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
-        self._groups: dict[str, int] = {}
+        self._groups: dict[str, int] = {_UNKNOWN: 0}
+        self._tenants = [_UNKNOWN]
+        """By group."""
+        self._tenant_bytes: dict[str, int] = {}
         self._unwritten: set[int] = set()
         """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, the writer removes."""
         self._freed: deque[bytes] = deque()
@@ -128,8 +133,24 @@ class NvmeTier(Tier):
         return slot
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
-        """One a tenant: any slot makes room for any value, but keys are told apart within a tenant only. Recovered slots are in group 0."""
-        return self._groups.setdefault(tenant, len(self._groups))
+        """One a tenant: any slot makes room for any value, but keys are told apart within a tenant only. Recovered slots are in group 0
+        until they are adopted."""
+        group = self._groups.get(tenant)
+        if group is None:
+            group = self._groups[tenant] = len(self._tenants)
+            self._tenants.append(tenant)
+        return group
+
+    @property
+    def tenant_bytes(self) -> Mapping[str, int]:
+        return self._tenant_bytes
+
+    def adopt(self, slot: Slot, *, tenant: str) -> Slot:
+        self._require(slot)
+        adopted = slot._replace(group=self.group(slot.size_bytes, tenant=tenant))
+        self._count(slot, -slot.size_bytes)
+        self._count(adopted, slot.size_bytes)
+        return adopted
 
     def write_batch(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -189,6 +210,7 @@ class NvmeTier(Tier):
         self._require(slot)
         del self._size_by_id[slot.index]
         self._used_bytes -= slot.size_bytes
+        self._count(slot, -slot.size_bytes)
         try:
             self._unwritten.remove(slot.index)
         except KeyError:
@@ -215,7 +237,8 @@ class NvmeTier(Tier):
                 yield Recovered(slot, checksum, tag)
 
     def check_integrity(self) -> None:
-        assert self._used_bytes == sum(self._size_by_id.values())
+        assert self._used_bytes == sum(self._size_by_id.values()) == sum(self._tenant_bytes.values())
+        assert all(size_bytes > 0 for size_bytes in self._tenant_bytes.values())
         assert 0 <= self._used_bytes <= self._capacity_bytes
         assert all(block_id < self._next_id for block_id in self._size_by_id)
         assert not {_key(block_id) for block_id in self._size_by_id}.intersection(self._freed)
@@ -233,6 +256,13 @@ class NvmeTier(Tier):
     def _take(self, slot: Slot) -> None:
         self._size_by_id[slot.index] = slot.size_bytes
         self._used_bytes += slot.size_bytes
+        self._count(slot, slot.size_bytes)
+
+    def _count(self, slot: Slot, more_bytes: int) -> None:
+        tenant = self._tenants[slot.group]
+        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + more_bytes
+        if not self._tenant_bytes[tenant]:
+            del self._tenant_bytes[tenant]
 
     def _require(self, slot: Slot) -> None:
         if slot.generation != self._environment.openings or slot.index not in self._size_by_id:

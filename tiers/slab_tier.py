@@ -1,5 +1,7 @@
 """What the tiers made of slabs (dram, hbm) share: the Tier operations that the SlabAllocator answers alone. It copies nothing."""
 
+from collections.abc import Mapping
+
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.slabs import Backing, SlabAllocator
 from kvstore.tiers.tier import Slot, Tier
@@ -40,6 +42,10 @@ class SlabTier(Tier):
     def quarantined_bytes(self) -> int:
         return self._slabs.quarantined_bytes
 
+    @property
+    def tenant_bytes(self) -> Mapping[str, int]:
+        return self._slabs.tenant_bytes
+
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         return self._slabs.allocate(size_bytes, tenant)
 
@@ -48,6 +54,9 @@ class SlabTier(Tier):
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
         return self._slabs.group(size_bytes, tenant)
+
+    def slot_bytes(self, size_bytes: int, *, tenant: str = "") -> int:
+        return self._slabs.slot_bytes(size_bytes, tenant)
 
     def reclaimable(self, group: int) -> int:
         """How many allocated slots the group has: freeing one makes room for another of the group at once."""

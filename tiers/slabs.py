@@ -95,6 +95,8 @@ class SlabAllocator:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.quarantined_bytes = 0
+        self.tenant_bytes: dict[str, int] = {}
+        """Of each tenant that has any: used and quarantined."""
         self._slab_bytes = slab_bytes
         self._first_bytes = first_bytes if first_bytes is not None else slab_bytes
         self._backing = backing
@@ -125,6 +127,7 @@ class SlabAllocator:
             del group.open[slab.number]
         group.used += 1
         self.used_bytes += group.slot_bytes
+        self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + group.slot_bytes
         return slot
 
     def allocate_unused(self, size_bytes: int, tenant: str, count: int) -> list[Slot]:
@@ -157,6 +160,7 @@ class SlabAllocator:
             del group.open[slab.number]
         group.used += len(found)
         self.used_bytes += len(found) * group.slot_bytes
+        self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + len(found) * group.slot_bytes
         return found
 
     def free(self, slot: Slot) -> None:
@@ -191,6 +195,10 @@ class SlabAllocator:
     def group(self, size_bytes: int, tenant: str) -> int:
         """The number of the group for this size and tenant; the same for as long as the allocator lives. Raises InvalidArgument."""
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).number
+
+    def slot_bytes(self, size_bytes: int, tenant: str) -> int:
+        """What a slot for this size and tenant takes. Raises InvalidArgument."""
+        return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).slot_bytes
 
     def reclaimable(self, group: int) -> int:
         """How many allocated slots the group has: freeing one makes room for another of the group at once."""
@@ -227,6 +235,11 @@ class SlabAllocator:
         assert self._unassigned_bytes >= 0
         assert self.used_bytes == sum(slab.used * slab.group.slot_bytes for slab in slabs)
         assert self.quarantined_bytes == sum(len(slab.quarantined) * slab.group.slot_bytes for slab in slabs)
+        by_tenant: dict[str, int] = {}
+        for slab in slabs:
+            taken_bytes = (slab.used + len(slab.quarantined)) * slab.group.slot_bytes
+            by_tenant[slab.group.tenant] = by_tenant.get(slab.group.tenant, 0) + taken_bytes
+        assert self.tenant_bytes == {tenant: taken_bytes for tenant, taken_bytes in by_tenant.items() if taken_bytes}
         assert set(self._vacant) == {slab.number for slab in slabs if slab.is_vacant}
         for slab in slabs:
             used = [position for position, slot in enumerate(slab.slots) if slot is not None]
@@ -251,6 +264,11 @@ class SlabAllocator:
     def _give_back(self, slab: Slab, position: int) -> None:
         slab.returned.append(position)
         group = slab.group
+        left_bytes = self.tenant_bytes[group.tenant] - group.slot_bytes
+        if left_bytes:
+            self.tenant_bytes[group.tenant] = left_bytes
+        else:
+            del self.tenant_bytes[group.tenant]
         if slab.is_vacant:
             group.open.pop(slab.number, None)
             group.vacant[slab.number] = self._vacant[slab.number] = slab

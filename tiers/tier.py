@@ -1,11 +1,11 @@
 """What a tier is: slots of bytes with a capacity. It does not know keys, hits, or which block deserves to stay.
 
 The node's block table says what goes where and what leaves; a tier allocates, copies and frees. Space is counted in slot
-bytes, so that at any time `used_bytes + quarantined_bytes + free_bytes == capacity_bytes`.
+bytes, so that at any time `used_bytes + quarantined_bytes + free_bytes == capacity_bytes`, and told apart by tenant.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -83,6 +83,11 @@ class Tier(ABC):
         """Bytes of slots given back that someone may still be reading."""
 
     @property
+    @abstractmethod
+    def tenant_bytes(self) -> Mapping[str, int]:
+        """Of each tenant that has any: bytes of its slots, slot rounding included, and those in quarantine. It changes with the tier."""
+
+    @property
     def free_bytes(self) -> int:
         return self.capacity_bytes - self.used_bytes - self.quarantined_bytes
 
@@ -108,6 +113,10 @@ class Tier(ABC):
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
         """The group a slot of this size and tenant is (or would be) in: see Slot.group."""
         return 0
+
+    def slot_bytes(self, size_bytes: int, *, tenant: str = "") -> int:
+        """What a slot of this size and tenant takes of the capacity. Raises InvalidArgument."""
+        return size_bytes
 
     @abstractmethod
     def write_batch(self, records: Sequence[Record]) -> None:
@@ -139,6 +148,10 @@ class Tier(ABC):
     def recover(self) -> Iterator[Recovered]:
         """What a durable tier held when it was opened. Call once, before any allocate."""
         return iter(())
+
+    def adopt(self, slot: Slot, *, tenant: str) -> Slot:
+        """The slot of a value that `recover` found is this tenant's, which the tier cannot know: as it is to be called from now on."""
+        return slot
 
     def free_batch(self, slots: Iterable[Slot]) -> None:
         for slot in slots:

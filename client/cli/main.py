@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "console": "console",
     **{name: name for name in ("instances", "doctor", "certs", "drain", "forget", "replay", "record", "lab", "simulate", "plan", "bench")},
     "token": "token",
+    "quota": "quota",
     **dict.fromkeys(("put", "get", "exists", "locate", "keys", "rm", "pin", "unpin"), "blocks"),
 }
 """Which module of this folder has a command, in the order that a newcomer needs them."""

@@ -37,6 +37,8 @@ def up(as_json: bool, **plan: Any) -> None:
                 _say("ready", cluster)
             else:
                 click.echo(f"ready: clients connect to {cluster.address}; Ctrl-C stops the cluster")
+                if cluster.console_address:
+                    click.echo(f"console: {cluster.console_address}")
             cluster.wait_for_end()
     except KeyboardInterrupt:
         console.print("stopped", style="dim")
@@ -56,5 +58,5 @@ def _await_memory(cluster: Cluster, console: Console) -> None:
 
 def _say(event: str, cluster: Cluster) -> None:
     nodes = [{"name": node.name, "pid": node.pid} for node in cluster.nodes]
-    master = {"master": cluster.address, "control": cluster.control_address, "master_pid": cluster.master_pid}
-    click.echo(json.dumps({"event": event, **master, "nodes": nodes}))
+    places = {"master": cluster.address, "control": cluster.control_address, "console": cluster.console_address}
+    click.echo(json.dumps({"event": event, **places, "master_pid": cluster.master_pid, "nodes": nodes}))

@@ -45,6 +45,7 @@ class AsyncCrew:
 
     def submit(self, job: BaseJob) -> None:
         """Have it carried out, or end it."""
+        self._calls.note_trace(job)
         self._board.submit(job, self._calls.here(job) if self._board.may_be_here(job) else [False])
 
     def has(self, request: Hashable) -> bool:

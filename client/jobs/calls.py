@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -36,6 +37,15 @@ class AnyCalls(Generic[C]):
         self._client: C = client
         self._batch_bytes = batch_bytes
         self._clock_ns = clock_ns
+
+    def note_trace(self, job: BaseJob) -> None:
+        """Its calls will be made by another thread or task, and be parts of what this one is within."""
+        if self._client.tracing is not None:
+            job.trace = self._client.tracing.here()
+
+    def _within(self, job: BaseJob) -> AbstractContextManager[None]:
+        tracing = self._client.tracing
+        return tracing.within(job.trace) if tracing is not None and job.trace is not None else nullcontext()
 
     def here(self, job: BaseJob) -> list[bool]:
         """Which of its keys can be read on this host without asking anybody."""
@@ -120,7 +130,8 @@ class Calls(AnyCalls[Client]):
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            answer = self.ask(call)
+            with self._within(job):
+                answer = self.ask(call)
 
     def ask(self, call: Callable[[], Any]) -> Any:
         """What `call` returns, or the error that it raises, typed."""
@@ -146,7 +157,8 @@ class AsyncCalls(AnyCalls[AsyncClient]):
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            answer = await self.ask(call)
+            with self._within(job):
+                answer = await self.ask(call)
 
     async def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """As `Calls.ask`."""

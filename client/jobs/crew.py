@@ -52,6 +52,7 @@ class Crew:
 
     def submit(self, job: BaseJob) -> None:
         """Have it carried out, or end it at once."""
+        self._calls.note_trace(job)
         here = self._calls.here(job) if self._board.may_be_here(job) else [False]
         with Shield(), self._lock:
             self._board.submit(job, here)

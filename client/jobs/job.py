@@ -59,6 +59,8 @@ class BaseJob:
         self.is_over = False
         self.is_here = False
         """Of a load: each of its blocks lies on this host, so that it is carried out though the store cannot be reached."""
+        self.trace: Any = None
+        """What its caller was within when it was submitted, where the client traces: its calls are parts of that."""
         self.is_cancelled = False
         """The caller wants no more of it; it is over once nothing touches its memory any more."""
         self._waiting: list[Callable[[], object]] = []

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from kvstore.client.aio import AsyncClient, carry_out
+from kvstore.client.aio import AsyncClient
+from kvstore.client.async_work import carry_out
 from kvstore.client.effects import Work
 from kvstore.client.sync import Client
 

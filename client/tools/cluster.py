@@ -74,6 +74,8 @@ class Cluster:
         """Where clients connect."""
         self.control_address = ""
         """The master's control plane, gRPC."""
+        self.console_address = ""
+        """The console's, for a browser; "" for none."""
 
     def __enter__(self) -> "Cluster":
         """Start the daemons until they listen. Raises ConfigError or Broken with a daemon's own words; nothing is left running."""
@@ -82,7 +84,7 @@ class Cluster:
                 self._folder = tempfile.TemporaryDirectory(prefix="kvstore-")
             self._master = self._start("master", "kvstore.master.daemon", self._master_arguments())
             facts = self._master.facts("ready", deadline_s=START_DEADLINE_S)
-            self.address, self.control_address = reachable(facts["listen"]), facts["control"]
+            self.address, self.control_address, self.console_address = reachable(facts["listen"]), facts["control"], facts["console"]
             for index in range(self._plan.nodes):
                 self.nodes.append(self._start_node(index))
             for node in self.nodes:

@@ -1,12 +1,14 @@
 """A cluster as a console's source from outside: by its master's control plane, and as a client where blocks are pinned or removed."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
 from kvstore.client.control import Control
+from kvstore.client.tools import masters
+from kvstore.console.source import MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 
@@ -28,11 +30,19 @@ class Outside:
     def status(self) -> pb.StatusReply:
         return self._asked(lambda control: control.status())
 
+    def masters(self) -> Sequence[MasterSeen]:
+        told = masters.look(self._settings, self.status())
+        return [MasterSeen(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
+
     def topologies(self) -> Sequence[pb.NodeTopology]:
         return self._asked(lambda control: control.topologies())
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        return self._asked(lambda control: control.contents(request.tenant, request.namespace, max_segments=request.max_segments))
+        def ask(control: Control) -> pb.ContentsReply:
+            limit, hottest = request.max_segments, request.hottest
+            return control.contents(request.tenant, request.namespace, max_segments=limit, hottest=hottest)
+
+        return self._asked(ask)
 
     def drain(self, node: str, *, to: str, cancel: bool) -> None:
         self._asked(lambda control: control.drain(node, to=to, cancel=cancel))
@@ -54,6 +64,12 @@ class Outside:
         self._check_tenant(tenant)
         with connect(self._settings) as client:
             return client.remove_matching(namespace=namespace)
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+        self._asked(lambda control: control.set_quota(tenant, limits))
+
+    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+        self._asked(lambda control: control.clear_quota(tenant, names))
 
     def close(self) -> None:
         """Hang up. It connects again when it is asked."""

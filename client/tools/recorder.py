@@ -86,6 +86,11 @@ class Recorder:
         """Names of the nodes that are recorded now."""
         return sorted(self._links)
 
+    @property
+    def unheard(self) -> list[str]:
+        """Who cannot be asked now: the master, and nodes by name."""
+        return ["the master"] * self._is_master_away + [f"node {name}" for name in sorted(self._missing)]
+
     def poll(self) -> list[BlockEvent | Gap]:
         """What happened since, each node's in its order. Raises nothing of the cluster's: that is said, and is a gap."""
         found: list[BlockEvent | Gap] = []

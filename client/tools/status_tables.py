@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.settings import format_size
+from kvstore.telemetry.http.listening import url_of
 
 BAR_WIDTH: Final = 16
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -65,7 +66,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
     if status.http:
-        table.add_row("console", f"http://{status.http}/")
+        table.add_row("console", f"{url_of(status.http)}/")
+    if spilled := status.counters.get("spilled_blocks", 0):
+        table.add_row("spilled", f"{spilled:,} blocks, {format_size(status.counters['spilled_bytes'])}, from nodes that were nearly full")
     if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
         table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))

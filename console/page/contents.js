@@ -1,15 +1,16 @@
-// What is held: tenants and namespaces, and the prefixes of one of them as a tree, wide as they are large.
+// What is held: tenants and namespaces, and the prefixes of one of them as a tree: the largest, or those that are read most.
 import { act } from "./dialogs.js";
-import { h, say, swatch } from "./dom.js";
+import { choice, h, say, swatch } from "./dom.js";
 import { TIERS, count, percent, share, size } from "./format.js";
 import { icicle } from "./icicle.js";
 import { get } from "./store.js";
 
-const REFRESH_MS = 10000;
+const REFRESH_MS = 10000, REFRESH_HOT_MS = 5000;
 const SEGMENTS = 400;
+const LIMITS = { hbm_bytes: "HBM", dram_bytes: "DRAM", nvme_bytes: "NVMe", blocks: "blocks", requests_in_flight: "requests", connections: "connections", pins: "pins", reservations: "reservations" };
 
 export function contents() {
-  let found = null, chosen = null, loaded = 0, last = null, text = "", isLoading = false;
+  let found = null, chosen = null, loaded = 0, last = null, text = "", isLoading = false, by = "bytes", quotas = new Map();
   const rows = h("tbody", {}), tenants = h("tbody", {}), blank = h("p", { className: "blank" }, "Looking through the directory…"), note = h("span", { className: "note" });
   const filter = h("input", { type: "search", placeholder: "Filter by tenant or namespace", ariaLabel: "Filter namespaces", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
   const tree = icicle(), title = h("h2", {}, "Prefixes"), treeNote = h("span", { className: "note" });
@@ -17,11 +18,25 @@ export function contents() {
   const region = (label, table) => h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table);
   const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Blocks", true], ["Size", true], ["In tiers"], ["Actions", true]), rows));
   const keys = h("ul", { className: "legend" }, Object.entries({ ...TIERS, unknown: "tier not told" }).map(([name, label]) => h("li", {}, swatch(name), label)));
+  const which = choice("Which prefixes", [["bytes", "Largest"], ["reads", "Hottest"]], by, (value) => { by = value; if (found) found.segments = []; draw(); load(); });
   const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Contents"),
     h("section", { className: "panel w8", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
-    h("section", { className: "panel w4", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true]), tenants))),
-    h("section", { className: "panel", ariaLabel: "Prefixes" }, h("header", {}, title, treeNote), tree.element, keys));
+    h("section", { className: "panel w4", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true], ["Quota", true], ["Actions", true]), tenants))),
+    h("section", { className: "panel", ariaLabel: "Prefixes" }, h("header", {}, title, treeNote, h("div", { className: "push" }, which)), tree.element, keys));
 
+  /** The limit that is nearest to being reached, as the share of it that is used. */
+  function quota(tenant) {
+    const one = quotas.get(tenant);
+    if (!one) return h("span", { className: "soft", title: "no limit" }, "–");
+    const show = one.what.endsWith("_bytes") ? size : count, what = LIMITS[one.what];
+    return h("span", { className: one.share >= 1 ? "pill dead" : one.share >= 0.9 ? "pill syncing" : "", title: `${what}: ${show(one.used)} of ${show(one.limit)}${one.at ? ` at ${one.at}` : ""}` }, `${percent(one.share)} of ${what}`);
+  }
+  function changeQuota(tenant) {
+    const limit = h("select", { ariaLabel: "Limit" }, Object.entries(LIMITS).map(([value, label]) => h("option", { value }, label)));
+    const value = h("input", { type: "text", autocomplete: "off", placeholder: "8GiB, 1000 or none", ariaLabel: "May be" });
+    act("quota", { tenant }, { title: `Change the quota of ${tenant || "(none)"}?`, button: "Change", fields: { limit, value },
+      text: "What is given here is above what the masters' quotas file says, until it is left empty. What is above a lower limit leaves." });
+  }
   const name = (one) => one.namespace || "(none)";
   const isSame = (one, other) => other && one.tenant === other.tenant && one.namespace === other.namespace;
 
@@ -29,10 +44,13 @@ export function contents() {
     if (isLoading) return;
     isLoading = true;
     loaded = Date.now();
+    const asked = { segments: SEGMENTS, by, ...(chosen && { tenant: chosen.tenant, namespace: chosen.namespace }) };
     try {
-      const query = new URLSearchParams({ segments: SEGMENTS, ...(chosen && { tenant: chosen.tenant, namespace: chosen.namespace }) });
-      found = await get(`/api/prefixes?${query}`);
+      const [told, near] = await Promise.all([get(`/api/prefixes?${new URLSearchParams(asked)}`), get("/api/tenants")]);
+      found = told;
+      quotas = new Map(near.map((one) => [one.tenant, one]));
       if (!chosen && found.namespaces.length) { [chosen] = found.namespaces; isLoading = false; await load(); return; }
+      if (by !== asked.by) { found.segments = []; isLoading = false; await load(); return; }
       draw();
     } catch (error) { say(blank, error.message); blank.hidden = false; } finally { isLoading = false; }
   }
@@ -60,13 +78,20 @@ export function contents() {
     rows.replaceChildren(...shown.slice(0, 200).map((one) => h("tr", {}, h("td", {}, h("button", { type: "button", className: "name", ariaPressed: String(Boolean(isSame(one, chosen))), ariaLabel: `Show the prefixes of ${name(one)}`, onclick: () => { chosen = one; load(); } }, name(one))),
       h("td", {}, one.tenant || h("span", { className: "soft" }, "(none)")), h("td", { className: "number" }, count(one.blocks)), h("td", { className: "number" }, size(one.bytes)), h("td", {}, bar(one)), h("td", { className: "number" }, actions(one)))));
     if (focused) [...rows.querySelectorAll("button")].find((button) => button.ariaLabel === focused)?.focus({ preventScroll: true });
+    const changed = tenants.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
     const sums = new Map(), whole = found.namespaces.reduce((sum, one) => sum + one.bytes, 0);
     for (const one of found.namespaces) { const sum = sums.get(one.tenant) || { blocks: 0, bytes: 0, pinned: one.pinned }; sum.blocks += one.blocks; sum.bytes += one.bytes; sums.set(one.tenant, sum); }
+    for (const tenant of quotas.keys()) if (!sums.has(tenant)) sums.set(tenant, { blocks: 0, bytes: 0, pinned: 0 });
     tenants.replaceChildren(...[...sums].sort((one, other) => other[1].bytes - one[1].bytes).slice(0, 100).map(([tenant, sum]) => h("tr", {}, h("td", {}, tenant || h("span", { className: "soft" }, "(none)")),
-      ...[count(sum.blocks), count(sum.pinned), size(sum.bytes), percent(share(sum.bytes, whole))].map((told) => h("td", { className: "number" }, told)))));
+      ...[count(sum.blocks), count(sum.pinned), size(sum.bytes), percent(share(sum.bytes, whole))].map((told) => h("td", { className: "number" }, told)), h("td", { className: "number" }, quota(tenant)),
+      h("td", { className: "number" }, last.access === "admin" && h("button", { type: "button", ariaLabel: `Change the quota of ${tenant || "(none)"}`, onclick: () => changeQuota(tenant) }, "Quota")))));
+    if (changed) [...tenants.querySelectorAll("button")].find((button) => button.ariaLabel === changed)?.focus({ preventScroll: true });
     say(title, chosen ? `Prefixes of ${name(chosen)}` : "Prefixes");
-    say(treeNote, found.segments.length ? `the ${count(found.segments.length)} largest; from the top, the beginning of prompts, down; wide as their bytes` : chosen ? "none" : "");
-    tree.update(found.segments);
+    const isHot = by === "reads", reads = found.segments.reduce((sum, one) => sum + one.reads_per_s, 0);
+    const told = isHot ? `that are read most, ${count(reads)} blocks/s; over the last minute, counted while this is open` : `the ${count(found.segments.length)} largest`;
+    say(treeNote, found.segments.length ? `${told}; from the top, the beginning of prompts, down; wide as their bytes` : "");
+    const none = isHot ? "No reads have been counted yet: nodes begin when this is opened, and tell every 5 seconds." : "Prefixes show here once blocks are held.";
+    tree.update(found.segments, isHot, none);
   }
-  return { element, filter, shown: load, update(store) { last = store; if (Date.now() - loaded > REFRESH_MS) load(); } };
+  return { element, filter, shown: load, update(store) { last = store; if (Date.now() - loaded > (by === "reads" ? REFRESH_HOT_MS : REFRESH_MS)) load(); } };
 }

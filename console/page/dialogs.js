@@ -25,15 +25,16 @@ export function askToken() {
   const dialog = open("narrow", "Token", form);
 }
 
-/** Asks first, then does it: says what came of it, or why not. `word` must be typed where it cannot be undone. */
-export function act(name, body, { title, text, button, isDangerous = false, word = "" }) {
+/** Asks first, then does it: says what came of it, or why not. `word` must be typed where it cannot be undone. `fields`, controls by their
+    name in the body, are filled in first. */
+export function act(name, body, { title, text, button, isDangerous = false, word = "", fields = {} }) {
   const field = word && h("input", { type: "text", autocomplete: "off", ariaLabel: `Type ${word}`, oninput: () => { go.disabled = field.value !== word; } });
   const go = h("button", { className: isDangerous ? "danger" : "primary", disabled: Boolean(word) }, button);
   const form = h("form", { onsubmit: async (event) => {
     event.preventDefault();
     go.disabled = true;
-    try { toast((await post(`/api/actions/${name}`, body)).text); } catch (error) { toast(error.message, true); }
+    try { toast((await post(`/api/actions/${name}`, { ...body, ...Object.fromEntries(Object.entries(fields).map(([field, control]) => [field, control.value])) })).text); } catch (error) { toast(error.message, true); }
     dialog.close();
-  } }, h("h2", {}, title), h("p", {}, text), word && h("label", {}, `To go on type ${word}`, field), h("div", { className: "buttons" }, closer("Leave it"), go));
+  } }, h("h2", {}, title), h("p", {}, text), Object.values(fields).map((control) => h("label", {}, control.ariaLabel, control)), word && h("label", {}, `To go on type ${word}`, field), h("div", { className: "buttons" }, closer("Leave it"), go));
   const dialog = open("narrow", title, form);
 }

@@ -1,8 +1,22 @@
-// A node's host as a drawing: in each NUMA node memory and GPUs on the left, NICs on the right, lines to the preferred rails.
-import { h, s } from "./dom.js";
+// A node's host as a drawing: in each NUMA node memory and GPUs on the left, NICs on the right, lines to the preferred rails. What flows over
+// a NIC is filled in by `showFlows`.
+import { h, s, say } from "./dom.js";
+import { percent, sizeRate } from "./format.js";
 
 const RDMA = ["infiniband", "roce"];
 const speed = (nic) => (nic.speed_gbit_s ? `${nic.speed_gbit_s} Gbit/s` : "speed unknown");
+
+/** `links` by the NIC's name, as /api/flows has them, into the drawing within `box`. */
+export function showFlows(box, links) {
+  for (const place of box.querySelectorAll("[data-nic]")) {
+    const link = links[place.dataset.nic], full = Number(place.dataset.speed) * 1.25e8;
+    const most = link && full ? Math.max(link.in_bytes_per_s, link.out_bytes_per_s) / full : 0;
+    say(place.querySelector("span"), link ? `in ${sizeRate(link.in_bytes_per_s)}, out ${sizeRate(link.out_bytes_per_s)}` : "");
+    place.title = link ? `${place.dataset.nic}: in ${sizeRate(link.in_bytes_per_s)}, out ${sizeRate(link.out_bytes_per_s)}, of all programs${full ? `; ${percent(most)} of its speed in one direction` : ""}; the node's own transfers ${sizeRate(link.transfer_bytes_per_s)}` : "";
+    place.querySelector("i").style.width = `${100 * Math.min(1, most)}%`;
+    place.hidden = !link;
+  }
+}
 
 export function hostDrawing(topology) {
   const numbers = topology.numa_nodes.map((node) => node.number);
@@ -18,7 +32,8 @@ function numaBox(topology, title, number, isHere) {
   for (const gpu of topology.gpus.filter(isHere)) memory.set(`cuda:${gpu.index}`, h("li", { className: "gpu" }, h("b", {}, `cuda:${gpu.index}`), h("span", { title: gpu.name }, gpu.name || "GPU")));
   for (const nic of topology.nics.filter(isHere)) {
     cards.set(nic.name, h("li", { className: !nic.is_up ? "down" : RDMA.includes(nic.kind) ? "rdma" : "" }, h("b", { title: nic.interface }, nic.name),
-      h("span", { className: "state" }, nic.is_up ? speed(nic) : "down"), h("span", { title: nic.addresses.join(", ") }, [nic.kind, ...nic.addresses].join(", "))));
+      h("span", { className: "state" }, nic.is_up ? speed(nic) : "down"), h("span", { title: nic.addresses.join(", ") }, [nic.kind, ...nic.addresses].join(", ")),
+      h("div", { className: "carried", "data-nic": nic.name, "data-speed": String(nic.speed_gbit_s), hidden: true }, h("span", {}), h("div", { className: "bar", ariaHidden: "true" }, h("i", { className: "in" })))));
   }
   const lines = s("svg", { "aria-hidden": "true" });
   const box = h("div", { className: "numa" }, h("h4", {}, title), lines, h("ul", {}, [...memory.values()]), h("ul", {}, cards.size ? [...cards.values()] : h("li", {}, h("span", {}, "no NIC"))));

@@ -1,6 +1,7 @@
-// A tree of prefixes as an icicle: roots on top, what goes on from a block below it, as wide as all that goes on takes bytes.
-import { h, s, tip } from "./dom.js";
-import { TIERS, count, size } from "./format.js";
+// A tree of prefixes as an icicle: roots on top, what goes on from a block below it, as wide as all of it takes bytes. Of the hottest only
+// what is shown counts: what lies cold behind them would leave no room for them.
+import { h, s, say, tip } from "./dom.js";
+import { TIERS, count, countRate, size } from "./format.js";
 
 const ROW = 26, MAX_DEPTH = 14;
 
@@ -10,29 +11,29 @@ function warmest(one) {
   return most;
 }
 
-const label = (one) => `block ${one.key.slice(0, 32)}${one.key.length > 32 ? "…" : ""}\n${count(one.blocks)} blocks in a row, ${size(one.bytes)}\nwith all behind them ${size(one.subtree_bytes)}\n${Object.keys(TIERS).filter((tier) => one[`${tier}_bytes`]).map((tier) => `${TIERS[tier]} ${size(one[`${tier}_bytes`])}`).join(", ")}${one.branches ? `\n${count(one.branches)} ways on` : ""}`;
+const label = (one) => `block ${one.key.slice(0, 32)}${one.key.length > 32 ? "…" : ""}\n${count(one.blocks)} blocks in a row, ${size(one.bytes)}\nwith all behind them ${size(one.subtree_bytes)}\n${Object.keys(TIERS).filter((tier) => one[`${tier}_bytes`]).map((tier) => `${TIERS[tier]} ${size(one[`${tier}_bytes`])}`).join(", ")}${one.subtree_reads_per_s ? `\nread ${count(one.reads_per_s)} blocks/s, with all behind them ${count(one.subtree_reads_per_s)} blocks/s` : ""}${one.branches ? `\n${count(one.branches)} ways on` : ""}`;
 
 export function icicle() {
   const svg = s("svg", { role: "img", "aria-label": "No prefixes" });
-  const blank = h("p", { className: "blank" }, "Prefixes show here once blocks are held.");
+  const blank = h("p", { className: "blank" });
   const box = h("div", { className: "icicle", tabIndex: 0, role: "group", ariaLabel: "Tree of prefixes; arrows go from part to part" }, svg, blank);
-  let segments = [], places = [], active = -1, zoom = null;
+  let segments = [], widths = [], isHot = false, places = [], active = -1, zoom = null;
 
   function lay() {
     const children = segments.map(() => []), roots = [];
     segments.forEach((one, index) => (one.parent === null ? roots : children[one.parent]).push(index));
     const top = zoom !== null && segments[zoom] ? [zoom] : roots;
-    const whole = top.reduce((sum, index) => sum + segments[index].subtree_bytes, 0);
+    const whole = top.reduce((sum, index) => sum + widths[index], 0);
     places = [];
     const put = (index, x, depth) => {
       if (depth >= MAX_DEPTH) return;
-      const width = segments[index].subtree_bytes / whole;
+      const width = widths[index] / whole;
       places.push({ index, x, width, depth });
       let at = x;
-      for (const child of children[index]) { put(child, at, depth + 1); at += segments[child].subtree_bytes / whole; }
+      for (const child of children[index]) { put(child, at, depth + 1); at += widths[child] / whole; }
     };
     let at = 0;
-    for (const index of top) { put(index, at, 0); at += segments[index].subtree_bytes / whole; }
+    for (const index of top) { put(index, at, 0); at += widths[index] / whole; }
   }
   function draw() {
     const { width } = box.getBoundingClientRect();
@@ -46,7 +47,7 @@ export function icicle() {
     svg.setAttribute("aria-label", `${segments.length} parts of prompts, ${depth} deep; the largest: ${size(Math.max(...segments.map((one) => one.subtree_bytes)))}`);
     svg.replaceChildren(...places.filter((place) => place.width * width >= 1).map((place) => {
       const one = segments[place.index], pixels = place.width * width, tier = warmest(one);
-      const text = pixels > 74 ? `${count(one.blocks)} × ${size(one.bytes / Math.max(1, one.blocks))}` : "";
+      const text = pixels < 74 ? "" : isHot ? countRate(one.reads_per_s) : `${count(one.blocks)} × ${size(one.bytes / Math.max(1, one.blocks))}`;
       return s("g", { "data-index": place.index, class: place.index === active ? "active" : "" }, s("rect", { class: tier, x: place.x * width, y: place.depth * ROW, width: pixels, height: ROW - 2, rx: Math.min(3, pixels / 3) }),
         text && s("text", { class: tier === "dram" ? "" : "dark", x: place.x * width + 6, y: place.depth * ROW + 16 }, text));
     }));
@@ -69,5 +70,17 @@ export function icicle() {
   });
   box.addEventListener("blur", () => { active = -1; tip(""); draw(); });
   new ResizeObserver(draw).observe(box);
-  return { element: box, update(found) { segments = found; if (zoom !== null && !segments[zoom]) zoom = null; draw(); } };
+  return {
+    element: box,
+    /** `none` is said where `found` is empty. */
+    update(found, byReads = false, none = "") {
+      if (byReads !== isHot) { zoom = null; active = -1; }
+      segments = found; isHot = byReads;
+      say(blank, none);
+      widths = segments.map((one) => (isHot ? one.bytes : one.subtree_bytes));
+      if (isHot) for (let index = segments.length - 1; index >= 0; index -= 1) if (segments[index].parent !== null) widths[segments[index].parent] += widths[index];
+      if (zoom !== null && !segments[zoom]) zoom = null;
+      draw();
+    },
+  };
 }

@@ -1,15 +1,15 @@
 // Hosts with their rails and what flows, and what was measured from node to node.
 import { h, say } from "./dom.js";
 import { count, sizeRate } from "./format.js";
-import { hostDrawing } from "./hosts.js";
+import { hostDrawing, showFlows } from "./hosts.js";
 import { pill } from "./nodes.js";
 import { nodesOf } from "./nodes_model.js";
 import { get } from "./store.js";
 
-const PAGE = 12;
+const PAGE = 12, FLOWS_MS = 3000;
 
 export function network({ openNode }) {
-  let text = "", page = 0, last = null, drawn = null, flows = new Map();
+  let text = "", page = 0, last = null, drawn = null, flows = new Map(), asked = 0;
   const hosts = h("div", { className: "hosts" }), where = h("span", {}), note = h("span", { className: "note" });
   const filter = h("input", { type: "search", placeholder: "Filter by name or transport", ariaLabel: "Filter hosts", oninput: () => { text = filter.value.toLowerCase(); page = 0; draw(); } });
   const turn = (by) => () => { page += by; draw(); };
@@ -19,7 +19,7 @@ export function network({ openNode }) {
   const noWays = h("p", { className: "blank" }, "Nothing large enough has gone from node to node lately.");
   const element = h("div", { className: "grid" },
     h("section", { className: "panel", ariaLabel: "Hosts" }, h("header", {}, h("h1", { className: "visually-hidden" }, "Network"), h("h2", {}, "Hosts and rails"), note, h("div", { className: "push" }, filter)),
-      h("p", { className: "soft small" }, "Lines lead from memory to its preferred rails. Green edge: RDMA; amber: GPU; red: the link is down."), hosts, pages),
+      h("p", { className: "soft small" }, "Lines lead from memory to its preferred rails. Green edge: RDMA; amber: GPU; red: the link is down. At a NIC: what all programs of its host send and receive by it, and how full it is."), hosts, pages),
     h("section", { className: "panel", ariaLabel: "From node to node" }, h("header", {}, h("h2", {}, "From node to node"), h("span", { className: "note" }, "as measured while blocks were fetched, the slowest first")), waysBox, noWays));
 
   async function load(shown) {
@@ -33,9 +33,11 @@ export function network({ openNode }) {
       if (key !== drawn) return;
       hosts.replaceChildren(...found.map((one) => {
         const flow = h("span", { className: "soft small" }), state = h("span", {});
-        flows.set(one.node, { flow, state });
-        return h("article", { className: "host" }, h("h3", {}, h("button", { type: "button", onclick: () => openNode(one.node) }, one.node), state, flow), one.topology ? hostDrawing(one.topology) : h("p", { className: "soft" }, one.note));
+        const article = h("article", { className: "host" }, h("h3", {}, h("button", { type: "button", onclick: () => openNode(one.node) }, one.node), state, flow), one.topology ? hostDrawing(one.topology) : h("p", { className: "soft" }, one.note));
+        flows.set(one.node, { flow, state, article });
+        return article;
       }));
+      asked = 0;
       flow();
     } catch (error) { drawn = null; hosts.replaceChildren(h("p", { className: "blank" }, error.message)); }
   }
@@ -47,6 +49,15 @@ export function network({ openNode }) {
       if (shown.state.textContent !== pill(node).textContent) shown.state.replaceChildren(pill(node));
     }
   }
+  /** What the NICs of the hosts that are shown carry: asked for only while this view is looked at. */
+  async function carried() {
+    if (Date.now() - asked < FLOWS_MS || !flows.size) return;
+    asked = Date.now();
+    try {
+      const found = await get(`/api/flows?${[...flows.keys()].map((name) => `node=${encodeURIComponent(name)}`).join("&")}`);
+      for (const one of found) if (flows.has(one.node)) showFlows(flows.get(one.node).article, one.links);
+    } catch { /* the hosts are shown without it; what is wrong with the connection is told on top */ }
+  }
   function draw() {
     if (!last?.cluster) return;
     const found = nodesOf(last.cluster).filter((node) => `${node.name} ${node.transports.join(" ")} ${node.address}`.toLowerCase().includes(text));
@@ -57,7 +68,7 @@ export function network({ openNode }) {
     say(where, `${page * PAGE + 1} to ${page * PAGE + shown.length} of ${count(found.length)}`);
     before.disabled = page === 0;
     after.disabled = (page + 1) * PAGE >= found.length;
-    load(shown);
+    load(shown).then(carried);
     flow();
     const slow = last.cluster.ways.slice(0, 50);
     noWays.hidden = Boolean(slow.length);

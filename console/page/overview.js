@@ -5,7 +5,9 @@ import { TIERS, count, countParts, countRate, duration, percent, share, size, si
 import { happened } from "./activity.js";
 import { heatMap, heatScale } from "./heat.js";
 import { METRICS, nodesOf } from "./nodes_model.js";
+import { get } from "./store.js";
 
+const MASTERS_MS = 5000;
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 
 function tile(name, className, series) {
@@ -36,7 +38,8 @@ export function overview({ openNode }) {
   const map = heatMap(openNode), scale = heatScale();
   const select = h("select", { ariaLabel: "Colour nodes by", onchange: () => { metric = select.value; draw(); } },
     Object.entries(METRICS).map(([value, one]) => h("option", { value }, one.label)));
-  const facts = h("dl", { className: "facts" });
+  const facts = h("dl", { className: "facts" }), masters = h("ul", { className: "masters", ariaLabel: "Masters" });
+  let asked = 0;
   const lately = h("ol", { className: "happened" });
   const mapNote = h("span", { className: "note" });
   const panel = (width, title, note, push, ...children) =>
@@ -48,7 +51,7 @@ export function overview({ openNode }) {
     panel("w4", "Tiers", null, null, tiers),
     panel("w3", "Hit ratio", null, null, ratio.element, ratio.legend),
     panel("w3", "Evictions", null, null, evictions.element, evictions.legend),
-    panel("w3", "Catalog", null, null, facts),
+    panel("w3", "Catalog", null, null, facts, masters),
     panel("w3", "Lately", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
 
   function draw() {
@@ -80,7 +83,25 @@ export function overview({ openNode }) {
     const key = newest.map((event) => event.number).join();
     if (lately.dataset.shown !== key) { lately.dataset.shown = key; lately.replaceChildren(...newest.map(happened)); }
   }
-  return { element, update(store) { last = store; draw(); } };
+  /** What each master says of itself: asked for only while this view is looked at. */
+  async function askMasters() {
+    if (Date.now() - asked < MASTERS_MS) return;
+    asked = Date.now();
+    try { showMasters(masters, await get("/api/masters")); } catch { /* the others are shown; what is wrong with the connection is told on top */ }
+  }
+  return { element, update(store) { last = store; draw(); askMasters(); } };
+}
+
+function showMasters(box, found) {
+  const key = JSON.stringify(found);
+  if (box.dataset.shown === key) return;
+  box.dataset.shown = key;
+  box.hidden = found.length < 2;
+  box.replaceChildren(...found.map((one) => {
+    const state = one.trouble ? "dead" : one.role === "owner" ? "alive" : one.behind ? "syncing" : "";
+    const told = one.trouble || (one.behind ? `${count(one.behind)} blocks behind` : "");
+    return h("li", {}, h("span", { className: `pill ${state}` }, one.trouble ? "no answer" : one.role), h("span", {}, ` ${one.name || one.address} `), h("span", { className: "soft small" }, told));
+  }));
 }
 
 const parts = (text) => { const at = text.indexOf(" "); return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 1)]; };
@@ -99,7 +120,7 @@ function tierRow(tier) {
 function showFacts(box, { master, catalog }) {
   const { owner } = master;
   const rows = [["Kept in", catalog.address], ["Health", catalog.health || "not told"], ["Records", count(catalog.records)],
-    ["Owner of all shards", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"], ["This master", `${master.name || "not told"}, ${master.role}`],
+    [catalog.shards > 1 ? `Owner of all ${catalog.shards} shards` : "Owner", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"], ["This master", `${master.name || "not told"}, ${master.role}`],
     ["Version", master.version], ["Up for", duration(master.uptime_s)], ["Memory", size(master.rss_bytes)]];
   const key = JSON.stringify(rows);
   if (box.dataset.shown === key) return;

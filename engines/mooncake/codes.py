@@ -10,6 +10,7 @@ from kvstore.protocol.errors import (
     Full,
     InvalidArgument,
     KVStoreError,
+    QuotaExceeded,
     TierFailed,
     Unavailable,
 )
@@ -30,6 +31,7 @@ RPC_TIMEOUT: Final = -901
 
 _CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
     (Full, NO_AVAILABLE_HANDLE),
+    (QuotaExceeded, NO_AVAILABLE_HANDLE),
     (DeadlineExceeded, RPC_TIMEOUT),
     (Unavailable, RPC_FAIL),
     (InvalidArgument, INVALID_PARAMS),

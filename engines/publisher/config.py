@@ -6,6 +6,9 @@ from typing import Final
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
+from kvstore.security.tls.https import CERT_HELP, KEY_HELP
+from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
+from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "publisher"
 
@@ -22,3 +25,9 @@ class PublisherSettings(TlsSettings):
     topic: str = setting("", "First part of each message, by which subscribers choose.")
     kept_batches: int = setting(10_000, "Batches that can be asked for again.", minimum=0, maximum=10_000_000)
     poll_interval_s: float = setting(0.1, "How often nodes are asked what has happened.", minimum=0.001, maximum=60)
+    http: str = setting(HTTP_DEFAULT, HTTP_HELP)
+    http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
+    http_tls_cert: str = setting("", CERT_HELP)
+    http_tls_key: str = setting("", KEY_HELP)
+    log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
+    log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)

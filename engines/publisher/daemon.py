@@ -1,13 +1,14 @@
 """kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
 
-Standard output carries one JSON line when it publishes: {"event": "ready", "events": ..., "events_replay": ..., "pid": ...}. Logs go to
-standard error. Exit code 2: the settings cannot be met, or no master answers.
+Standard output carries one JSON line when it publishes: {"event": "ready", "events": ..., "events_replay": ..., "http": ...,
+"pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met, or no master answers.
 """
 
 import logging
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -21,6 +22,8 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.security.tls.config import tls_of
+from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.writing import write_logs
 
 log = logging.getLogger("kvstore.publisher")
 
@@ -34,7 +37,9 @@ def main(config: str | None, **flags: Any) -> None:
     try:
         for package in ("msgspec", "zmq"):
             need(package, "sidecar")
-        _run(load_settings(PublisherSettings, SECTION, flags=flags, config=config))
+        settings = load_settings(PublisherSettings, SECTION, flags=flags, config=config)
+        write_logs(settings.log_level, settings.log_format)
+        _run(settings)
     except KVStoreError as error:
         click.echo(f"kvstore-publisher: error: {error}", err=True)
         sys.exit(2)
@@ -42,30 +47,28 @@ def main(config: str | None, **flags: Any) -> None:
 
 def _run(settings: PublisherSettings) -> None:
     # Here, since their libraries may be missing.
-    from kvstore.engines.publisher.form import batch
+    from kvstore.engines.publisher.publishing import Publishing
+    from kvstore.engines.publisher.signals import add_publisher_signals
     from kvstore.engines.publisher.sockets import PublishingSockets
 
     of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
-    is_ending = False
-
-    def end(*_: object) -> None:
-        nonlocal is_ending
-        is_ending = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    on_hangup(None)
-    sockets = PublishingSockets(settings.events, settings.events_replay, topic=settings.topic, kept_batches=settings.kept_batches)
-    try:
-        with Recorder(of_master, log.warning) as recorder:
-            say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "pid": os.getpid()})
-            while not is_ending:
-                happened = recorder.poll()
-                if happened and (found := batch(happened)) is not None:
-                    sockets.publish(found)
-                sockets.serve(settings.poll_interval_s)
-    finally:
-        sockets.close()
+    with ExitStack() as opened:
+        sockets = PublishingSockets(settings.events, settings.events_replay, topic=settings.topic, kept_batches=settings.kept_batches)
+        opened.callback(sockets.close)
+        http = open_http(settings)
+        if http is not None:
+            opened.callback(http.close)
+        recorder = opened.enter_context(Recorder(of_master, log.warning))
+        publishing = Publishing(recorder, sockets, interval_s=settings.poll_interval_s)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: publishing.stop())
+        on_hangup(None)
+        if http is not None:
+            add_publisher_signals(http, publishing)
+            http.start()
+        address = http.told() if http is not None else ""
+        say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
+        publishing.run()
 
 
 if __name__ == "__main__":

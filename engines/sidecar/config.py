@@ -8,6 +8,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
+from kvstore.security.tls.https import CERT_HELP, KEY_HELP
 from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
 from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
@@ -26,6 +27,8 @@ class SidecarSettings(TlsSettings):
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
+    http_tls_cert: str = setting("", CERT_HELP)
+    http_tls_key: str = setting("", KEY_HELP)
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     tenant: str = setting("", "The tenant whose prompts the engine serves, as the router has it.")

@@ -73,8 +73,8 @@ def _run(settings: SidecarSettings) -> None:
             blocks = EngineBlocks(naming, tenant=settings.tenant)
             subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.replay_timeout_s)
             open_parts.callback(subscriber.close)
-        http = open_http(settings.http, settings.http_token_file)
-        facts = {"name": settings.name or settings.engine, "http": http.address if http is not None else "", "pid": os.getpid()}
+        http = open_http(settings)
+        facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
         telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts))
         if http is not None:
             open_parts.callback(http.close)

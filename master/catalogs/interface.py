@@ -132,6 +132,11 @@ class Catalog(ABC):
         Epochs are compared within one catalog only: those of another say nothing.
         """
 
+    @property
+    def shards(self) -> int:
+        """Into how many parts the blocks' records are cut, once it is open; one owner owns all of them."""
+        return 1
+
     @abstractmethod
     def follow(self, me: Candidate, follower: Follower) -> None:
         """Tell `follower` of records and owners from now on, in a thread of its own, and stand for election. Call once after `open`."""

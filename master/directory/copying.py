@@ -49,9 +49,20 @@ class Copying:
     """What is on its way for one purpose. A step: `begin`, then `add` as often as `is_busy` and `room` allow, then `take_orders`. Not
     thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, replication: Replication, pace: Pace) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        members: Membership,
+        replication: Replication,
+        pace: Pace,
+        *,
+        full_share: float = FULL_SHARE,
+    ) -> None:
+        """`full_share` of its capacity a node keeps free for others than these."""
         self._rows, self._tenants, self._members, self._replication = rows, tenants, members, replication
         self.pace = pace
+        self._full_share = full_share
         self._room: dict[int, int] | None = None
         self._now_ns = 0
         self._copies: dict[_Where, _Copy] = {}
@@ -73,7 +84,7 @@ class Copying:
         in a step: most have nothing to copy."""
         if self._room is None:
             self._room = {
-                node.node_id: node.free_bytes - int(FULL_SHARE * node.capacity_bytes)
+                node.node_id: node.free_bytes - int(self._full_share * node.capacity_bytes)
                 for node in self._members.live()
                 if node.takes_blocks and self._full_until_ns.get(node.node_id, 0) <= self._now_ns
             }

@@ -8,7 +8,7 @@ costs a miss and never a wrong byte.
 
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,25 +18,32 @@ from kvstore.master.directory.claiming import Claiming
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.draining import Draining
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.membership import Member, Membership, NodeInfo, TierReport
+from kvstore.master.directory.guests import Guest
+from kvstore.master.directory.heat import Heat
+from kvstore.master.directory.last_copies import LastCopies
+from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, TenantReport, TierReport
+from kvstore.master.directory.operator_quotas import OperatorQuotas
 from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rates import RateReport, Rates
+from kvstore.master.directory.recording import ALL, Recording
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.spilling import Spilling
 from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import BUSY, PRESENT
+from kvstore.protocol.message import BUSY, MAX_LINKS, PRESENT
+from kvstore.security.quotas.quota import Quota, unlimited
 
 NS_PER_S: Final = 1_000_000_000
 GENERATIONS_AHEAD: Final = 1 << 40
@@ -58,14 +65,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet published, and what drains
-    have under way."""
+    """Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet published, what drains
+    have under way, and the share of its capacity that a node keeps free where others spill to it (0: nothing is spilled)."""
 
     nodes: int = 1024
     absent_nodes: int = 1024
     kept_removals: int = 100_000
     reservations: int = 1 << 20
     pace: Pace = field(default_factory=Pace)
+    spill_free_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +97,13 @@ class Directory:
         timing: Timing | None = None,
         limits: Limits | None = None,
         followed: Followed | None = None,
+        quota_of: Callable[[str], Quota] = unlimited,
         now_ns: int = 0,
+        recorded: str = ALL,
     ) -> None:
         """The directory of `followed`, which is its own from now on; an empty one for None. No node lives until it registers.
+
+        `recorded` says which blocks have records: see recording.py.
 
         `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
         clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.
@@ -100,6 +112,7 @@ class Directory:
         limits = limits or Limits()
         followed = followed or Followed()
         self._rng = rng
+        self._quota_of = quota_of
         self._tenants, self._rows = followed.tenants, followed.rows
         granted = max(wall_ns, followed.granted_generation)
         self._reservations = Reservations(
@@ -111,16 +124,26 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, master_epoch)
-        self.replication = Replication(self._rows, self._tenants, self.members, self._publishing, master_epoch)
+        self.recording = Recording(self._rows, recorded)
+        self._publishing = Publishing(self._rows, self._tenants, self.members, self._reservations, self.recording, master_epoch)
+        self.replication = Replication(self._rows, self._tenants, self.members, self.recording, master_epoch)
         self.draining = Draining(self._rows, self._tenants, self.members, self.replication, limits.pace)
         self.targets = Targets(
             self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
         )
+        guests: dict[tuple[str, bytes], Guest] = {}
+        self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests)
+        self.spilling = Spilling(
+            *(self._rows, self._tenants, self.members, self.replication, guests, limits.pace), free_share=limits.spill_free_share
+        )
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
+        self.operator_quotas = OperatorQuotas(followed.quotas())
         self.queries = Queries(self._rows, self._tenants)
+        self.heat = Heat()
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
-        self.pins = Pins(self._rows, self._tenants, self.queries, master_epoch, wall_ns=wall_ns, now_ns=now_ns)
+        self.pins = Pins(
+            *(self._rows, self._tenants, self.queries, self.recording, master_epoch), quota_of=quota_of, wall_ns=wall_ns, now_ns=now_ns
+        )
         self.removing = Removing(
             self._rows,
             self._tenants,
@@ -198,14 +221,30 @@ class Directory:
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
 
-    def heartbeat(self, node_id: int, epoch: int, tiers: Sequence[TierReport], counters: Mapping[str, int], now_ns: int) -> None:
+    def heartbeat(
+        self,
+        node_id: int,
+        epoch: int,
+        tiers: Sequence[TierReport],
+        counters: Mapping[str, int],
+        now_ns: int,
+        *,
+        tenants: Sequence[TenantReport] = (),
+    ) -> None:
         """Raises StaleEpoch: the node must register again."""
-        self.members.heartbeat(node_id, epoch, tiers, counters, now_ns)
+        self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
 
     def measured(self, node_id: int, epoch: int, rates: Sequence[RateReport], now_ns: int) -> None:
         """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.members.check(node_id, epoch)
         node.rates = Rates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
+
+    def carried(self, node_id: int, epoch: int, links: Sequence[LinkReport]) -> None:
+        """What the NICs of the node's host have carried. Raises StaleEpoch, InvalidArgument."""
+        node = self.members.check(node_id, epoch)
+        if len(links) > MAX_LINKS:
+            raise InvalidArgument(f"a node tells of {len(links)} NICs: at most {MAX_LINKS}")
+        node.links = links
 
     def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
         """The node's link broke: its blocks are out of reach until it registers again. Whether it died of that."""
@@ -258,8 +297,8 @@ class Directory:
     ) -> Grants:
         """Who may write, and where. The second of a repeated key is BUSY. `is_there`: `local_node` has the values already.
 
-        Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node) or Full (too many stand
-        reserved already); nothing was reserved.
+        Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node), Full (too many stand
+        reserved already) or QuotaExceeded (too many of the tenant do, what `is_there` not among them); nothing was reserved.
         """
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
@@ -278,7 +317,8 @@ class Directory:
         if wanted:
             candidates = [node for node in self.members.live() if node.node_id != avoid]
             candidates = [node for node in candidates if node.takes_blocks or (is_there and node.node_id == local_node)]
-            self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns)
+            quota = None if is_there else self._quota_of(tenant).reservations
+            self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, quota)
         return Grants(bytes(statuses), nodes, generations)
 
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
@@ -306,6 +346,10 @@ class Directory:
         reserved, pinned = sum(len(tenant.reserved) for tenant in self._tenants), sum(len(tenant.pins) for tenant in self._tenants)
         return Counts(self._rows.sets.live_blocks(), reserved, pinned)
 
+    def given(self) -> dict[str, tuple[int, int]]:
+        """Of each tenant that has any: its pins and reservations."""
+        return {tenant.name: (len(tenant.pins), len(tenant.reserved)) for tenant in self._tenants if tenant.pins or tenant.reserved}
+
     def check_integrity(self) -> None:
         """Assert that all parts agree. For tests; O(rows)."""
         self._rows.check_integrity()
@@ -315,6 +359,7 @@ class Directory:
         self._removals.check_integrity()
         self.pins.check_integrity()
         self.replication.check_integrity()
+        self.recording.check_integrity()
 
     def _set_live(self) -> None:
         self._rows.sets.set_live(node.node_id for node in self.members.live())
@@ -322,9 +367,10 @@ class Directory:
     def _bury(self, row: int) -> list[Change]:
         key = self._rows.keys[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
+        self.recording.leaves(tenant, key)
         self._rows.remove(row)
-        op = self._publishing.op(tenant, key)
-        return [op] if tenant.targets.pop(key, None) is None else [op, records.delete_target(tenant.prefix, key)]
+        ops = self.recording.ops(tenant, key)
+        return ops if tenant.targets.pop(key, None) is None else [*ops, records.delete_target(tenant.prefix, key)]
 
     def _grant(
         self,
@@ -336,12 +382,13 @@ class Directory:
         local_node: int,
         candidates: Sequence[Member],
         now_ns: int,
+        quota: int | None,
     ) -> None:
         """Place and reserve the `wanted` keys (key to index) and fill their columns."""
         wanted_sizes = [sizes[index] for index in wanted.values()]
         slow_start_ns = _ns(self._timing.slow_start_s)
         placed = place(wanted_sizes, candidates, local_node=local_node, slow_start_ns=slow_start_ns, rng=self._rng, now_ns=now_ns)
-        granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns)
+        granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns, quota=quota)
         for index, node_id, generation in zip(wanted.values(), placed, granted, strict=True):
             nodes[index], generations[index] = node_id, generation
         for node in candidates:

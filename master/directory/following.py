@@ -1,8 +1,8 @@
 """The directory's records as a catalog tells of them, kept so that a directory stands on them at once. Sans-I/O.
 
 A master that stands by takes in each change as it comes. When it is elected, the rows of the blocks are there already, held by hints, and
-only what is small is made anew from its records: nodes, their descriptions, pins that end. So to take over takes no longer for ten million
-blocks than for ten.
+only what is small is made anew from its records: nodes, their descriptions, pins that end, quotas. So to take over
+takes no longer for ten million blocks than for ten.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from kvstore.master.directory.records import (
     GrantedRecord,
     NodeRecord,
     PinRecord,
+    QuotaRecord,
     RemovedRecord,
     StrangersRecord,
     TargetRecord,
@@ -41,6 +42,7 @@ class Followed:
         self._drains: dict[bytes, DrainRecord] = {}
         self._ending: dict[bytes, PinRecord] = {}
         """Pins that have an end, by the wall clock; those that have none are in Tenant.pins."""
+        self._quotas: dict[bytes, QuotaRecord] = {}
         self._parts: dict[str, dict[bytes, DescriptionPart]] = {}
         """Of the description of each node."""
 
@@ -74,6 +76,10 @@ class Followed:
         """Which nodes are drained."""
         return iter(self._drains.values())
 
+    def quotas(self) -> Iterator[QuotaRecord]:
+        """What operators have set of tenants' limits."""
+        return iter(self._quotas.values())
+
     def description(self, name: str) -> Description:
         """What the node `name` said last. Raises Corrupt for a description of another release."""
         return records.join_description(tuple(self._parts.get(name, {}).values()))
@@ -101,6 +107,8 @@ class Followed:
             self.granted_generation = record.generation
         elif isinstance(record, DrainRecord):
             self._drains[key] = record
+        elif isinstance(record, QuotaRecord):
+            self._quotas[key] = record
         elif isinstance(record, TargetRecord):
             self.tenants.of(record.tenant).targets[record.key] = record.count
         elif isinstance(record, RemovedRecord):
@@ -114,7 +122,7 @@ class Followed:
                 self.tenants.of(record.tenant).pins[record.key] = FOR_GOOD
 
     def _delete(self, key: bytes) -> None:
-        for kept in (self._nodes, self._drains, self._ending):
+        for kept in (self._nodes, self._drains, self._ending, self._quotas):
             kept.pop(key, None)
         kind = records.KINDS.get(key[:1])
         if kind in (PinRecord, TargetRecord, RemovedRecord):

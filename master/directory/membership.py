@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
+from kvstore.master.directory.load import Load
 from kvstore.master.directory.rates import Rates
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
@@ -23,6 +24,7 @@ from kvstore.master.directory.records import (
     StrangersRecord,
 )
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
+from kvstore.protocol.message import MAX_TENANT_USES
 
 DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
 
@@ -40,6 +42,22 @@ class TierReport(Protocol):
     def quarantined_bytes(self) -> int: ...
     @property
     def health(self) -> str: ...
+
+
+class LinkReport(Protocol):
+    """What a NIC of a node's host has carried; kvstore.v1.LinkFlow is one. The master looks at none of it."""
+
+    @property
+    def device(self) -> str: ...
+
+
+class TenantReport(Protocol):
+    """What a node says of what one tenant takes of it; kvstore.v1.TenantUse is one."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def dram_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +87,12 @@ class Member:
     """Granted since the last heartbeat, so not yet in `tiers`."""
     tiers: Sequence[TierReport] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    links: Sequence[LinkReport] = ()
+    """What its host's NICs have carried, as of the last heartbeat."""
+    tenants: Sequence[TenantReport] = ()
     rates: Rates = field(default_factory=Rates)
     """At which it received from other nodes lately, as it measured."""
+    load: Load = field(default_factory=Load)
     description: Description = NO_DESCRIPTION
     """As the node last said, before a restart of the master too."""
     revision: int = 0
@@ -92,6 +114,11 @@ class Member:
     def takes_blocks(self) -> bool:
         """It lives, and is neither drained nor about to end."""
         return self.is_live and not self.drain and not self.counters.get("closed", 0)
+
+    @property
+    def host(self) -> str:
+        """Where others reach it."""
+        return self.info.tcp.rpartition(":")[0]
 
     @property
     def is_settled(self) -> bool:
@@ -188,11 +215,11 @@ class Membership:
             node, is_new = self._add(Member(self._last_node_id + 1, info, floor=self._strangers_floor)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
-        node.info, node.tiers, node.state, node.counters = info, tiers, SYNCING, {}
+        node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()
         node.epoch = self._next()
         self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
-        node.reserved_bytes, node.written_off, node.owed = 0, False, 0
+        node.reserved_bytes, node.written_off, node.owed, node.load = 0, False, 0, Load()
         return node, is_new
 
     def check(self, node_id: int, epoch: int) -> Member:
@@ -202,11 +229,23 @@ class Membership:
             raise StaleEpoch(f"node {node_id} speaks under registration {epoch}, which is over: it must register again")
         return node
 
-    def heartbeat(self, node_id: int, epoch: int, tiers: Sequence[TierReport], counters: Mapping[str, int], now_ns: int) -> None:
-        """The node lives, and this is how full it is. Raises StaleEpoch."""
+    def heartbeat(
+        self,
+        node_id: int,
+        epoch: int,
+        tiers: Sequence[TierReport],
+        counters: Mapping[str, int],
+        now_ns: int,
+        *,
+        tenants: Sequence[TenantReport] = (),
+    ) -> None:
+        """The node lives, and this is how full it is. Raises StaleEpoch, InvalidArgument; nothing has changed."""
         node = self.check(node_id, epoch)
-        node.tiers, node.counters = tiers, counters
+        if len(tenants) > MAX_TENANT_USES:
+            raise InvalidArgument(f"a node tells of {len(tenants)} tenants: at most {MAX_TENANT_USES}")
+        node.tiers, node.counters, node.tenants = tiers, counters, tenants
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
+        node.load.told(counters, now_ns)
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[Member, Description]:
         """The node says these parts of its description anew (None: not this one): the node, and what it said before.

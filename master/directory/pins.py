@@ -6,17 +6,20 @@ the end of its inventory, it lets go.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.recording import Recording
 from kvstore.master.directory.records import PinRecord
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import FOR_GOOD, Tenant, Tenants
+from kvstore.protocol.errors import QuotaExceeded
+from kvstore.security.quotas.quota import Quota, unlimited
 
 NS_PER_MS: Final = 1_000_000
 MAX_ENDED: Final = 4096
@@ -29,17 +32,29 @@ class Pinning:
     """Pins made or ended. `flags` (1: the block is there) by key; `ops` for the catalog; `commands` for the nodes."""
 
     flags: bytes
-    ops: list[Op]
+    ops: list[Change]
     commands: Commands
 
 
 class Pins:
     """See the module. Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, queries: Queries, master_epoch: int, *, wall_ns: int, now_ns: int) -> None:
-        """It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
-        self._rows, self._tenants, self._queries = rows, tenants, queries
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        queries: Queries,
+        recording: Recording,
+        master_epoch: int,
+        *,
+        quota_of: Callable[[str], Quota] = unlimited,
+        wall_ns: int,
+        now_ns: int,
+    ) -> None:
+        """`quota_of` says what a tenant may have. It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
+        self._rows, self._tenants, self._queries, self._recording = rows, tenants, queries, recording
         self._master_epoch = master_epoch
+        self._quota_of = quota_of
         self._wall_offset_ns = wall_ns - now_ns
         """What makes the loop's clock the wall's."""
         self._ends: list[tuple[int, str, bytes]] = []
@@ -51,27 +66,32 @@ class Pins:
         self._set(owner, record.key, record.until_ms * NS_PER_MS - self._wall_offset_ns if record.until_ms else FOR_GOOD)
 
     def pin(self, tenant: str, keys: Sequence[bytes], *, pinned: bool) -> Pinning:
-        """Keep blocks that are there from eviction and removal, or let them go. Durable with the operations."""
+        """Keep blocks that are there from eviction and removal, or let them go. Durable with the operations. Raises QuotaExceeded, with
+        nothing pinned."""
         pinning = self._begin(tenant, keys)
+        if pinned:
+            self._check_quota(tenant, keys, pinning)
         owner = self._owner(tenant, pinning)
         for key, flag in zip(keys, pinning.flags, strict=True):
             if pinned and flag:
                 self._set(owner, key, FOR_GOOD)
-                pinning.ops.append(records.pin(owner.prefix, key))
+                pinning.ops.extend((records.pin(owner.prefix, key), *self._recording.settle(owner, key)))
                 self._tell(pinning, owner, key, pinned=True)
             elif not pinned and key in owner.pins:
                 self._let_go(pinning, owner, key)
         return pinning
 
     def pin_for(self, tenant: str, keys: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> Pinning:
-        """As `pin`, until `ttl_ns` from now. Pins that last longer stay as they are: their makers count on them."""
+        """As `pin`, until `ttl_ns` from now. Pins that last longer stay as they are: their makers count on them. Raises
+        QuotaExceeded, with nothing pinned."""
         pinning = self._begin(tenant, keys)
+        self._check_quota(tenant, keys, pinning)
         owner, until_ns = self._owner(tenant, pinning), now_ns + ttl_ns
         until_ms = -(-(until_ns + self._wall_offset_ns) // NS_PER_MS)
         for key, flag in zip(keys, pinning.flags, strict=True):
             if flag and owner.pins.get(key, 0) < until_ns:
                 self._set(owner, key, until_ns)
-                pinning.ops.append(records.pin(owner.prefix, key, until_ms=until_ms))
+                pinning.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._recording.settle(owner, key)))
                 self._tell(pinning, owner, key, pinned=True)
         return pinning
 
@@ -92,6 +112,18 @@ class Pins:
     def _begin(self, tenant: str, keys: Sequence[bytes]) -> Pinning:
         return Pinning(self._queries.exists(tenant, keys), [], Commands(self._master_epoch))
 
+    def _check_quota(self, tenant: str, keys: Sequence[bytes], pinning: Pinning) -> None:
+        limit = self._quota_of(tenant).pins
+        if limit is None:
+            return
+        pins = self._tenants.asked(tenant).pins
+        more = {key for key, flag in zip(keys, pinning.flags, strict=True) if flag and key not in pins}
+        if more and len(pins) + len(more) > limit:
+            raise QuotaExceeded(
+                f"tenant {tenant!r} has {len(pins)} blocks pinned; {len(more)} more exceed its quota of {limit} (pins): let some go, or "
+                "have the operator raise it"
+            )
+
     def _owner(self, tenant: str, pinning: Pinning) -> Tenant:
         return self._tenants.of(tenant) if 1 in pinning.flags else self._tenants.asked(tenant)
 
@@ -107,7 +139,7 @@ class Pins:
 
     def _let_go(self, pinning: Pinning, owner: Tenant, key: bytes) -> None:
         del owner.pins[key]
-        pinning.ops.append(records.unpin(owner.prefix, key))
+        pinning.ops.extend((records.unpin(owner.prefix, key), *self._recording.settle(owner, key)))
         self._tell(pinning, owner, key, pinned=False)
 
     def _tell(self, pinning: Pinning, owner: Tenant, key: bytes, *, pinned: bool) -> None:

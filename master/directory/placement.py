@@ -1,13 +1,14 @@
 """Which node a new block goes to. Pure: nodes, randomness and time are passed in.
 
 The writer's own node first: the bytes then never cross a network. Otherwise a draw weighted by free bytes, so that nodes fill
-evenly without all writers choosing the emptiest at once; a node just registered is drawn less until it is warm.
+evenly without all writers choosing the emptiest at once; a busy node is drawn less (load.py), and one just registered until it is warm.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import Member
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 
@@ -36,13 +37,15 @@ def place(
     local = next((node for node in nodes if node.node_id == local_node), None)
     local_bytes = local.dram_bytes if local else 0
     placed: list[int] = []
+    weights: dict[int, float] = {}
     current, room_bytes = nodes[0], 0.0
     for size in sizes:
         if local and size <= local_bytes:
             placed.append(local.node_id)
             continue
         if size > room_bytes:
-            current = _draw(size, nodes, slow_start_ns, rng, now_ns)
+            weights = weights or _weights(nodes, slow_start_ns, now_ns)
+            current = _draw(size, nodes, weights, rng)
             room_bytes = max(size, current.free_bytes, CHAIN_SHARE * current.capacity_bytes)
             room_bytes = min(room_bytes, max(size, current.largest_bytes))
         placed.append(current.node_id)
@@ -50,9 +53,14 @@ def place(
     return placed
 
 
-def _draw(size: int, nodes: Sequence[Member], slow_start_ns: int, rng: random.Random, now_ns: int) -> Member:
+def _draw(size: int, nodes: Sequence[Member], weights: Mapping[int, float], rng: random.Random) -> Member:
     fitting = [node for node in nodes if node.largest_bytes >= size]
-    return rng.choices(fitting, [_weight(node, slow_start_ns, now_ns) for node in fitting])[0]
+    return rng.choices(fitting, [weights[node.node_id] for node in fitting])[0]
+
+
+def _weights(nodes: Sequence[Member], slow_start_ns: int, now_ns: int) -> dict[int, float]:
+    share = shares(nodes)
+    return {node.node_id: share[node.node_id] * _weight(node, slow_start_ns, now_ns) for node in nodes}
 
 
 def _weight(node: Member, slow_start_ns: int, now_ns: int) -> float:

@@ -13,24 +13,22 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
-from kvstore.master.catalogs.interface import BlockPuts, Change
+from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import ALIVE, SYNCING, Member, Membership
+from kvstore.master.directory.recording import DURABLE_TIERS, Recording
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Pending, Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.message import TIER_BITS
 
 MIN_NEW: Final = 16
 """Commits that are taken in together where they can be: fewer are as quick one by one."""
-DURABLE_TIERS: Final = TIER_BITS["nvme"]
-"""What outlives a node's process."""
 
 
 @dataclass(slots=True)
@@ -58,8 +56,11 @@ class Effects:
 class Publishing:
     """The writing side of the directory. Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, reservations: Reservations, master_epoch: int) -> None:
+    def __init__(
+        self, rows: Rows, tenants: Tenants, members: Membership, reservations: Reservations, recording: Recording, master_epoch: int
+    ) -> None:
         self._rows, self._tenants, self._members, self._reservations = rows, tenants, members, reservations
+        self._recording = recording
         self._master_epoch = master_epoch
         self._next_ticket = 1
 
@@ -109,7 +110,7 @@ class Publishing:
         effects = Effects(Commands(self._master_epoch))
         node = self._members.get(plan.node_id)
         is_current = node is not None and node.epoch == plan.epoch and not node.written_off
-        if is_current and self._enter_new(plan):
+        if is_current and self._enter_new(effects, plan):
             return effects
         for tenant, key in plan.commits:
             queued = tenant.pending.get(key, ())
@@ -124,7 +125,7 @@ class Publishing:
             if is_current:
                 self._enter(effects, tenant, key, waiting)
             else:
-                effects.ops.append(self.op(tenant, key))
+                effects.ops += self._recording.ops(tenant, key)
         return effects
 
     def gone(self, node_id: int, tenant: Tenant, key: bytes, generation: int) -> list[Change]:
@@ -134,8 +135,8 @@ class Publishing:
         held = self._rows.generations[row] <= generation and self._let_go(tenant, key, node_id)
         if not queued and not held:
             return []
-        ops = [self.op(tenant, key)]
-        if not isinstance(ops[0], BlockPuts):
+        ops = self._recording.ops(tenant, key)
+        if key not in tenant.pending and not self._rows.pairs(tenant.rows.get(key, NO_ROW)):
             # The block itself is gone, not only out of reach: a later block of this key is another one.
             if tenant.pins.pop(key, None) is not None:
                 ops.append(records.unpin(tenant.prefix, key))
@@ -146,18 +147,7 @@ class Publishing:
     def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:
         """Take nodes that cannot be asked off the row's holders; the operations. Should one come back, its inventory decides."""
         stripped = [self._let_go(tenant, key, node_id) for node_id in node_ids]
-        return [self.op(tenant, key)] if any(stripped) else []
-
-    def op(self, tenant: Tenant, key: bytes) -> Change:
-        """The operation that makes the catalog say what is known of the key now, commits in flight included."""
-        row = tenant.rows.get(key, NO_ROW)
-        version, holders = self._rows.version(row), [node_id for node_id, _state in self._rows.pairs(row)]
-        for waiting in tenant.pending.get(key, ()):
-            if not holders or waiting.version.generation > version.generation:
-                version, holders = waiting.version, [waiting.node_id]
-            elif waiting.version[:3] == version[:3] and waiting.node_id not in holders:
-                holders.append(waiting.node_id)
-        return records.put_block(tenant.name, key, version, holders) if holders else records.delete_block(tenant.name, key)
+        return self._recording.ops(tenant, key) if any(stripped) else []
 
     def check_integrity(self) -> None:
         """Assert that at most one version a node waits for the catalog, and nothing empty is kept. For tests."""
@@ -196,15 +186,19 @@ class Publishing:
                 plan.ops += self.gone(plan.node_id, tenant, key, generation)
             else:
                 self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
+                plan.ops += self._recording.settle(tenant, key)
 
     def _commit(self, plan: Plan, tenant: Tenant, key: bytes, version: Version, tiers: int) -> None:
         node_id = plan.node_id
         self._reservations.end(tenant, key, version.generation)
         if key not in tenant.rows and key not in tenant.pending:
             tenant.pending[key] = (Pending(plan.ticket, node_id, version, tiers),)
-            plan.ops.append(records.put_block(tenant.name, key, version, (node_id,)))
+            if self._recording.is_all:
+                plan.ops.append(records.put_block(tenant.name, key, version, (node_id,)))
             plan.commits.append((tenant, key))
-        elif not self._is_held(tenant, key, node_id, version, tiers):
+        elif self._is_held(tenant, key, node_id, version, tiers):
+            plan.ops += self._recording.settle(tenant, key)
+        else:
             self._commit_known(plan, tenant, key, Pending(plan.ticket, node_id, version, tiers))
 
     def _plan_new(self, plan: Plan, node: Member, message: Publish, tenants: list[Tenant]) -> bool:
@@ -222,11 +216,12 @@ class Publishing:
         for key, version, tiers in zip(keys, versions, message.tiers, strict=True):
             self._reservations.end(tenant, key, version.generation)
             tenant.pending[key] = (Pending(plan.ticket, plan.node_id, version, tiers & TIERS),)
-        plan.ops.append(records.put_blocks(tenant.name, keys, versions, (plan.node_id,)))
+        if self._recording.is_all:
+            plan.ops.append(records.put_blocks(tenant.name, keys, versions, (plan.node_id,)))
         plan.commits += [(tenant, key) for key in keys]
         return True
 
-    def _enter_new(self, plan: Plan) -> bool:
+    def _enter_new(self, effects: Effects, plan: Plan) -> bool:
         """`_enter` for all commits of a plan, if each is the only one of its key and nothing else is known of that. Else False, with
         nothing done."""
         if len(plan.commits) < MIN_NEW:
@@ -246,7 +241,9 @@ class Publishing:
             return False
         for key in keys:
             del tenant.pending[key]
-        self._rows.insert_new(tenant, keys, [waiting[0].version for waiting in queued], ((plan.node_id, tiers.pop()),))
+        mask, versions = tiers.pop(), [waiting[0].version for waiting in queued]
+        self._rows.insert_new(tenant, keys, versions, ((plan.node_id, mask),))
+        effects.ops += self._recording.entered(tenant, keys, versions, node_id=plan.node_id, tiers=mask)
         return True
 
     def _is_removed(self, tenant: Tenant, key: bytes, node: Member, version: Version) -> bool:
@@ -269,7 +266,7 @@ class Publishing:
         else:
             tenant.pending[key] = (*tenant.pending.get(key, ()), new)
             plan.commits.append((tenant, key))
-        plan.ops.append(self.op(tenant, key))
+        plan.ops += self._recording.ops(tenant, key)
 
     def _is_held(self, tenant: Tenant, key: bytes, node_id: int, version: Version, tiers: int) -> bool:
         """The node is known to hold this version: its tiers are updated. It no longer holds another one that was known."""
@@ -301,12 +298,14 @@ class Publishing:
             self._rows.hold(row, with_holder(pairs, node_id, waiting.tiers))
         elif pairs and self._rows.generations[row] >= version.generation:
             effects.commands.drop(node_id, tenant, key, version.generation)
-            effects.ops.append(self.op(tenant, key))
+            effects.ops += self._recording.ops(tenant, key)
             return
         else:
             for other, _state in pairs:
                 effects.commands.drop(other, tenant, key, self._rows.generations[row])
             self._rows.insert(tenant, key, version, ((node_id, waiting.tiers),))
+        if not self._recording.is_all:  # else its record is durable by now
+            effects.ops += self._recording.ops(tenant, key)
         if key in tenant.pins:
             effects.commands.hold(node_id, tenant, key, pinned=True)
 
@@ -320,6 +319,7 @@ class Publishing:
         if rest:
             self._rows.hold(row, rest)
         else:
+            self._recording.leaves(tenant, key)
             self._rows.remove(row)
         return True
 

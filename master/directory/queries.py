@@ -40,6 +40,10 @@ class Queries:
         """How many of these keys, from the first on without a gap, can be read at each node."""
         return prefixes(self._rows, self._find(tenant, keys))
 
+    def rows_of(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
+        """The rows of the keys, in their order; NO_ROW for those that are nowhere."""
+        return self._find(tenant, keys)
+
     def lookup(self, tenant: str, keys: Sequence[bytes], *, avoid: int = 0) -> Locations:
         """Where the keys are, at nodes that live and are not `avoid` (0: none)."""
         return locate(self._rows, self._find(tenant, keys), avoid=avoid)

@@ -12,6 +12,7 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
     b"t" + u8 tenant length + tenant + block key    <u8>: at so many nodes the block is to be
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
+    b"q" + tenant                                   <u8 field of TenantQuota, u64 limit> of each limit that an operator has set
 
 Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
 little-endian; the version is raised when the form changes, and a record of another version is refused, not guessed at.
@@ -26,6 +27,8 @@ import xxhash
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.protocol.errors import Corrupt, InvalidArgument
+from kvstore.security.quotas.quota import NAMES
+from kvstore.security.quotas.tables import NamedLimits
 
 VERSION: Final = 1
 MAX_TENANT_BYTES: Final = 128
@@ -46,6 +49,8 @@ _GENERATION: Final = struct.Struct("<Q")
 _UNTIL: Final = struct.Struct("<Q")
 _STRANGERS: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
+_LIMIT: Final = struct.Struct("<BQ")
+_NO_LIMIT: Final = (1 << 64) - 1
 
 
 class Version(NamedTuple):
@@ -134,10 +139,22 @@ class RemovedRecord:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaRecord:
+    """What operators have set of the tenant's limits; at least one."""
+
+    tenant: str
+    limits: NamedLimits
+
+
 def check_tenant(tenant: str) -> None:
-    """Raises InvalidArgument for a tenant over MAX_TENANT_BYTES."""
-    if len(tenant.encode()) > MAX_TENANT_BYTES:
-        raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long, not {len(tenant.encode())}")
+    """Raises InvalidArgument for a tenant over MAX_TENANT_BYTES, or one that is no text."""
+    try:
+        size = len(tenant.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"a tenant's name is text, which {tenant!r} is not") from None
+    if size > MAX_TENANT_BYTES:
+        raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long, not {size}")
 
 
 def tenant_prefix(tenant: str) -> bytes:
@@ -246,7 +263,25 @@ def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
-Record = NodeRecord | StrangersRecord | GrantedRecord | DescriptionPart | DrainRecord | PinRecord | TargetRecord | RemovedRecord
+def put_quota(tenant: str, limits: NamedLimits) -> Op:
+    """See QuotaRecord; `limits` has one at least."""
+    packed = [_LIMIT.pack(1 + NAMES.index(name), _NO_LIMIT if limit is None else limit) for name, limit in limits.items()]
+    return Op(b"q" + tenant.encode(), b"".join(packed))
+
+
+def delete_quota(tenant: str) -> Op:
+    return Op(b"q" + tenant.encode(), None)
+
+
+def _limits(value: bytes) -> NamedLimits:
+    """Limits of a later release, which this one does not know, are not held to: telling.py does the same."""
+    found = [(field, limit) for field, limit in _LIMIT.iter_unpack(value) if 1 <= field <= len(NAMES)]
+    return {NAMES[field - 1]: None if limit == _NO_LIMIT else limit for field, limit in found}
+
+
+Record = (
+    NodeRecord | StrangersRecord | GrantedRecord | DescriptionPart | DrainRecord | PinRecord | TargetRecord | RemovedRecord | QuotaRecord
+)
 
 
 def decode(key: bytes, value: bytes) -> Record:
@@ -271,6 +306,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return TargetRecord(*block_of(key), *struct.unpack("<B", value))
         if key[:1] == b"r":
             return RemovedRecord(*block_of(key), *_GENERATION.unpack(value))
+        if key[:1] == b"q":
+            return QuotaRecord(key[1:].decode(), _limits(value))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Corrupt(f"the catalog's record {key!r} is damaged: {error}") from None
     raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")
@@ -285,6 +322,7 @@ KINDS: Final[dict[bytes, type[Record]]] = {
     b"p": PinRecord,
     b"t": TargetRecord,
     b"r": RemovedRecord,
+    b"q": QuotaRecord,
 }
 """Which record a key is one of, by its first byte."""
 

@@ -15,7 +15,7 @@ from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import with_holder
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import Member, Membership
-from kvstore.master.directory.publishing import Publishing
+from kvstore.master.directory.recording import Recording
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import Copied, Copy
@@ -54,9 +54,9 @@ class Replication:
     """The orders under way. Not thread-safe."""
 
     def __init__(
-        self, rows: Rows, tenants: Tenants, members: Membership, publishing: Publishing, master_epoch: int, *, max_orders: int = MAX_ORDERS
+        self, rows: Rows, tenants: Tenants, members: Membership, recording: Recording, master_epoch: int, *, max_orders: int = MAX_ORDERS
     ) -> None:
-        self._rows, self._tenants, self._members, self._publishing = rows, tenants, members, publishing
+        self._rows, self._tenants, self._members, self._recording = rows, tenants, members, recording
         self._master_epoch = master_epoch
         self._max_orders = max_orders
         self._orders: dict[_Where, _Order] = {}
@@ -126,7 +126,7 @@ class Replication:
             if arrived and order is not None and order.epoch == node.epoch and pairs and self._rows.generations[row] == generation:
                 self._rows.hold(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
                 entered.flags[index] = 1
-                entered.ops.append(self._publishing.op(owner, key))
+                entered.ops.extend(self._recording.ops(owner, key))
                 if key in owner.pins:
                     entered.commands.hold(node_id, owner, key, pinned=True)
         return entered

@@ -7,7 +7,7 @@ is published all the same, and generations decide between two of one key.
 from collections.abc import Iterable, Sequence
 
 from kvstore.master.directory.tenants import Reservation, Tenant
-from kvstore.protocol.errors import Full
+from kvstore.protocol.errors import Full, QuotaExceeded
 
 
 class Reservations:
@@ -36,11 +36,25 @@ class Reservations:
         found = tenant.reserved.get(key)
         return found is not None and found.expires_ns > now_ns and found.node_id in live
 
-    def grant(self, tenant: Tenant, keys: Sequence[bytes], sizes: Sequence[int], nodes: Sequence[int], now_ns: int) -> range:
-        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void.
+    def grant(
+        self,
+        tenant: Tenant,
+        keys: Sequence[bytes],
+        sizes: Sequence[int],
+        nodes: Sequence[int],
+        now_ns: int,
+        *,
+        quota: int | None = None,
+    ) -> range:
+        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void. `quota`: of the tenant's reservations.
 
-        Raises Full, beyond the limit; nothing was reserved.
+        Raises Full, beyond the limit, QuotaExceeded, beyond the quota; nothing was reserved.
         """
+        if quota is not None and len(tenant.reserved) + sum(key not in tenant.reserved for key in keys) > quota:
+            raise QuotaExceeded(
+                f"tenant {tenant.name!r} has {len(tenant.reserved)} puts granted and not published; {len(keys)} more exceed its quota of "
+                f"{quota} (reservations): put fewer at once"
+            )
         if self._count + len(keys) > self._limit:
             raise Full(f"{self._count} puts are granted and not published, and {len(keys)} more exceed max_reservations ({self._limit})")
         first = self._last_generation + 1

@@ -1,6 +1,6 @@
 """The blocks as a table of columns: one row a block, no object a block.
 
-A block takes 80 to 110 bytes this way: 44 in columns, 21 for its key (keys.py), 13 to 27 to find it by (key_index.py). One small object a
+A block takes 80 to 110 bytes this way: 45 in columns, 21 for its key (keys.py), 13 to 27 to find it by (key_index.py). One small object a
 block would cost as much again and give the garbage collector a million things to walk. What a row means (who holds it, what may be seen)
 is the directory's business; this table keeps rows, their parents and their holders' sets consistent.
 """
@@ -88,6 +88,8 @@ class Rows:
         self.parents, self.children = array("I", (NO_PARENT,)), array("I", (0,))
         self.tenant_indexes, self.namespace_indexes = array("I", (0,)), array("I", (self.namespaces.enter(""),))
         self.holders = array("I", (0,))
+        self.recorded = bytearray(1)
+        """1: the catalog has a record of the block. Recording alone sets and reads it, but for what comes from a catalog."""
         self.keys = tenants.keys
         self._free = array("I")
 
@@ -158,7 +160,9 @@ class Rows:
         sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
         held = array("I", map(sets.__getitem__, puts.holders))
         first = self._append(tenant, puts.keys, puts.sizes, puts.checksums, puts.generations, puts.namespaces, held)
-        self._adopt_parents(tenant, range(first, first + len(puts.keys)), puts.parents)
+        end = first + len(puts.keys)
+        self.recorded[first:end] = b"\1" * len(puts.keys)
+        self._adopt_parents(tenant, range(first, end), puts.parents)
 
     def _replay_known(self, tenant: Tenant, puts: BlockPuts, rows: Sequence[int], pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
         """`replay` of different keys that have these rows."""
@@ -172,6 +176,7 @@ class Rows:
             self.namespace_indexes[row] = names[namespace]
             self.sets.leave(self.holders[row])
             self.holders[row] = sets[holders]
+            self.recorded[row] = 1
         self._adopt_parents(tenant, rows, puts.parents)
 
     def _adopt_parents(self, tenant: Tenant, rows: Sequence[int], parents: Sequence[bytes]) -> None:
@@ -245,6 +250,7 @@ class Rows:
     def remove(self, row: int) -> None:
         """The row's block is gone. Frees the row, and every ancestor's that only waited for it."""
         self.hold(row, ())
+        self.recorded[row] = 0
         while row != NO_ROW and not self.holders[row] and not self.children[row]:
             parent = self.parents[row]
             self._release(row)
@@ -266,7 +272,7 @@ class Rows:
             children[self.parents[row]] += 1
         assert children[1:] == list(self.children[1 : len(self)])
         assert not any(self.holders[len(self) :])
-        assert not any(self.holders[row] for row in free)
+        assert not any(self.holders[row] or self.recorded[row] for row in free)
         self.keys.check_integrity(named)
         for tenant in self.tenants:
             tenant.rows.check_integrity()
@@ -296,6 +302,7 @@ class Rows:
             wide.extend(bytes(MADE_ROWS))
         for column in (self.parents, self.children, self.tenant_indexes, self.namespace_indexes, self.holders):
             column.extend(bytes(MADE_ROWS))
+        self.recorded.extend(bytes(MADE_ROWS))
 
     def _adopt(self, row: int, parent: int) -> None:
         self.parents[row] = parent

@@ -1,4 +1,5 @@
-"""A namespace's prefixes as a tree of segments, the largest ones: blocks in a row with no branch are one. Pure: from a copy of the columns.
+"""A namespace's prefixes as a tree of segments, the largest ones or those that are read most: blocks in a row with no branch are one.
+Pure: from a copy of the columns.
 
 The tree of a million blocks takes some tenths of a second and no object a block: depths by doubling (the ancestors of ancestors), sizes of
 subtrees a level at a time from the deepest up, and Python's loops only over what is told.
@@ -21,6 +22,8 @@ MAX_WALKED: Final = 1 << 18
 """Blocks that are looked at one by one: a fifth of a second. Segments that would take more end there."""
 
 Numbers = npt.NDArray[np.int64]
+Reads = npt.NDArray[np.float64]
+"""A second, by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +35,40 @@ class Segment:
     held: Held
     subtree_bytes: int
     branches: int
+    reads_per_s: float = 0.0
+    """Blocks of its own that clients read in a second."""
+    subtree_reads_per_s: float = 0.0
 
 
-def segments(columns: Columns, tenant: str, namespace: str, *, limit: int) -> list[Segment]:
-    """The `limit` segments with the largest subtrees, each after the one that it goes on from."""
-    rows, tree = _tree(columns, tenant, namespace)
+def segments(columns: Columns, tenant: str, namespace: str, *, limit: int, reads: Reads | None = None) -> list[Segment]:
+    """The `limit` segments with the largest subtrees, each after the one that it goes on from; with `reads` those of which most blocks are
+    read in a second, and none of which no block is."""
+    rows, tree = _tree(columns, tenant, namespace, reads)
     if not len(rows):
         return []
+    weights = tree.totals if reads is None else tree.read_totals
     masks = columns.row_masks()[rows]
     found: list[Segment] = []
-    heap: list[tuple[int, int, int]] = []
+    heap: list[tuple[float, int, int]] = []
 
     def offer(children: Numbers, parent: int) -> None:
-        for child in children[np.argsort(-tree.totals[children], kind="stable")[: limit - len(found)]].tolist():
-            heapq.heappush(heap, (-int(tree.totals[child]), child, parent))
+        for child in children[np.argsort(-weights[children], kind="stable")[: limit - len(found)]].tolist():
+            heapq.heappush(heap, (-weights[child].item(), child, parent))
 
-    offer(tree.children(0), 0)
+    roots = tree.children(0)
+    offer(roots[weights[roots] > 0], 0)
     walked = 0
     while heap and len(found) < limit and walked < MAX_WALKED:
-        total, first, parent = heapq.heappop(heap)
+        _weight, first, parent = heapq.heappop(heap)
         run = tree.run(first, MAX_WALKED - walked)
         walked += len(run)
         places = np.array(run) - 1
         tiers = np.bincount(FASTEST[masks[places] & (LIVE - 1)], weights=tree.own[run].astype(np.float64), minlength=4)
         held = Held(int(np.count_nonzero(tree.own[run])), (*tiers.astype(np.int64).tolist(),))
         onward = tree.children(run[-1])
-        found.append(Segment(parent, int(rows[first - 1]), held, -total, len(onward)))
-        offer(onward, len(found))
+        own_reads, all_reads = float(tree.reads[run].sum()), float(tree.read_totals[first])
+        found.append(Segment(parent, int(rows[first - 1]), held, int(tree.totals[first]), len(onward), own_reads, all_reads))
+        offer(onward[weights[onward] > 0], len(found))
     return found
 
 
@@ -68,6 +78,8 @@ class _Tree:
 
     own: Numbers
     totals: Numbers
+    reads: Reads
+    read_totals: Reads
     _by_parent: Numbers
     _begins: Numbers
 
@@ -84,7 +96,7 @@ class _Tree:
         return run
 
 
-def _tree(columns: Columns, tenant: str, namespace: str) -> tuple[Numbers, _Tree]:
+def _tree(columns: Columns, tenant: str, namespace: str, reads: Reads | None) -> tuple[Numbers, _Tree]:
     """The rows of the tree's nodes from 1 on, and the tree."""
     indexes = [index for index, name in columns.tenant_names.items() if name == tenant]
     spaces = [index for index, name in enumerate(columns.namespace_names) if name == namespace]
@@ -99,15 +111,19 @@ def _tree(columns: Columns, tenant: str, namespace: str) -> tuple[Numbers, _Tree
     own = np.concatenate(([0], np.where(counts[rows], columns.sizes[rows], 0).astype(np.int64)))
     depths, parents = _depths(parents)
     totals = own.copy()
+    read = np.zeros(len(own)) if reads is None else np.concatenate(([0.0], np.where(counts[rows], reads[rows], 0.0)))
+    read_totals = read.copy()
     order = np.argsort(depths, kind="stable")
     begins = np.searchsorted(depths[order], np.arange(int(depths.max(initial=0)) + 2))
     for depth in range(len(begins) - 2, 0, -1):
         level = order[begins[depth] : begins[depth + 1]]
         np.add.at(totals, parents[level], totals[level])
+        if reads is not None:
+            np.add.at(read_totals, parents[level], read_totals[level])
     parents[0] = -1
     by_parent = np.argsort(parents, kind="stable")
     child_begins = np.searchsorted(parents[by_parent], np.arange(len(parents) + 1))
-    return rows, _Tree(own, totals, by_parent, child_begins)
+    return rows, _Tree(own, totals, read, read_totals, by_parent, child_begins)
 
 
 def _depths(parents: Numbers) -> tuple[Numbers, Numbers]:

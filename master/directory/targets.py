@@ -13,6 +13,7 @@ from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.copying import Copying, CopyOrder, Pace
 from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import ALIVE, Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
@@ -52,6 +53,8 @@ class Targets:
         """Over all targets."""
         self._seen: frozenset[tuple[int, int, str]] = frozenset()
         """The nodes that counted when the walk was begun, their registrations and states."""
+        self._share: dict[int, float] = {}
+        """What is left of the takers' shares for how busy they are, in this step."""
         self._last: frozenset[int] = frozenset()
         """Who got the block before: chains stay together, and there are few sets of holders."""
 
@@ -82,6 +85,7 @@ class Targets:
         copying = self._copying
         self._due.extend(copying.begin(now_ns))
         takers = self._takers()
+        self._share = shares(takers.values())
         counted = {node.node_id: node for node in self._members if not node.drain and self._counts(node, now_ns)}
         seen = frozenset((node.node_id, node.epoch, node.state) for node in counted.values())
         if seen != self._seen:
@@ -141,7 +145,7 @@ class Targets:
         self._last = frozenset(chosen) or self._last
 
     def _choose(self, has: set[int], takers: dict[int, Member], size_bytes: int) -> int | None:
-        """A node with room, of another host if there is one; 0: none has room, None: none is left."""
+        """A node with room, of another host if there is one, the one with most for how busy it is; 0: none has room, None: none is left."""
         left = [node for node_id, node in takers.items() if node_id not in has]
         if not left:
             return None
@@ -149,11 +153,8 @@ class Targets:
         fitting = [node for node in left if room.get(node.node_id, 0) >= size_bytes]
         if not fitting:
             return 0
-        hosts = {_host(node) for node_id in has if (node := self._members.get(node_id)) is not None}
-        best = max(fitting, key=lambda node: (_host(node) not in hosts, node.node_id in self._last, room[node.node_id]))
+        hosts = {node.host for node_id in has if (node := self._members.get(node_id)) is not None}
+        best = max(
+            fitting, key=lambda node: (node.host not in hosts, node.node_id in self._last, self._share[node.node_id] * room[node.node_id])
+        )
         return best.node_id
-
-
-def _host(node: Member) -> str:
-    """Where others reach it."""
-    return node.info.tcp.rpartition(":")[0]

@@ -11,8 +11,8 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Copied, Copy, Publish
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Coldest, Copied, Copy, Publish
+from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
@@ -82,9 +82,10 @@ class NodeFrames:
         self._counters["published"] += len(publish.keys)
         self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
 
-    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> None:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
-        comes of it shows in the directory, trouble in the log, once a call. For the loop's thread."""
+        comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing of its own is to leave for them; only for
+        a node that `takes_guests`. For the loop's thread."""
         if not keys:
             return
         link = self._links.get(node_id)
@@ -97,6 +98,8 @@ class NodeFrames:
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
             return
+        for order in orders:
+            order.guests = int(as_guests)
         if self._tickets is not None:
             self._tickets.stamp(orders, link.reactor.now_ns())
         self._counters["copies_ordered"] += sum(len(order.keys) for order in orders)
@@ -108,6 +111,11 @@ class NodeFrames:
 
         self._links.order([(node_id, order) for order in orders], told)
 
+    def takes_guests(self, node_id: int) -> bool:
+        """It has a link, and is of a release that knows what guests are."""
+        link = self._links.get(node_id)
+        return link is not None and link.peer_version >= Copy.SINCE
+
     def copied(self, session: Session, header: Header, message: Copied) -> None:
         """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
         peer = _node(session, "report copies")
@@ -116,6 +124,16 @@ class NodeFrames:
         session.reply(header.request_id, Flags(bytes(entered.flags)))
         self._committer.commit(entered.ops)
         self._links.tell(entered.commands)  # after the flags: only then does the node have the blocks
+
+    def coldest(self, session: Session, header: Header, message: Coldest) -> None:
+        """Answered at once, by what is known now; what is to be spilled is ordered later."""
+        peer = _node(session, "ask what may leave it")
+        if len(message.spill) not in (0, len(message.keys)):
+            raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
+        flags = self._directory.last_copies.may_leave(peer.node_id, message.epoch, message.tenant, message.keys)
+        if message.spill:
+            self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
+        session.reply(header.request_id, Flags(flags))
 
     def closed(self, session: Session, peer: NodePeer) -> None:
         """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""

@@ -11,7 +11,7 @@ from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import Claim, Copied, Publish, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish, TicketKey
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -30,6 +30,7 @@ from kvstore.protocol.master_messages import (
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.session import Session
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal
@@ -74,8 +75,12 @@ class FramesService:
         self._master_epoch = master_epoch
         self._guard = guard
         self.counters = dict.fromkeys(
-            ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered"), 0
+            ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered")
+            + ("spilled_blocks", "spilled_bytes"),
+            0,
         )
+        self.loads = TenantLoads()
+        """Of connections and requests of clients."""
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
         self.tickets: Tickets | None = None
         """None where everybody is let in."""
@@ -104,6 +109,7 @@ class FramesService:
             Publish.TYPE: self.nodes.publish,
             Claim.TYPE: self.nodes.claim,
             Copied.TYPE: self.nodes.copied,
+            Coldest.TYPE: self.nodes.coldest,
         }
         check_complete(MASTER_FRAMES, self._handlers)
 
@@ -122,6 +128,7 @@ class FramesService:
 
     def closed(self, session: Session) -> None:
         peer = session.context
+        self.loads.leave(session)
         if isinstance(peer, ClientPeer):
             self.clients.closed(peer)
         elif isinstance(peer, NodePeer):
@@ -131,6 +138,7 @@ class FramesService:
         """What is done without being asked, ten times a second."""
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
+        self._spill(now_ns)
         if self.tickets is not None:
             self.tickets.tick(now_ns)
 
@@ -138,6 +146,13 @@ class FramesService:
         """Order copies of what is at fewer nodes than it is to be."""
         for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns):
             self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+
+    def _spill(self, now_ns: int) -> None:
+        """Order copies of what nodes without room would have leave next."""
+        spilling = self._directory.spilling
+        for tenant, keys, node_id, source_node_id in spilling.step(now_ns, self.nodes.takes_guests):
+            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, as_guests=True)
+        self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spilling.spilled_blocks, spilling.spilled_bytes
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if message.role == ROLE_NODE:
@@ -151,11 +166,12 @@ class FramesService:
                     f"{message.name or 'the client'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens "
                     f"are configured it has to be of a release that speaks {TicketKey.SINCE}"
                 )
+            session.belongs_to(self.loads.enter(session, message.tenant))
             session.context = ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
         else:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable
-        session.reply(
+        session.welcome(
             header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session))
         )
 

@@ -45,7 +45,7 @@ class StandbyFrames:
             raise refusal(owner)
         at = self._reachable
         welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner=owner.address)
-        session.reply(header.request_id, welcome)
+        session.welcome(header.request_id, welcome)
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError("values go to nodes, not to the master")

@@ -78,14 +78,14 @@ class Tickets:
             self._tell_key(node_id, key, now_ns)
         for bearer in self._issuer.bearers():
             if not self._holds(bearer):
-                self._revoke(bearer)
+                self._revoke(bearer, now_ns)
 
     def _tell_key(self, node_id: int, key: NodeKey, now_ns: int) -> None:
         message = TicketKey(self._master_epoch, key.key_id, key.age_ms(now_ns), key.secret)
         self._links.say(node_id, message, Ok, lambda has_it: self._issuer.told(node_id, key, has_it=has_it))
 
-    def _revoke(self, bearer: Identity) -> None:
-        number = self._issuer.revoke(bearer)
+    def _revoke(self, bearer: Identity, now_ns: int) -> None:
+        number = self._issuer.revoke(bearer, now_ns)
         log.info("nodes are told that what %s has shown is good no more", bearer)
         for node_id in self._links.node_ids():
             self._tell_revoked(node_id, bearer.name, [number])
@@ -94,7 +94,9 @@ class Tickets:
         """A node that does not say that it knows is hung up on: it registers again, and is told then."""
 
         def told(is_done: bool) -> None:
-            if not is_done:
+            if is_done:
+                self._issuer.knows(node_id, tenant, credentials)
+            else:
                 self._links.break_off(node_id, "it has not said that it knows what is revoked")
 
         self._links.say(node_id, Revoke(self._master_epoch, tenant, credentials), Count, told)

@@ -3,14 +3,15 @@
 It is made when the master is elected and ended when it is deposed; nothing of it is used after that. The loop is the only caller.
 """
 
+import heapq
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kvstore.master.catalogs.committing import Committer
-from kvstore.master.catalogs.interface import Catalog
+from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory, Limits, Timing
@@ -23,11 +24,18 @@ from kvstore.master.roles.node_status import node_status
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.frames import VERSION
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.guard import Guard
+from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.tables import NamedLimits
+from kvstore.security.quotas.telling import as_message
 from kvstore.telemetry.logs.events import named
 
 T = TypeVar("T")
+
+MAX_TENANTS: Final = 1000
+"""Told of in a status: those that have most."""
 
 log = logging.getLogger("kvstore.master")
 
@@ -53,12 +61,14 @@ class Leading:
         wall_ns: int,
         reachable: Reachable,
         guard: Guard,
+        quotas: QuotasInForce,
     ) -> None:
         """The owner of epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
         self.epoch = epoch
         self._reactor = reactor
         self._catalog = catalog
         self._settings = settings
+        self._quotas = quotas
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
         """Calls that wait for what they wrote."""
@@ -76,10 +86,20 @@ class Leading:
             settings.max_kept_removals,
             settings.max_reservations,
             Pace(settings.copy_blocks, settings.copy_bytes, settings.sweep_rows),
+            settings.spill_free_share if settings.spill else 0.0,
         )
         self.directory = Directory(
-            epoch, wall_ns=wall_ns, rng=random.Random(), timing=timing, limits=limits, followed=followed, now_ns=reactor.now_ns()
+            epoch,
+            wall_ns=wall_ns,
+            rng=random.Random(),
+            timing=timing,
+            limits=limits,
+            followed=followed,
+            quota_of=lambda tenant: quotas.now.of(tenant),
+            now_ns=reactor.now_ns(),
+            recorded=settings.records,
         )
+        quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self.frames = FramesService(
             self.directory,
@@ -91,6 +111,7 @@ class Leading:
             ticket_ttl_s=settings.ticket_ttl_s,
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
         )
+        self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
         self.scheduling = make_scheduling(settings, self.directory, estimators, replicate=self.frames.nodes.replicate, wall_ns=wall_ns)
 
@@ -136,6 +157,7 @@ class Leading:
                 self._settings.instance_ttl_s,
                 extra=named("instance_died", instance=name),
             )
+        self.frames.loads.hold_to(self._quotas.now)
         self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
         changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
@@ -143,7 +165,13 @@ class Leading:
             self._committer.commit(changes)
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[pb.TierStatus], seen: MasterSeen, description: Description, protocol_version: int
+        self,
+        info: NodeInfo,
+        tiers: Sequence[pb.TierStatus],
+        seen: MasterSeen,
+        description: Description,
+        protocol_version: int,
+        quotas_version: int,
     ) -> pb.RegisterReply:
         """Raises StaleEpoch (the node has heard of a later owner), Unauthorized (its release knows no tickets, which are needed), and what
         Directory.register raises."""
@@ -168,7 +196,14 @@ class Leading:
             catalog=self._catalog.identity,
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
             ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
+            quotas=self.newer_quotas(quotas_version),
+            protocol_version=VERSION,
+            spill_at_share=self.directory.spilling.at_share,
         )
+
+    def newer_quotas(self, version: int) -> pb.Quotas | None:
+        """What a node is told that has the quotas of this version; None: they are the ones in force."""
+        return as_message(self._quotas.now, self._quotas.version) if version != self._quotas.version else None
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:
         """See Directory.describe."""
@@ -183,6 +218,17 @@ class Leading:
             node_status(node, directory.blocks_at(node.node_id), directory.draining.progress(node), now_ns) for node in directory.members
         )
         reply.counters.update(self.frames.counters)
+        reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
+        for tenant, origins in self._quotas.origins().items():
+            reply.quota_origins[tenant].CopyFrom(pb.QuotaOrigins(operator=sorted(origins.operator), file=sorted(origins.file)))
+        reply.grants.extend(self._grants())
+
+    def _grants(self) -> Iterator[pb.TenantGrants]:
+        """What tenants have of this master."""
+        loads, given = self.frames.loads, self.directory.given()
+        for tenant in heapq.nlargest(MAX_TENANTS, given.keys() | loads.tenants(), key=lambda name: sum(given.get(name, (0, 0)))):
+            (pins, reservations), (connections, requests) = given.get(tenant, (0, 0)), loads.of(tenant)
+            yield pb.TenantGrants(tenant=tenant, pins=pins, reservations=reservations, requests_in_flight=requests, connections=connections)
 
     def forget(self, name: str) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
@@ -191,6 +237,24 @@ class Leading:
     def drain(self, name: str, to: str) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
         return self._promise(lambda then: self.frames.drains.drain(name, to, lambda: then(None)))
+
+    def set_quota(self, tenant: str, limits: NamedLimits) -> "Future[None]":
+        """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,
+        Full."""
+        return self._promise(
+            lambda then: self._quota_written(tenant, self.directory.operator_quotas.set(tenant, limits), lambda: then(None))
+        )
+
+    def clear_quota(self, tenant: str, names: Collection[str]) -> "Future[None]":
+        """See OperatorQuotas.clear; as `set_quota`."""
+        return self._promise(
+            lambda then: self._quota_written(tenant, self.directory.operator_quotas.clear(tenant, names), lambda: then(None))
+        )
+
+    def _quota_written(self, tenant: str, ops: Sequence[Op], then: Callable[[], None]) -> None:
+        self._quotas.overlay(self.directory.operator_quotas.tenants)
+        log.info("an operator has changed the quota of tenant %r", tenant, extra=named("quota_changed", tenant=tenant))
+        self._committer.commit(ops, then)
 
     def pin_all(self, tenant: str, namespace: str, *, pinned: bool) -> "Future[int]":
         """Pin the blocks of a namespace, or let them go: how many, once that is durable; fails with Unavailable at the end."""

@@ -65,7 +65,7 @@ class Standing:
 
     def records(self) -> int:
         """Blocks that have a record in the catalog, as far as this master knows."""
-        return self._followed.blocks()
+        return self._followed.blocks() if self._leading is None else self._leading.directory.recording.count()
 
     def tick(self) -> None:
         """Let time pass. While it is cut off nobody dies of silence: nodes are told to look for another master."""

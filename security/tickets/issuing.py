@@ -6,7 +6,7 @@ no open session ends with its master. A ticket's end counts from the making of i
 from when it was given the key, so that clocks need not agree, and neither may jump; a ticket lives longer by what the key took to arrive.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,8 @@ REUSED_SHARE: Final = 4
 """A ticket is given to all who show the same credential for a quarter of its time: 1,000 of them cost the loop some milliseconds."""
 PASS_TTL_S: Final = 60.0
 """As long as an order to copy stands: what is fetched waits in the node's queue before."""
+MAX_REVOKED: Final = 65_536
+"""Revoked credentials that are remembered for nodes out of reach, as many as a node remembers: an operator revokes a few a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,16 @@ class _Keys:
     """By bearer: when it was made, and the ticket."""
 
 
+@dataclass(slots=True)
+class _Revoked:
+    """What was revoked, until it has not to be told of any more."""
+
+    until_ns: int
+    """Before, a node may register in which a former master's tickets let the tenant in: it ends those sessions when it hears of it."""
+    untold: set[int]
+    """Nodes that have not said that they know: the sessions that it opened there go on after its tickets have ended."""
+
+
 class Issuer:
     """Not thread-safe: the master's loop is the only caller."""
 
@@ -52,8 +64,8 @@ class Issuer:
         self._nodes: dict[int, _Keys] = {}
         self._numbers: dict[Identity, int] = {}
         """Of those who have tickets: by which nodes know what they have shown. Random: a number tells nothing of a token."""
-        self._revoked: set[tuple[str, int]] = set()
-        """Tenants and numbers of what was revoked: for nodes that were out of reach then."""
+        self._revoked: dict[tuple[str, int], _Revoked] = {}
+        """By tenant and number, oldest first: for nodes that were out of reach then."""
 
     @property
     def usable_ms(self) -> int:
@@ -131,16 +143,25 @@ class Issuer:
         """Those who have been given tickets, but for the revoked."""
         return list(self._numbers)
 
-    def revoke(self, bearer: Identity) -> int:
+    def revoke(self, bearer: Identity, now_ns: int) -> int:
         """What he has shown is good no more: its number, which nodes are to be told."""
         number = self._numbers.pop(bearer)
-        self._revoked.add((bearer.name, number))
+        self._revoked = {key: each for key, each in self._revoked.items() if each.untold or each.until_ns > now_ns}
+        if len(self._revoked) >= MAX_REVOKED:
+            del self._revoked[next(iter(self._revoked))]
+        self._revoked[bearer.name, number] = _Revoked(now_ns + self._ticket_ttl_ns, set(self._nodes))
         for keys in self._nodes.values():
             keys.tickets.pop(bearer, None)
         return number
 
+    def knows(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
+        """The node has said that it knows that these are revoked."""
+        for number in numbers:
+            if (tenant, number) in self._revoked:
+                self._revoked[tenant, number].untold.discard(node_id)
+
     def revoked(self) -> dict[str, list[int]]:
-        """All that was revoked so far, by tenant: for a node that comes back."""
+        """What was revoked and some node may not know, by tenant: for one that comes back."""
         found: dict[str, list[int]] = {}
         for tenant, number in sorted(self._revoked):
             found.setdefault(tenant, []).append(number)

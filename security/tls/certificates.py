@@ -18,6 +18,7 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own import own_certificate
+from kvstore.security.tls.pair import load_pair
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 
@@ -211,19 +212,9 @@ class Certificates:
                 context.load_verify_locations(settings.tls_ca)
         except (ssl.SSLError, OSError):
             raise ConfigError(f"tls_ca: {settings.tls_ca} holds no certificate in PEM form") from None
-        try:
-            if settings.tls_cert:
-                context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
-        except (ssl.SSLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or str(error)
-            raise ConfigError(
-                f"tls_cert and tls_key: {settings.tls_cert} and {settings.tls_key} are no certificate and its key in PEM ({reason.lower()})"
-            ) from None
+        if settings.tls_cert:
+            load_pair(context, settings.tls_cert, settings.tls_key, settings="tls_cert and tls_key")
         return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted, and a daemon has nobody to ask for the password")
 
 
 def _content(name: str, file: str) -> bytes:

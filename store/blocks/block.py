@@ -40,7 +40,7 @@ class Block:
     `size_bytes` and `checksum` are those of the value as it was put: they are the block's identity at the master, whatever its copies
     have become. `lossy` is empty, or by tier what is known of copies that give other bytes, all of them the same ones: else nobody could
     read the block twice. `shown` is its entry in the index that clients of this host read (store/shown/). `stays_raw` is set once the
-    codec has refused it.
+    codec has refused it. `is_guest`: another node has spilled it here, and it is not spilled again.
     """
 
     tenant: str
@@ -63,6 +63,7 @@ class Block:
     event_seq: int = 0
     lossy: tuple[Loss | None, ...] = ()
     stays_raw: bool = False
+    is_guest: bool = False
     shown: int = NOT_SHOWN
 
     @property

@@ -125,7 +125,7 @@ class Copies:
     def stop_leaving(self, block: Block) -> None:
         """The copy that was to make room in a tier is over, or does not matter any more."""
         if block.leaving is not None:
-            self._levels[block.leaving].leaving_bytes -= block.size_bytes
+            self._levels[block.leaving].count_leaving(block, -1)
             block.leaving = None
 
     def free_unused(self, block: Block) -> None:

@@ -21,6 +21,8 @@ class TierCounts:
     """Blocks that left the node from this tier."""
     table_evictions: int = 0
     """Of these, those that left because no more blocks may be known."""
+    quota_evictions: int = 0
+    """Of these, those that left because their tenant has all that its quota gives it."""
     demotions: int = 0
     promotions: int = 0
     tenant_hits: MutableMapping[str, int] = field(default_factory=dict)

@@ -1,7 +1,9 @@
-"""What happened to blocks lately, for recorders: a bounded ring for each tenant that somebody records, and nothing for the others.
+"""What happened to blocks lately, for recorders: a bounded ring for each tenant that somebody records, and nothing for the others. And
+which blocks are read most (hot.py), while somebody asks for that.
 
-While nobody records, a caller's only cost is a look at `is_recording`. While somebody does, it is one tuple a batch. A recorder that asks
-too seldom loses the oldest events and is told how many: nobody waits for it. Pure; not thread-safe: the node's loop is the only caller.
+While nobody does either, a caller's only cost is a look at `is_recording`. While somebody does, it is one tuple a batch. A recorder that
+asks too seldom loses the oldest events and is told how many: nobody waits for it. Pure; not thread-safe: the node's loop is the only
+caller.
 """
 
 from bisect import bisect_left
@@ -13,6 +15,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, Events
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.hot import HotBlocks
 
 RING_EVENTS: Final = 131_072
 """Events (blocks) kept for each tenant: 50 MB where all of them are of blocks that are gone, and a second of the busiest node's."""
@@ -64,8 +67,9 @@ class EventLog:
         """`now_us` is the wall clock, in microseconds: recorders put several nodes' events into one order."""
         self._now_us = now_us
         self._rings: dict[str, _Ring] = {}
+        self._hot = HotBlocks()
         self.is_recording = False
-        """Whether anybody records anything: look here before a batch is put together."""
+        """Whether anybody records or counts anything: look here before a batch is put together."""
 
     def stored(self, tenant: str, blocks: Sequence[Block]) -> None:
         """A client wrote these."""
@@ -73,6 +77,8 @@ class EventLog:
 
     def read(self, tenant: str, blocks: Sequence[Block]) -> None:
         """A client was given these, in this order."""
+        if self._hot.is_counting:
+            self._hot.read(blocks)
         self._add(READ, tenant, blocks)
 
     def missed(self, tenant: str, count: int) -> None:
@@ -117,12 +123,21 @@ class EventLog:
         if len(self._rings) >= MAX_TENANTS:
             raise Unavailable(f"this node records for {MAX_TENANTS} tenants already: try again when one of them has ended")
         self._rings[tenant] = _Ring()
-        self.is_recording = True
+        self._look()
         return self._rings[tenant]
+
+    def hottest(self, most: int, now_ns: int) -> list[tuple[Block, float]]:
+        """See HotBlocks.told: who asks has reads counted from then on, and until nobody does for a while."""
+        found = self._hot.told(most, now_ns)
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        self.is_recording = bool(self._rings) or self._hot.is_counting
 
     def forget_asker(self, asker: object) -> None:
         """The connection is gone; what only it asked for is not recorded any more."""
         for ring in self._rings.values():
             ring.askers.discard(asker)
         self._rings = {tenant: ring for tenant, ring in self._rings.items() if ring.askers}
-        self.is_recording = bool(self._rings)
+        self._look()

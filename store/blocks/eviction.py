@@ -57,6 +57,8 @@ class EvictionOrder:
         self.remembered = 0
         """Blocks that left and that the policies of groups that are there remember."""
         self._groups: OrderedDict[int, _Group] = OrderedDict()
+        self._groups_of: dict[str, dict[int, None]] = {}
+        """By tenant, its groups. None of them empty."""
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
         self._untold: list[tuple[int, bytes]] = []
@@ -83,6 +85,7 @@ class EvictionOrder:
         members = self._groups.get(group)
         if members is None:
             members = self._groups[group] = _Group(self._make_policy(), block.tenant)
+            self._groups_of.setdefault(block.tenant, {})[group] = None
         return members
 
     def touch(self, block: Block, group: int) -> None:
@@ -105,7 +108,9 @@ class EvictionOrder:
         self.remembered -= policy.remembered
         policy.remove(block.key)
         if not len(policy):
-            del self._groups[group]
+            del self._groups[group], self._groups_of[block.tenant][group]
+            if not self._groups_of[block.tenant]:
+                del self._groups_of[block.tenant]
             self._debts.pop(group, None)
             return
         self.remembered += policy.remembered
@@ -134,6 +139,21 @@ class EvictionOrder:
         members = self._groups.get(group)
         return members.victim(self._blocks_of(members.tenant), evictable) if members is not None else None
 
+    def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int) -> list[Block]:
+        """Up to `count` blocks of the group, in about the order in which they would leave."""
+        self.tell()
+        found: list[Block] = []
+        members = self._groups.get(group)
+
+        def look(block: Block) -> bool:
+            if evictable(block):
+                found.append(block)
+            return len(found) == count
+
+        if members is not None:
+            members.victim(self._blocks_of(members.tenant), look)
+        return found
+
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """Of the other groups' next victims the one read longest ago; where there are more than MAX_GROUPS_ASKED groups, of those asked."""
         self.tell()
@@ -144,6 +164,21 @@ class EvictionOrder:
             other, members = next(iter(self._groups.items()))
             self._groups.move_to_end(other)  # whoever was asked is asked again last
             block = members.victim(self._blocks_of(members.tenant), evictable) if other != group else None
+            if block is not None and (coldest is None or block.last_access < coldest.last_access):
+                coldest = block
+        return coldest
+
+    def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
+        """Of the next victims of a tenant's groups the one read longest ago; where it has more than MAX_GROUPS_ASKED, of those asked."""
+        self.tell()
+        coldest: Block | None = None
+        groups = self._groups_of.get(tenant, {})
+        for asked, group in enumerate(list(groups)):
+            if coldest is not None and asked >= MAX_GROUPS_ASKED:
+                break
+            if len(groups) > MAX_GROUPS_ASKED:
+                groups[group] = groups.pop(group)  # whoever was asked is asked again last
+            block = self._groups[group].victim(self._blocks_of(tenant), evictable)
             if block is not None and (coldest is None or block.last_access < coldest.last_access):
                 coldest = block
         return coldest
@@ -175,4 +210,8 @@ class EvictionOrder:
             members.policy.check_integrity()
             assert len(members.policy)
         assert self._debts.keys() <= self._groups.keys()
+        assert {group: members.tenant for group, members in self._groups.items()} == {
+            group: tenant for tenant, groups in self._groups_of.items() for group in groups
+        }
+        assert all(self._groups_of.values())
         assert self.remembered == sum(members.policy.remembered for members in self._groups.values())

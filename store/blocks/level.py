@@ -1,12 +1,16 @@
 """One tier as the block table sees it: which blocks have a copy there, in what order they would leave, and how much is leaving already."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.store.blocks.block import Block, Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
+from kvstore.store.blocks.limits import TierLimits
 from kvstore.store.blocks.slab_index import SlabIndex
+from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
 from kvstore.tiers.tier import Slot, Tier
@@ -55,8 +59,11 @@ class Level:
         self.low_bytes = tier.capacity_bytes * low
         self.counts = TierCounts()
         self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered)
+        self.spares = Spares(index)
+        """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
+        self.limits = TierLimits(tier)
         self.is_suspended = False
         self.encoded = EncodedTotals()
         self._count = 0
@@ -99,16 +106,55 @@ class Level:
         if self._slabs is not None:
             self._by_slot.remove(slot)
 
+    def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
+        """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""
+        if not self.limits.are_any:
+            return False
+        left_bytes = self.limits.left_bytes(tenant)
+        return left_bytes is not None and self.tier.slot_bytes(size_bytes, tenant=tenant) > left_bytes
+
+    def within_limit(self, tenant: str, size_bytes: int, count: int) -> int:
+        """How many of so many values of that size the tenant may have here besides those that it has. Raises InvalidArgument."""
+        left_bytes = self.limits.left_bytes(tenant) if self.limits.are_any else None
+        return count if left_bytes is None else min(count, left_bytes // self.tier.slot_bytes(size_bytes, tenant=tenant))
+
+    def count_leaving(self, block: Block, times: int) -> None:
+        """The block is being copied to a lower tier in order to leave this one (1), or no more (-1)."""
+        self.leaving_bytes += times * block.size_bytes
+        self.limits.count_leaving(block, times)
+
+    def own_victims(self, tenant: str) -> list[Block]:
+        """Who leaves for a newcomer of a tenant at its limit: its own coldest block."""
+        coldest = self.order.coldest_of(tenant, self.may_leave)
+        return [coldest] if coldest is not None else []
+
+    def own_slab(self, tenant: str) -> list[Block]:
+        """Who leaves once it has room in its limit, where what has left was of another size: all blocks of one of its slabs."""
+        return self._coldest_whole_slab(functools.partial(self.order.coldest_of, tenant))
+
     def victims(self, group: int) -> list[Block]:
-        """Who leaves for a newcomer of `group`: its own coldest block, or all blocks of the slab that another group owes it."""
-        own = self.order.victim(group, self.may_leave)
+        """Who leaves for a newcomer of `group`: all blocks of a slab of a tenant above its limit; else its own coldest block, or all blocks
+        of the slab that another group owes it."""
+        for tenant in self.limits.surplus:
+            if self.limits.is_above(tenant) and (found := self.own_slab(tenant)):
+                return found
+        own = self.spares.next(group, self.may_leave) or self.order.victim(group, self.may_leave)
         if own is not None:
             colder = self.order.coldest_elsewhere(group, self.may_leave)
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
             if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
                 return [own]
-        return self._coldest_whole_slab(group) or ([own] if own is not None else [])
+        return self._coldest_whole_slab(functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
+
+    def coldest(self, group: int, count: int = LOOK_AHEAD) -> list[Block]:
+        """Those of the group that leave next and that the master knows, so many at most."""
+        return self.order.next_victims(group, lambda block: block.generation != UNDECIDED and self.may_leave(block), count)
+
+    def coldest_group(self) -> int | None:
+        """The group whose next block to leave was read longest ago; None: nothing may leave."""
+        block = self.order.coldest(self.may_leave)
+        return self._slot(block).group if block is not None else None
 
     def _price(self, colder: Block, own: Block) -> int:
         """Bytes the group of `own` gives up before it gets the slab of `colder`: none if all that is there was read before `own` was."""
@@ -123,8 +169,9 @@ class Level:
             return [(slot, block)]
         return [(mate, self._by_slot.get(mate)) for mate in self._slabs.slab_slots(slot)]
 
-    def _coldest_whole_slab(self, group: int) -> list[Block]:
-        """All blocks of another group's slab that can be emptied at once; none when a lease, pin or open put is in every slab.
+    def _coldest_whole_slab(self, find: Callable[[Callable[[Block], bool]], Block | None]) -> list[Block]:
+        """All blocks of a slab that can be emptied at once; none when a lease, pin or open put is in every slab. `find` gives the coldest
+        block of which something is true, of the groups to choose from.
 
         Blocks of a slab that stays occupied would leave for nothing.
         """
@@ -138,7 +185,7 @@ class Level:
                 known.update((mate.index, answer) for mate, _ in mates)
             return known[slot.index]
 
-        coldest = self.order.coldest_elsewhere(group, can_go_with_its_slab)
+        coldest = find(can_go_with_its_slab)
         return [holder for _, holder in self._mates(coldest) if holder is not None] if coldest is not None else []
 
     def _slot(self, block: Block) -> Slot:
@@ -168,7 +215,12 @@ class Level:
         assert encoded == self.encoded
         total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
         assert total_bytes == self.tier.capacity_bytes
-        assert self.leaving_bytes == sum(block.size_bytes for block in blocks if block.leaving == self.index)
+        leaving: dict[str, int] = {}
+        for block in blocks:
+            if block.leaving == self.index:
+                leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
+        assert self.leaving_bytes == sum(leaving.values())
+        self.limits.check_integrity(leaving)
 
 
 def is_evictable(block: Block) -> bool:

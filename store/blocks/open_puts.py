@@ -142,6 +142,14 @@ class OpenPuts:
         """The writer is gone: its expired puts, whose slots are free now."""
         return list(self._stranded.pop(owner, {}).values())
 
+    def count_of(self, tenant: str) -> int:
+        """Open puts of a tenant."""
+        return len(self._writers.get(tenant, ()))
+
+    def tenants(self) -> set[str]:
+        """Those that have some."""
+        return set(self._writers)
+
     def __len__(self) -> int:
         return len(self._puts)
 

@@ -18,6 +18,10 @@ PROMOTE_AT_HITS = 2
 """A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
 
 
+SURPLUS_BLOCKS = 512
+"""Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
+
+
 class Room:
     """See the module. The node's loop is the only caller."""
 
@@ -38,25 +42,33 @@ class Room:
         """Copies between tiers that were planned or begun, promotions of the block table's included, and are not finished."""
 
     def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
-        """A slot in the tier, evicting until there is one. None: nothing can leave at once (demotions may have been planned)."""
+        """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
+        leave at once (demotions may have been planned)."""
+        is_over = False
         while True:
             try:
-                return level.tier.allocate(size_bytes, tenant=tenant)
+                if level.lacks_quota(size_bytes, tenant):
+                    is_over, victims = True, level.own_victims(tenant)
+                else:
+                    return level.tier.allocate(size_bytes, tenant=tenant)
             except TierFull:
-                victims = level.victims(level.tier.group(size_bytes, tenant=tenant))
-                if not victims:
-                    return None
-                # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
-                is_patient = not may_wait or level.leaving_bytes >= size_bytes
-                if is_patient and not all(self._can_leave_now(block, level) for block in victims):
-                    return None
-                still_here = [block for block in victims if not self.evict(block, level)]
-                if still_here:
-                    return None
+                victims = level.own_slab(tenant) if is_over else level.victims(level.tier.group(size_bytes, tenant=tenant))
+            if not victims:
+                return None
+            # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
+            leaving_bytes = level.limits.leaving_bytes(tenant) if is_over else level.leaving_bytes
+            is_patient = not may_wait or leaving_bytes >= size_bytes
+            if is_patient and not all(self._can_leave_now(block, level) for block in victims):
+                return None
+            still_here = [block for block in victims if not self.evict(block, level, for_quota=is_over)]
+            if still_here:
+                return None
 
     def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
         """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
         be copied first. False: none has left."""
+        if level.lacks_quota(size_bytes, tenant):
+            return self._free_own(level, size_bytes, tenant, count)
         group = level.tier.group(size_bytes, tenant=tenant)
         is_lowest = self._lower(level.index) is None
         has_left = False
@@ -72,8 +84,19 @@ class Room:
                 break
         return has_left
 
-    def evict(self, block: Block, level: Level) -> bool:
-        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first."""
+    def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
+        """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
+        has_left = False
+        while level.within_limit(tenant, size_bytes, count) < count:
+            victims = level.own_victims(tenant)
+            if not victims or not self._can_leave_now(victims[0], level):
+                break
+            has_left |= self.evict(victims[0], level, for_quota=True)
+        return has_left
+
+    def evict(self, block: Block, level: Level, *, for_quota: bool = False) -> bool:
+        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first. `for_quota`: for its
+        tenant has all that its quota gives it."""
         if block.is_also_outside(level.index):
             self._drop_copy(block, level.index)
             return True
@@ -83,14 +106,18 @@ class Room:
         if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
             return False
         level.counts.evict(block.last_access)
+        level.counts.quota_evictions += for_quota
         self._drop(block)
         return True
 
     def relieve(self) -> None:
-        """Plan demotions from each tier above its high watermark down to the low one, counting those under way.
+        """Plan demotions from each tier above its high watermark down to the low one, counting those under way. What a tenant has above its
+        limit leaves, too, down or for good.
 
-        Blocks leave the node for it from the lowest tier only."""
+        Blocks leave the node for a watermark from the lowest tier only."""
         for level in self._levels.values():
+            if level.limits.surplus:
+                self._take_surplus(level)
             if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
                 self._relieve(level)
 
@@ -130,6 +157,18 @@ class Room:
             if lower is None or not self._plan_move(block, level, lower):
                 return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
 
+    def _take_surplus(self, level: Level) -> None:
+        """The coldest blocks of tenants above their limit leave, SURPLUS_BLOCKS at most; the others by the next calls."""
+        limits, left = level.limits, SURPLUS_BLOCKS
+        for tenant in list(limits.surplus):
+            if not limits.is_above(tenant):
+                limits.surplus.discard(tenant)
+            while left and -(limits.left_bytes(tenant) or 0) > limits.leaving_bytes(tenant):
+                left -= 1
+                block = level.order.coldest_of(tenant, lambda block: level.may_leave(block) and block.generation != UNDECIDED)
+                if block is None or not (self.evict(block, level, for_quota=True) or block.moving):
+                    break
+
     def _plan_move(self, block: Block, source: Level, target: Level, *, stays: bool = False) -> bool:
         """`stays`: the copy is to make no room in the source."""
         if block.generation == UNDECIDED:
@@ -149,7 +188,7 @@ class Room:
         self.under_way += 1
         if is_demotion and not stays:
             block.leaving = source.index
-            source.leaving_bytes += block.size_bytes
+            source.count_leaving(block, 1)
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
 

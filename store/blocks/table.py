@@ -15,10 +15,12 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.blocks.copies import Copies, Emit
 from kvstore.store.blocks.counts import TierCounts
+from kvstore.store.blocks.crowding import Crowding
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
@@ -74,7 +76,6 @@ class BlockTable:
         if max_table_bytes is not None:
             max_blocks = max(1, int(max_table_bytes * (1 - REMEMBERED_SHARE)) // TABLE_BYTES)
             max_remembered = int(max_table_bytes * REMEMBERED_SHARE) // REMEMBERED_BYTES // len(tiers)
-        self._max_blocks = max_blocks
         self._levels = {
             index: Level(
                 index,
@@ -89,6 +90,8 @@ class BlockTable:
             for index, tier in sorted(tiers.items())
         }
         self._landing = self._levels[DRAM]
+        self.lowest = self._levels[max(tiers)]
+        """What leaves this tier leaves the node."""
         self._emit = emit
         self.events = events
         self.undecided = Undecided()
@@ -97,6 +100,8 @@ class BlockTable:
         )
         self.room = Room(self._levels, self.copies.drop, self.copies.drop_copy, encoding_of)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
+        self.quotas = BlockQuotas(self._visible, self._puts, self._levels)
+        self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, max_blocks=max_blocks)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self.misses = 0
         self.corrupt_reads = 0
@@ -114,7 +119,7 @@ class BlockTable:
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None
-        if not self._may_know_one_more():
+        if not self._crowding.may_know_one_more(block.tenant):
             return None
         slot = self.room.make(self._landing, block.size_bytes, block.tenant)
         if slot is None:
@@ -126,7 +131,7 @@ class BlockTable:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open. `keep` has
         to follow once the slot holds the value, before anything else is asked of the table. None and errors as of `open`."""
         assert self._puts.of_key(block.tenant, block.key) is None
-        if not self._may_know_one_more():
+        if not self._crowding.may_know_one_more(block.tenant):
             return None
         slot = block.dram = self.room.make(self._landing, block.size_bytes, block.tenant)
         return slot
@@ -139,8 +144,7 @@ class BlockTable:
     def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
         """Up to `count` slots in DRAM for new blocks of that size that nobody has to leave for, for `open` to use at once: what is not
         used has to be given back (`give_back`) before anything else is asked of the table."""
-        if self._max_blocks is not None:
-            count = min(count, self._max_blocks - len(self._visible) - len(self._puts))
+        count = self._landing.within_limit(tenant, size_bytes, self._crowding.at_most(tenant, count))
         tier, found = self._landing.tier, list[Slot]()
         try:
             while len(found) < count:
@@ -153,6 +157,14 @@ class BlockTable:
             self.give_back(found)
             raise
         return found
+
+    def guest_slot(self, tenant: str, size_bytes: int) -> Slot | None:
+        """A slot in DRAM for a block that nobody has to leave the node for, for `open_at`; None: there is none. With a lower tier there is
+        none above DRAM's high watermark, for something would be copied down for it, and something else leave there."""
+        level = self._landing
+        if level is not self.lowest and level.tier.used_bytes + size_bytes > level.high_bytes:
+            return None
+        return next(iter(self.spare_slots(tenant, size_bytes, 1)), None)
 
     def free_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
         """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other."""
@@ -297,17 +309,10 @@ class BlockTable:
     def _may_leave_dram(self, block: Block) -> bool:
         return is_evictable(block) and not self.copies.is_looked_at(block)
 
-    def _may_know_one_more(self) -> bool:
-        """Where as many blocks are known as may be, have the coldest one of the lowest tier leave. False: none of them can."""
-        while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
-            lowest_first = ((level, level.order.coldest(level.may_leave)) for level in reversed(self._levels.values()))
-            level, block = next(((level, block) for level, block in lowest_first if block is not None), (self._landing, None))
-            if block is None:
-                return False
-            level.counts.evict(block.last_access)
-            level.counts.table_evictions += 1
-            self.copies.drop(block)
-        return True
+    def relieve(self) -> None:
+        """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have."""
+        self.room.relieve()
+        self._crowding.take_surplus()
 
     # --- moves that have ended ---
 
@@ -352,9 +357,9 @@ class BlockTable:
                 continue
             if old is not None:
                 self.copies.drop(old)
-            self._may_know_one_more()
+            self._crowding.may_know_one_more("")
             # The tier cannot know the tenant of what it found.
-            block.nvme = slot._replace(group=level.tier.group(slot.size_bytes, tenant=block.tenant))
+            block.nvme = level.tier.adopt(slot, tenant=block.tenant)
             self.copies.show(block, level)
         return len(self._visible)
 
@@ -389,11 +394,12 @@ class BlockTable:
     def open_puts(self) -> int:
         return len(self._puts)
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raises InvalidArgument for a value that DRAM can never hold."""
+    def check_room(self, size_bytes: int, tenant: str) -> None:
+        """Raises InvalidArgument for a value that DRAM can never hold, QuotaExceeded for one that the tenant's quota never can."""
         capacity = self._landing.tier.capacity_bytes
         if size_bytes > capacity:
             raise InvalidArgument(f"a value of {size_bytes} bytes is larger than this node's DRAM tier of {capacity} bytes")
+        self.quotas.check(tenant, size_bytes)
 
     def check_integrity(self) -> None:
         """Assert that slots, orders and blocks agree. For tests; O(blocks)."""

@@ -66,6 +66,13 @@ class VisibleBlocks:
     def of_tenant(self, tenant: str) -> list[Block]:
         return list(self._blocks.get(tenant, {}).values())
 
+    def count_of(self, tenant: str) -> int:
+        return len(self._blocks.get(tenant, ()))
+
+    def tenants(self) -> set[str]:
+        """Those that have some."""
+        return set(self._blocks)
+
     def __iter__(self) -> Iterator[Block]:
         """They must not change meanwhile."""
         for of_tenant in self._blocks.values():

@@ -33,19 +33,18 @@ class Answers:
     """The answers that wait for the master. Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self) -> None:
-        self._pending: set[PendingAnswer] = set()
+        self._pending: dict[PendingAnswer, None] = {}
+        """In the order in which they were asked for, so that it does not hang on where objects lie in memory who hears first."""
 
     def begin(self, session: Session, header: Header, flags: bytearray) -> PendingAnswer:
         """The answer to the request, to be given later, or by `expire`."""
         answer = PendingAnswer(self, session, header, flags)
-        self._pending.add(answer)
+        self._pending[answer] = None
         return answer
 
     def take(self, answer: PendingAnswer) -> bool:
         """Whether it waits still; it does not any more."""
-        is_pending = answer in self._pending
-        self._pending.discard(answer)
-        return is_pending
+        return self._pending.pop(answer, self) is None
 
     def expire(self, *, now_ns: int) -> int:
         """Answer those whose time is over; returns how many. What they wait for goes on."""

@@ -52,7 +52,7 @@ class InPlacePuts:
             raise InvalidArgument("this node has no transfer engine: use Put")
         if not message.engine and not session.is_local:
             raise InvalidArgument("Open needs shared memory or the transfer engine: connect to the node's Unix socket, or use Put")
-        self._slots.check(message)
+        self._slots.check(message, request.caller.tenant)
         request.begin()
 
     def places(self, caller: Caller, opening: Opening) -> Opened:

@@ -57,7 +57,7 @@ class SentPuts:
         if table.find(tenant, key) is None:
             if size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
                 return False
-            table.check_room(size_bytes)
+            table.check_room(size_bytes, tenant)
             if xxhash.xxh3_64_intdigest(value) != told:
                 return False
             block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
@@ -77,7 +77,7 @@ class SentPuts:
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads. None: told later."""
         request = _PutRequest(self, self._slots, session, header, message)
-        self._slots.check(message)
+        self._slots.check(message, request.caller.tenant)
         if sum(message.sizes) != header.payload_bytes:
             raise ProtocolError(f"a payload of {header.payload_bytes} bytes for values of {sum(message.sizes)} bytes")
         request.begin()

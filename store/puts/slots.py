@@ -2,24 +2,25 @@
 
 A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
 more, so two large batches cannot block one another. One of which nothing is granted, and nothing there already, waits for room behind its
-own tenant's until its deadline, then fails as Full.
+own tenant's until its deadline, then fails as Full, or as QuotaExceeded.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
+from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, Open, Put
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, peer_of
-from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
+from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.tier import Slot
 
 MIN_WHOLE = 16
@@ -42,8 +43,8 @@ class Slots:
         self._table = table
         self.waiting = waiting
 
-    def check(self, message: Open | Put) -> None:
-        """Raises InvalidArgument for what could never be stored, here or by the master."""
+    def check(self, message: Open | Put, tenant: str) -> None:
+        """Raises InvalidArgument for what could never be stored, here or by the master; QuotaExceeded for what the tenant never may."""
         sizes = message.sizes
         if sizes and not (1 <= min(sizes) and max(sizes) <= MAX_VALUE_BYTES):
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
@@ -51,7 +52,8 @@ class Slots:
             raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
         if isinstance(message, Put) and message.ack == ACK_NODE and any(message.generations):
             raise InvalidArgument("what the master has reserved is answered once it has it: say ack 0")
-        self._table.check_room(max(sizes, default=0))
+        if sizes:
+            self._table.check_room(max(sizes), tenant)
 
     def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool) -> Opening | None:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
@@ -94,6 +96,10 @@ class Slots:
         finally:
             spare.give_back()
         return None if self._must_wait(tenant, message.keys, statuses) else opening
+
+    def exceeded(self, tenant: str, message: Open | Put) -> QuotaExceeded | None:
+        """What a put fails with that was given no room, where it is for the tenant's quota."""
+        return self._table.quotas.exceeded(tenant, max(message.sizes))
 
     def _open_whole(self, session: Session, tenant: str, message: Open | Put) -> Opening | None:
         """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
@@ -179,7 +185,7 @@ def is_kept(message: Open | Put, generation: int) -> bool:
 class SlotRequest(Waiting):
     """An Open or a Put that wants slots: it gets them at once or in its turn, and is told so by `opened`."""
 
-    __slots__ = ("caller", "header", "is_waiting", "message", "session", "slots")
+    __slots__ = ("caller", "header", "is_waiting", "message", "session", "slots", "wait")
 
     def __init__(self, slots: Slots, session: Session, header: Header, message: Open | Put) -> None:
         """Raises Unauthorized for a connection that has not introduced itself."""
@@ -190,12 +196,15 @@ class SlotRequest(Waiting):
         self.header = header
         self.message = message
         self.is_waiting = False
+        self.wait: Span | None = None
+        """For room, where the request is traced."""
 
     def begin(self) -> None:
         """Once. Raises what `opened` raises, or TierFailed, or Unavailable (too many wait): nothing is open then."""
         if not self._try(may_open=not self.slots.waiting.has(self.line)):
             self.is_waiting = True
             self.deadline_ns = until_ns(self.session, self.header)
+            self.wait = begin_part(self.session, self.header, "wait_for_room")
             self.slots.waiting.add(self)
 
     def attempt(self) -> bool:
@@ -205,6 +214,8 @@ class SlotRequest(Waiting):
         opening = self.slots.open(self.session, self.caller.tenant, self.message, may_open=may_open)
         if opening is None:
             return False
+        if self.wait is not None:
+            self.wait.end()
         try:
             self.opened(opening)
         except BaseException:
@@ -217,4 +228,5 @@ class SlotRequest(Waiting):
         """These are open now. Whatever it raises ends them."""
 
     def give_up(self) -> None:
-        self.fail(Full("no room was freed before the deadline; try again later, or give the node more capacity"))
+        quota = self.slots.exceeded(self.caller.tenant, self.message)
+        self.fail(quota or Full("no room was freed before the deadline; try again later, or give the node more capacity"))

@@ -21,7 +21,7 @@ from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.store.reads.memory import trim_heap
 from kvstore.store.reads.request import ReadRequest, SlowEntry
 from kvstore.store.reads.turns import ReadTurns, charge_of
-from kvstore.store.waiting import Waiting, WaitingRoom, until_ns
+from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
 
 log = logging.getLogger("kvstore.store")
@@ -110,6 +110,7 @@ class ReadService:
             if self._table.events.is_recording and not caller.is_node:
                 self._table.events.read(caller.tenant, self._hits(request))
             if request.slow:
+                request.begin_fetching()
                 self._mover.read([entry.read for entry in request.slow], lambda results: self._fetched(request, results))
             else:
                 self._reply(request)
@@ -178,6 +179,8 @@ class ReadService:
 
     def _fetched(self, request: ReadRequest, results: Sequence[Exception | None]) -> None:
         """The slow reads are done: record promotions, drop damaged copies, answer."""
+        if request.fetching is not None:
+            request.fetching.end()
         try:
             for result in results:
                 self._arrived(request, request.slow.popleft(), result)
@@ -265,7 +268,7 @@ class ReadService:
 class _WaitingRead(Waiting):
     """A Read whose turn has not come."""
 
-    __slots__ = ("_caller", "_header", "_message", "_reads", "_session")
+    __slots__ = ("_caller", "_header", "_message", "_reads", "_session", "_wait")
 
     def __init__(self, reads: ReadService, session: Session, header: Header, caller: Caller, message: Read) -> None:
         super().__init__(session, session, until_ns(session, header))
@@ -274,9 +277,13 @@ class _WaitingRead(Waiting):
         self._header = header
         self._caller = caller
         self._message = message
+        self._wait = begin_part(session, header, "wait_for_turn")
 
     def attempt(self) -> bool:
-        return self._reads.attempt(self._session, self._header, self._caller, self._message)
+        is_served = self._reads.attempt(self._session, self._header, self._caller, self._message)
+        if is_served and self._wait is not None:
+            self._wait.end()
+        return is_served
 
     def fail(self, error: Exception) -> None:
         self._session.fail(self._header.request_id, error)

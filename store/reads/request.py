@@ -8,9 +8,11 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.caller import Caller
 from kvstore.store.moves.mover import SlowRead
+from kvstore.store.waiting import begin_part
 from kvstore.tiers.tier import Slot
 
 
@@ -26,7 +28,7 @@ class ReadRequest:
     """Filled key by key. Blocks in `mapped`, `sent` and `slow` have been acquired for it, `charge` has been taken of the turns."""
 
     __slots__ = (
-        "caller", "charge", "checksums", "header", "is_cut", "is_reachable", "mapped", "message", "offsets", "payload", "sent",
+        "caller", "charge", "checksums", "fetching", "header", "is_cut", "is_reachable", "mapped", "message", "offsets", "payload", "sent",
         "sent_bytes", "session", "sizes", "slabs", "slow", "statuses", "tiers",
     )  # fmt: skip
 
@@ -50,6 +52,8 @@ class ReadRequest:
         self.slow: deque[SlowEntry] = deque()
         self.sent_bytes = 0
         self.charge = 0
+        self.fetching: Span | None = None
+        """The time that slower tiers take, where the request is traced."""
         self.is_cut = False
         """A value that would have to be sent did not fit: no later one is tried, for the order is the reader's."""
 
@@ -82,6 +86,13 @@ class ReadRequest:
         """The value is to be fetched before it is pointed at or sent."""
         self.slow.append(SlowEntry(index, read, slot))
         self.sent_bytes += read.block.size_bytes
+
+    def begin_fetching(self) -> None:
+        """The values of `slow` are about to be fetched."""
+        self.fetching = begin_part(self.session, self.header, "fetch")
+        if self.fetching is not None:
+            self.fetching.set("kvstore.tier", ",".join(sorted({TIERS[entry.read.tier] for entry in self.slow})))
+            self.fetching.set("kvstore.blocks", len(self.slow))
 
     def _fill(self, index: int, status: int, block: Block, tier: int) -> None:
         self.statuses[index] = status

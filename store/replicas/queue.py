@@ -2,7 +2,8 @@
 
 A copy is a put whose writer is this node: a slot in DRAM, invisible, filled by a thread (store/replicas/fetching.py). What has arrived is
 shown only once the master has said that the block is still the one it ordered, so that nothing removed or replaced meanwhile comes back. A
-copy makes room as a put does, but goes behind its tenant's puts that wait for room, and is given up rather than wait for long.
+copy makes room as a put does, but goes behind its tenant's puts that wait for room, and is given up rather than wait for long. For a guest,
+which its source has spilled, no room is made.
 """
 
 import logging
@@ -21,6 +22,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from kvstore.store.replicas.rates import SourceRates
 from kvstore.store.waiting import WaitingRoom
@@ -48,6 +50,7 @@ class _CopyOrder:
     hello: Hello
     namespace: str
     epoch: int
+    are_guests: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +106,8 @@ class ReplicaQueue:
         self._engine = engine
         self._tls = tls
         self._queue: deque[_Item] = deque()
+        self._put_off = 0
+        """Blocks that are queued once those of their keys here are decided."""
         self._batch: _Batch | None = None
         self._stuck_ns = 0
         """Since when the first in the queue lacks room; 0: it does not."""
@@ -112,16 +117,18 @@ class ReplicaQueue:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self.copied_blocks = 0
         self.copied_bytes = 0
+        self.guests = 0
+        """Of the blocks copied, those that their sources have spilled."""
         self.failed = 0
         """Blocks that were ordered and taken on, and did not become visible."""
 
     def __len__(self) -> int:
         """Blocks that wait or are under way."""
-        return len(self._queue) + (len(self._batch.items) if self._batch is not None else 0)
+        return len(self._queue) + self._put_off + (len(self._batch.items) if self._batch is not None else 0)
 
     def counters(self) -> dict[str, int]:
         """For the node's status."""
-        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes}
+        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes, "guest_blocks": self.guests}
         return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
 
     def link_up(self, ask: Ask, epoch: int) -> None:
@@ -136,18 +143,37 @@ class ReplicaQueue:
         self._queue.clear()
 
     def take(self, message: Copy, hello: Hello) -> bytes:
-        """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`."""
+        """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`.
+
+        What was put here and is undecided is taken on, too, and queued once it is decided: the cluster may have another version. To refuse
+        it would have the master take this node for a full one.
+        """
         source = Source(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
-        order = _CopyOrder(source, hello, message.namespace, self._epoch)
+        order = _CopyOrder(source, hello, message.namespace, self._epoch, bool(message.guests))
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
-        flags = bytearray()
+        flags, undecided = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
-            is_taken = len(self._queue) < self._queue_blocks and self._is_absent(message.tenant, key)
+            block = self._table.find(message.tenant, key)
+            is_undecided = block is not None and block.generation == UNDECIDED
+            has_room = len(self._queue) + self._put_off + len(undecided) < self._queue_blocks
+            is_taken = has_room and (is_undecided or self._is_absent(message.tenant, key))
             if is_taken:
-                self._queue.append(_Item(order, key, size, checksum, generation, parent))
+                (undecided if is_undecided else self._queue).append(_Item(order, key, size, checksum, generation, parent))
             flags.append(is_taken)
+        if undecided:
+            self._put_off += len(undecided)
+            self._table.undecided.when_decided(message.tenant, lambda: self._take_up(order, undecided))
         self.step()
         return bytes(flags)
+
+    def _take_up(self, order: _CopyOrder, items: Sequence[_Item]) -> None:
+        """What the node had of its own has been decided about: it is the block that was ordered, or is gone."""
+        self._put_off -= len(items)
+        if order.epoch == self._epoch:
+            self._queue.extend(items)
+            self.step()
+        else:
+            self.failed += len(items)
 
     def step(self) -> None:
         """Begin the next batch if none is under way. Called whenever there may be room, and by the node's tick."""
@@ -200,12 +226,26 @@ class ReplicaQueue:
         return batch if batch.items else None
 
     def _open(self, item: _Item, batch: _Batch) -> OpenPut | None:
-        """A put for the block; None: no room now. Raises StaleHandle: it has come by another way, and whatever the table has against it."""
+        """A put for the block; None: no room now. Raises StaleHandle: it has come by another way, QuotaExceeded: its tenant has all that it
+        may, and waits for room with its puts only, and whatever else the table has against it."""
         tenant = item.order.hello.tenant
         if not self._is_absent(tenant, item.key):
             raise StaleHandle("the block has been put here meanwhile")
         block = Block(tenant, item.key, item.size_bytes, item.generation, item.order.namespace, item.parent)
-        return self._table.open(block, batch, now_ns=self._reactor.now_ns())
+        if item.order.are_guests:
+            return self._open_guest(block, batch)
+        put = self._table.open(block, batch, now_ns=self._reactor.now_ns())
+        if put is None and (exceeded := self._table.quotas.exceeded(tenant, item.size_bytes)) is not None:
+            raise exceeded
+        return put
+
+    def _open_guest(self, block: Block, batch: _Batch) -> OpenPut:
+        """A put for which nobody leaves. Raises Full: there is no slot to spare, or its tenant's quota leaves none."""
+        slot = self._table.guest_slot(block.tenant, block.size_bytes)
+        if slot is None:
+            raise Full("no slot is free for what another node spills")
+        block.is_guest = True
+        return self._table.open_at(block, slot, batch, now_ns=self._reactor.now_ns())
 
     def _give_up(self) -> _Batch:
         """What is left of the first order: a batch without puts."""
@@ -298,6 +338,7 @@ class ReplicaQueue:
                 self._table.commit_claimed(put, item.checksum, item.generation)
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
+                self.guests += put.block.is_guest
                 continue
             self.failed += 1
             if put is None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.shown_index import DESK_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.growth import Growth
@@ -32,6 +32,8 @@ MIN_SHOWN_AT_ONCE: Final = 16
 at which it grows."""
 TAKEN_A_TURN: Final = 4096
 """Accesses of one client that are counted before others have their turn."""
+TURNS_OF_A_RING: Final = ACCESSES // TAKEN_A_TURN + 1
+"""In so many all that a client's ring holds is counted: none goes beyond the ring's end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +190,13 @@ class Showing:
                     self._take(name, desk, note)
                     is_more |= desk.has_accesses
         return is_more
+
+    def take_last(self, note: Callable[[str, list[Block], int], None], owner: object) -> None:
+        """Call `note` with all that the client of this connection has read and that has not been taken: the connection is gone."""
+        of_owner = [(name, desk) for name, of_tenant in self._tenants.items() if (desk := of_tenant.desks.get(owner)) is not None]
+        for name, desk in of_owner:
+            for _ in range(TURNS_OF_A_RING):  # no more: its client may go on writing there
+                self._take(name, desk, note)
 
     def _take(self, tenant: str, desk: Desk, note: Callable[[str, list[Block], int], None]) -> None:
         index = self._tenants[tenant].growth or self._tenants[tenant].index

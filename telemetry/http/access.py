@@ -7,10 +7,11 @@ the daemon itself served it: a page of elsewhere could send requests to the loop
 import enum
 import ipaddress
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from aiohttp import web
+if TYPE_CHECKING:
+    from aiohttp import web  # who is let in is decided before any of it is loaded: see server.py
 
 
 class Access(enum.IntEnum):
@@ -24,18 +25,18 @@ class Access(enum.IntEnum):
     """Whatever changes something, and stacks and profiles, which show code and names."""
 
 
-Authorize = Callable[[web.Request], Access]
+Authorize = Callable[["web.Request"], Access]
 """What a request may. Called in the HTTP server's thread; it may neither block nor raise."""
 
 OWN_NAMES: Final = ("localhost",)
 
 
-def this_host_only(request: web.Request) -> Access:
+def this_host_only(request: "web.Request") -> Access:
     """ADMIN for a request from the loopback, NONE for all others."""
     return Access.ADMIN if _is_loopback(request.remote or "") else Access.NONE
 
 
-def is_foreign(request: web.Request) -> bool:
+def is_foreign(request: "web.Request") -> bool:
     """Whether a browser sends it for a page that this server has not served: by the Origin of the page, or, where its site's name was made
     to mean this host, by a Host that is a name of elsewhere."""
     host = urlsplit(f"//{request.host}").hostname or ""

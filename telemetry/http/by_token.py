@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.security.credentials import digest_of
 from kvstore.security.guard import Guard
 from kvstore.telemetry.http.access import Access, Authorize, this_host_only
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 SCHEME: Final = "bearer"
 
@@ -18,7 +19,7 @@ def by_token(guard: Guard) -> Authorize:
     """ADMIN for `Authorization: Bearer TOKEN` with a token of [admins]; NONE for all others, on this host too. The console shows what all
     tenants have, so a tenant's token is not enough."""
 
-    def authorize(request: web.Request) -> Access:
+    def authorize(request: "web.Request") -> Access:
         if guard.lets_everybody_in:
             return this_host_only(request)
         token = _bearer(request)
@@ -49,7 +50,7 @@ def by_any_of(tokens: Iterable[str]) -> Authorize:
     """ADMIN for whoever shows one of these tokens, NONE for all others."""
     digests = frozenset(map(digest_of, tokens))
 
-    def authorize(request: web.Request) -> Access:
+    def authorize(request: "web.Request") -> Access:
         token = _bearer(request)
         # What is looked up is a digest: how long that takes tells nothing of a token.
         return Access.ADMIN if token is not None and digest_of(token) in digests else Access.NONE
@@ -57,6 +58,6 @@ def by_any_of(tokens: Iterable[str]) -> Authorize:
     return authorize
 
 
-def _bearer(request: web.Request) -> str | None:
+def _bearer(request: "web.Request") -> str | None:
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == SCHEME else None

@@ -35,3 +35,8 @@ def reached_at(address: str, host: str) -> str:
     if found.host not in WILDCARDS:
         return address
     return str(found._replace(host=host)) if host and host not in WILDCARDS else ""
+
+
+def url_of(told: str) -> str:
+    """Of what a daemon tells of its HTTP port: HOST:PORT, or https://HOST:PORT where it speaks that."""
+    return told if "://" in told else f"http://{told}"

@@ -1,7 +1,8 @@
 """The HTTP port of a daemon as its settings say: where, and who is let in from other hosts."""
 
-from typing import Final
+from typing import Final, Protocol
 
+from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import this_host_only
 from kvstore.telemetry.http.by_token import by_file
 from kvstore.telemetry.http.server import HttpServer
@@ -17,7 +18,21 @@ HTTP_TOKEN_FILE_HELP: Final = (
 )
 
 
-def open_http(listen: str, token_file: str) -> HttpServer | None:
-    """The server of a daemon with these settings `http` and `http_token_file`; None for no `http`. Raises ConfigError, InvalidArgument."""
-    authorize = by_file(token_file) if token_file else this_host_only
-    return HttpServer(listen, authorize=authorize) if listen else None
+class HttpSettings(Protocol):
+    """Of a daemon: those of its HTTP port."""
+
+    @property
+    def http(self) -> str: ...
+    @property
+    def http_token_file(self) -> str: ...
+    @property
+    def http_tls_cert(self) -> str: ...
+    @property
+    def http_tls_key(self) -> str: ...
+
+
+def open_http(settings: HttpSettings) -> HttpServer | None:
+    """The server of a daemon with these settings; None where they want none. Raises ConfigError, InvalidArgument."""
+    authorize = by_file(settings.http_token_file) if settings.http_token_file else this_host_only
+    https = HttpsCertificate.of(settings.http_tls_cert, settings.http_tls_key)
+    return HttpServer(settings.http, authorize=authorize, https=https) if settings.http else None

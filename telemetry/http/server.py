@@ -1,68 +1,73 @@
-"""A daemon's HTTP server: aiohttp in a thread and a loop of its own, so that neither waits for the other.
+"""A daemon's HTTP server, in a thread and a loop of its own, so that neither waits for the other.
 
-Handlers run in its thread: what belongs to the daemon's loop they ask for there (`asked`). It knows no paths: routes are added before
-`start`.
+Until somebody connects it is a listening socket: what serves it (aiohttp, and the modules of most routes) is a third of what a daemon
+would import, nearly 0.2 s of a processor for each start, and many are never asked. Handlers run in the server's thread: what belongs to the
+daemon's loop they ask for there (`asked`). It knows no paths: routes are added before `start`, or by what `later` was given.
 """
 
 import asyncio
 import logging
+import os
+import select
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from aiohttp import web
+from kvstore.security.tls.https import HttpsCertificate
+from kvstore.telemetry.http.access import Access, Authorize, this_host_only
+from kvstore.telemetry.http.listening import host_port, listening, reached_at
 
-from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status, typed
-from kvstore.telemetry.http.access import Access, Authorize, is_foreign, this_host_only
-from kvstore.telemetry.http.listening import BACKLOG, host_port, listening
+if TYPE_CHECKING:
+    from aiohttp import web
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
-MAX_REQUESTS: Final = 128
-"""Served at once, live streams of the console among them; those beyond are refused."""
-MAX_BODY_BYTES: Final = 64 << 10
 STOP_S: Final = 1.0
 """For requests under way to end, once the daemon ends."""
-STATUS: Final = {
-    "INVALID_ARGUMENT": 400,
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "FAILED_PRECONDITION": 409,
-    "RESOURCE_EXHAUSTED": 503,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-} | dict.fromkeys(("DATA_LOSS", "INTERNAL", "UNKNOWN"), 500)
-"""Of HTTP, by the status of gRPC that an error of the tree has."""
-assert set(GRPC_STATUS.values()) == set(STATUS)
 
 log = logging.getLogger("kvstore.telemetry")
 
 
 class HttpServer:
-    """See the module. `add`, `start` and `close` are for the daemon's thread."""
+    """See the module. `add`, `later`, `start` and `close` are for the daemon's thread; `add` for what `later` calls too."""
 
-    def __init__(self, listen: str, *, authorize: Authorize = this_host_only) -> None:
-        """Takes the address; nobody is answered before `start`. Raises ConfigError, InvalidArgument."""
+    def __init__(self, listen: str, *, authorize: Authorize = this_host_only, https: HttpsCertificate | None = None) -> None:
+        """Takes the address; nobody is answered before `start`. With `https` it speaks nothing else.
+
+        Raises ConfigError, InvalidArgument.
+        """
         self._listener = listening(listen)
         self.address = host_port(self._listener)
         """HOST:PORT at which it listens."""
+        self._https = https
         self._authorize = authorize
-        self._needs: dict[Handler, Access] = {}
-        self._requests = 0
-        self._app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
-        self._loop = asyncio.new_event_loop()
-        self._ending = asyncio.Event()
+        self._later: list[Callable[[HttpServer], None]] = []
+        self.routes: list[tuple[str, str, Handler]] = []
+        """Method, path and handler of each."""
+        self.needs: dict[Handler, Access] = {}
+        self._ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def add(self, method: str, path: str, handler: Handler, *, needs: Access) -> None:
-        """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up. Before `start`."""
-        self._needs[handler] = needs
-        self._app.router.add_route(method, path, handler)
+        """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up."""
+        self.needs[handler] = needs
+        self.routes.append((method, path, handler))
 
-    def access(self, request: web.Request) -> Access:
+    def later(self, add: Callable[["HttpServer"], None]) -> None:
+        """Have `add` add routes when the first connects, in the server's thread: so it imports what they need only then."""
+        self._later.append(add)
+
+    def access(self, request: "web.Request") -> Access:
         """What the request may."""
         return self._authorize(request)
+
+    def told(self, host: str | None = None) -> str:
+        """The address as it is told to others, who may reach this machine at `host`: see `reached_at`. https:// goes before that of a port
+        that speaks it."""
+        address = self.address if host is None else reached_at(self.address, host)
+        return f"https://{address}" if address and self._https is not None else address
 
     def start(self) -> None:
         """Answer from now on."""
@@ -70,57 +75,45 @@ class HttpServer:
 
     def close(self) -> None:
         """Stop listening, hang up on who is still there after STOP_S, end the thread. A second close is a no-op."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._ending.set)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        os.eventfd_write(self._ending, 1)
+        if self._thread.ident is not None:
             self._thread.join(2 * STOP_S)
-        elif not self._loop.is_closed():
-            self._loop.close()
         self._listener.close()
+        if not self._thread.is_alive():
+            os.close(self._ending)
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._serve())
+            if self._somebody_connects():
+                asyncio.run(self._serve())
+        except Exception:
+            log.exception("nobody is answered on %s any more", self.address)
         finally:
-            self._loop.close()
+            self._listener.close()
+
+    def _somebody_connects(self) -> bool:
+        """Waits; False where the server is closed first."""
+        waiting = select.poll()
+        waiting.register(self._listener, select.POLLIN)
+        waiting.register(self._ending, select.POLLIN)
+        return all(fd != self._ending for fd, _ in waiting.poll())
 
     async def _serve(self) -> None:
-        runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, handle_signals=False)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, self._listener, backlog=BACKLOG).start()
-            await self._ending.wait()
-        finally:
-            await runner.cleanup()
+        from kvstore.telemetry.http.serving import serve  # see the module
 
-    @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Who may not is refused, and so is who comes when too many are served; errors have one form."""
-        if self._requests >= MAX_REQUESTS:
-            return refusal(503, f"{MAX_REQUESTS} requests are being served, which is the most")
-        self._requests += 1
+        while self._later:
+            self._later.pop(0)(self)
+        ending = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._ending, ending.set)
         try:
-            needs = self._needs.get(request.match_info.handler, Access.NONE)
-            if needs > Access.NONE and is_foreign(request):
-                return refusal(403, "this is not for pages of other sites")
-            if self._authorize(request) < needs:
-                return refusal(401, f"this needs a credential that may {needs.name.lower()}", {"WWW-Authenticate": "Bearer"})
-            return await handler(request)
-        except web.HTTPException as refused:
-            allowed = {"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {}
-            return refusal(refused.status, refused.text or refused.reason, allowed)
-        except KVStoreError as error:
-            return refusal(STATUS[grpc_status(error)], str(error))
-        except Exception as error:
-            log.exception("%s %s failed", request.method, request.path)
-            return refusal(500, str(typed(error)))
+            await serve(self, self._listener, ending, stop_s=STOP_S, https=self._https)
         finally:
-            self._requests -= 1
+            asyncio.get_running_loop().remove_reader(self._ending)
 
 
 async def asked(function: Callable[[], T]) -> T:
     """What `function` returns, called in a thread where it may block, as a call of a daemon's loop does. Raises what it raises."""
     return await asyncio.to_thread(function)
-
-
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": message}, status=status, headers=headers)

@@ -11,6 +11,7 @@ EVENTS: Final = {
     "node_registered": "at a master, a node is known from now on: `node`, `node_id`, `at`",
     "node_died": "at a master, a node was silent for too long, or its link broke: `node`, `node_id`",
     "node_forgotten": "at a master, a node is known no more, for too many are away: `node`",
+    "quota_changed": "at a master, an operator has set or cleared limits of a tenant: `tenant`",
     "instance_died": "at a master, an inference engine was silent for too long: `instance`",
     "owner_elected": "a master owns the catalog from now on: `epoch`, `blocks`",
     "owner_deposed": "a master owns it no longer: `why`",

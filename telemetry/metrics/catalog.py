@@ -8,6 +8,7 @@ from typing import Final
 from kvstore.telemetry.metrics.metric import Kind, Metric
 
 C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+SPANS: Final = "Spans of traces: exported, failed (the collector did not take them), dropped (too many waited)."
 
 NODE: Final = (
     Metric("kvstore_node_info", G, "1, of the node with this name and version.", ("name", "version")),
@@ -19,6 +20,7 @@ NODE: Final = (
         ("operation",),
     ),
     Metric("kvstore_node_requests_refused", C, "Requests that were answered with an error, by which.", ("reason",)),
+    Metric("kvstore_node_trace_spans", C, SPANS, ("outcome",)),
     Metric("kvstore_node_connections", G, "Open connections of clients and other nodes."),
     Metric("kvstore_node_tier_capacity_bytes", G, "What the tier may hold.", ("tier",)),
     Metric("kvstore_node_tier_used_bytes", G, "What its blocks take.", ("tier",)),
@@ -29,9 +31,12 @@ NODE: Final = (
     Metric(
         "kvstore_node_tier_evictions",
         C,
-        "Blocks that left the node from the tier: for room there, or in the table.",
+        "Blocks that left the node from the tier: for room there, or in the table, or for their tenant's quota.",
         ("tier", "reason"),
     ),
+    Metric("kvstore_node_tenant_bytes", G, "What a tenant takes of the tier; of those that take most of DRAM.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_quota_bytes", G, "What it may take there; of those that have a limit.", ("tier", "tenant")),
+    Metric("kvstore_node_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
     Metric("kvstore_node_tier_demotions", C, "Blocks copied from the tier to a lower one.", ("tier",)),
     Metric("kvstore_node_tier_promotions", C, "Blocks copied into the tier from a lower one.", ("tier",)),
     Metric("kvstore_node_eviction_age_seconds", H, "How long ago what was evicted had been read or put last.", ("tier",)),
@@ -50,6 +55,7 @@ NODE: Final = (
     Metric("kvstore_node_moving_blocks", G, "Blocks that are being copied between tiers."),
     Metric("kvstore_node_publish_backlog_events", G, "What has happened to blocks and the master has not acknowledged."),
     Metric("kvstore_node_copied_blocks", C, "Replicas fetched from other nodes."),
+    Metric("kvstore_node_guest_blocks", C, "Of these, blocks that other nodes have spilled, for want of room."),
     Metric("kvstore_node_copied_bytes", C, "Their bytes."),
     Metric("kvstore_node_copies_failed", C, "Replicas that could not be fetched."),
     Metric("kvstore_node_copies_waiting", G, "Replicas to be fetched."),
@@ -67,6 +73,7 @@ MASTER: Final = (
     Metric("kvstore_master_takeovers", C, "How often this process became the owner."),
     Metric("kvstore_master_request_duration_seconds", H, "Requests of clients and nodes, from message to answer.", ("operation",)),
     Metric("kvstore_master_requests_refused", C, "Requests that were answered with an error, by which.", ("reason",)),
+    Metric("kvstore_master_trace_spans", C, SPANS, ("outcome",)),
     Metric("kvstore_master_control_duration_seconds", H, "Calls of the control plane.", ("method",)),
     Metric("kvstore_master_connections", G, "Open connections of clients and nodes."),
     Metric("kvstore_master_catalog_healthy", G, "1 while the catalog takes writes in time and tells what it should."),
@@ -79,12 +86,15 @@ MASTER: Final = (
     Metric("kvstore_master_blocks", G, "Blocks that can be found."),
     Metric("kvstore_master_reservations", G, "Puts granted and not yet published."),
     Metric("kvstore_master_pinned_blocks", G, "Pinned blocks."),
+    Metric("kvstore_master_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
     Metric("kvstore_master_keys_asked", C, "Keys in requests of clients."),
     Metric("kvstore_master_lookup_misses", C, "Of those looked up: not there."),
     Metric("kvstore_master_events_published", C, "Events of blocks that nodes told."),
     Metric("kvstore_master_commands_failed", C, "Commands that a node did not carry out."),
     Metric("kvstore_master_copies_ordered", C, "Replicas that nodes were told to fetch."),
     Metric("kvstore_master_copies_entered", C, "Replicas that came to be."),
+    Metric("kvstore_master_spilled_blocks", C, "Of these, blocks that nodes without room have spilled to others."),
+    Metric("kvstore_master_spilled_bytes", C, "Their bytes."),
     Metric("kvstore_master_instances", G, "Inference engines that report to the scheduler."),
     Metric("kvstore_master_scheduled", C, "Requests of engines that were given a place."),
     Metric("kvstore_master_schedule_rejections", C, "Requests of engines that were given none, by why.", ("reason",)),
@@ -108,6 +118,7 @@ CLIENT: Final = (
     Metric("kvstore_client_stale_hints", C, "Reads that went to a node which no longer had the block."),
     Metric("kvstore_client_retries", C, "Requests sent again."),
     Metric("kvstore_client_checksum_failures", C, "Values that arrived damaged; no caller saw them."),
+    Metric("kvstore_client_trace_spans", C, SPANS, ("outcome",)),
 )
 ROUTER: Final = (
     Metric("kvstore_router_requests", C, "Requests of clients."),
@@ -126,4 +137,12 @@ SIDECAR: Final = (
     Metric("kvstore_sidecar_reports", C, "Reports that the master took."),
     Metric("kvstore_sidecar_failures", C, "Metrics of the engine that could not be had, and reports that were not taken."),
 )
-METRICS: Final = NODE + MASTER + CLIENT + ROUTER + SIDECAR
+PUBLISHER: Final = (
+    Metric("kvstore_publisher_nodes", G, "Nodes whose events are published."),
+    Metric("kvstore_publisher_batches", C, "Batches published."),
+    Metric("kvstore_publisher_stored_blocks", C, "Blocks of which it was published that a node has them."),
+    Metric("kvstore_publisher_removed_blocks", C, "Blocks of which it was published that a node has them no more."),
+    Metric("kvstore_publisher_lost_blocks", C, "Blocks whose events a node had overwritten before it was asked for them."),
+    Metric("kvstore_publisher_interruptions", C, "Nodes that were not heard for a while; AllBlocksCleared was published."),
+)
+METRICS: Final = NODE + MASTER + CLIENT + ROUTER + SIDECAR + PUBLISHER

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.messages import MESSAGES, REPLIES
+from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
 from kvstore.telemetry.metrics.histogram import Counts, Histogram
 
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -16,7 +16,7 @@ def in_words(name: str) -> str:
     return _CAPITAL.sub("_", name).lower()
 
 
-OPERATIONS: Final = {number: in_words(message.__name__) for number, message in MESSAGES.items() if number not in REPLIES}
+OPERATIONS: Final = {number: in_words(message.__name__) for number, message in MESSAGES.items() if number not in NO_REQUESTS}
 """The requests of all daemons, by the type of their messages."""
 
 

@@ -172,17 +172,7 @@ class Oracle:
         self.replicas[key] = list(node_ids)
 
     def run(self, operation: Operation[Any]) -> Any:
-        try:
-            effect = next(operation)
-            while True:
-                try:
-                    result = self._do(effect)
-                except BaseException as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as end:
-            return end.value
+        return effects.drive(operation, self._do)
 
     def all_given_back(self) -> bool:
         return all(loan._give_back is None for loan in self.loans)

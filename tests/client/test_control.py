@@ -11,7 +11,7 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, find_control, translated
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
@@ -61,6 +61,21 @@ def test_contents_are_told_by_namespace_and_as_a_tree_of_prefixes(settings: Clie
         ]
         assert [(one.key, one.held.bytes, one.subtree_bytes, one.branches) for one in found.segments] == [(b"b", 3, 3, 0), (b"a", 2, 2, 0)]
         assert not control.contents().segments
+
+
+def test_a_master_of_a_release_without_settable_quotas_is_told_of_in_one_line() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Control(f"127.0.0.1:{port}", ClientSettings(deadline_s=60.0)) as control:
+            told = r"^the master is of a release in which operators set no quotas: upgrade it"
+            with pytest.raises(ProtocolError, match=told):
+                control.set_quota("red", {"pins": 1})
+            with pytest.raises(ProtocolError, match=told):
+                control.clear_quota("red")
+    finally:
+        server.stop(None)
 
 
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("grpc", "google.protobuf", "aiohttp", "prometheus_client", "torch", "transformers", "vllm", "sglang", "lmcache")
+HEAVY = ("grpc", "google.protobuf", "aiohttp", "prometheus_client", "opentelemetry", "torch", "transformers", "vllm", "sglang", "lmcache")
 PROGRAM = """
 import importlib, sys
 module, attribute = sys.argv[1].split(":")

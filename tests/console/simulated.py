@@ -5,8 +5,9 @@ A node's figures follow from its number and the time, so that two runs show the 
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from kvstore.console.source import MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 
@@ -48,11 +49,34 @@ class Simulated:
             role=self.role,
             owner=pb.CatalogOwner(name="master-1:7440", address="master-1:7440", epoch=7),
             records=40_000 * self.count,
+            shards=64,
+            quotas=pb.Quotas(tenants={"acme": pb.TenantQuota(pins=18), "beta": pb.TenantQuota(dram_bytes=GIB)}),
+            grants=[pb.TenantGrants(tenant="acme", pins=17)],
         )
+
+    def masters(self) -> Sequence[MasterSeen]:
+        return [
+            MasterSeen("master-1:7440", "master-1:7440", self.role),
+            MasterSeen("master-2:7440", "master-2:7440", "following", behind=12),
+            MasterSeen("master-3:7440", trouble="it does not answer within 2 s"),
+        ]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         return [
-            pb.NodeTopology(name=_name(index), state="alive", topology=b"" if index % 7 == 3 else _topology(index))
+            pb.NodeTopology(
+                name=_name(index),
+                state="alive",
+                topology=b"" if index % 7 == 3 else _topology(index),
+                links=[
+                    pb.LinkFlow(
+                        device=f"mlx5_{place}",
+                        in_bytes=int(self.clock() * (place + 1) * 5e9),
+                        out_bytes=int(self.clock() * (place + 1) * 9e9),
+                        transfer_bytes=int(self.clock() * 1e9),
+                    )
+                    for place in range(4)
+                ],
+            )
             for index in range(self.count)
         ]
 
@@ -64,7 +88,7 @@ class Simulated:
             pb.NamespaceUsage(tenant=tenant, namespace=name, held=_held(40_000 // (place + 1), place), pinned=17 if tenant == "acme" else 0)
             for place, (tenant, name) in enumerate(names)
         ]
-        return pb.ContentsReply(namespaces=namespaces, segments=_tree(request.max_segments))
+        return pb.ContentsReply(namespaces=namespaces, segments=_tree(request.max_segments, is_hot=request.hottest))
 
     def drain(self, node: str, *, to: str, cancel: bool) -> None:
         self.done.append(("drain", node, to, cancel))
@@ -86,6 +110,12 @@ class Simulated:
     def remove(self, tenant: str, namespace: str) -> int:
         self.done.append(("remove", tenant, namespace))
         return 1200
+
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+        self.done.append(("set_quota", tenant, dict(limits)))
+
+    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+        self.done.append(("clear_quota", tenant, list(names)))
 
     def _node(self, index: int, at_s: float) -> pb.NodeStatus:
         name = _name(index)
@@ -155,8 +185,8 @@ def _held(blocks: int, place: int = 1) -> pb.Held:
     return pb.Held(blocks=blocks, bytes=blocks * each, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=blocks * each - hbm - dram)
 
 
-def _tree(limit: int) -> list[pb.PrefixSegment]:
-    """System prompts, conversations on them, turns of these; the deeper, the colder."""
+def _tree(limit: int, *, is_hot: bool = False) -> list[pb.PrefixSegment]:
+    """System prompts, conversations on them, turns of these; the deeper, the colder. Of the hottest the first of each branch."""
     found: list[pb.PrefixSegment] = []
 
     def grow(parent: int, depth: int, blocks: int, place: int) -> int:
@@ -174,9 +204,12 @@ def _tree(limit: int) -> list[pb.PrefixSegment]:
         )
         number, total = len(found), size
         if depth < 5:
-            for child in range(3 + place % 4 if depth else 6):
+            for child in range(1 + place % 2 if is_hot else 3 + place % 4 if depth else 6):
                 total += grow(number, depth + 1, max(1, blocks * (6 - child) // 9), place * 5 + child)
         found[number - 1].subtree_bytes = total
+        if is_hot:
+            own = found[number - 1].reads_per_s = blocks * 4.0 / (depth + 1)
+            found[number - 1].subtree_reads_per_s = own + sum(one.subtree_reads_per_s for one in found[number:] if one.parent == number)
         return total
 
     for root in range(5):

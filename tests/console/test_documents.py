@@ -18,7 +18,7 @@ def test_segments_name_their_parents_by_index() -> None:
         namespaces=[pb.NamespaceUsage(tenant="t", namespace="n", held=held, pinned=1)],
         segments=[
             pb.PrefixSegment(key=b"\x01", held=held, subtree_bytes=20, branches=1),
-            pb.PrefixSegment(parent=1, key=b"\x02", held=held, subtree_bytes=10),
+            pb.PrefixSegment(parent=1, key=b"\x02", held=held, subtree_bytes=10, reads_per_s=1.5, subtree_reads_per_s=2.5),
         ],
     )
     told = contents(reply)
@@ -27,3 +27,4 @@ def test_segments_name_their_parents_by_index() -> None:
     ]
     segments = [(one["parent"], one["key"], one["subtree_bytes"], one["branches"]) for one in told["segments"]]
     assert segments == [(None, "01", 20, 1), (0, "02", 10, 0)]
+    assert [(one["reads_per_s"], one["subtree_reads_per_s"]) for one in told["segments"]] == [(0, 0), (1.5, 2.5)]

@@ -58,6 +58,28 @@ def test_what_is_held_and_where_is_shown(live: Live) -> None:
     assert [host["topology"]["host"] != "" for host in live.ask("/api/hosts?node=node-0")] == [True]
 
 
+def test_what_the_nics_of_a_nodes_host_carry_is_told(live: Live) -> None:
+    def devices() -> set[str]:
+        return set(live.ask("/api/flows?node=node-0")[0]["links"])
+
+    topology = live.ask("/api/hosts?node=node-0")[0]["topology"]
+    eventually(lambda: devices() == {nic["name"] for nic in topology["nics"]}, "every NIC of this host has counters of the kernel")
+
+
+def test_prefixes_that_are_read_are_told_as_the_hottest_and_others_not(live: Live) -> None:
+    keys = [b"h1", b"h2", b"cold"]
+    with Client(live.cluster.address) as client:
+        client.put_batch(keys, [b"x" * 100] * 3, namespace="hot", parents=[None, b"h1", None], ack="cluster")
+
+        def hottest() -> list[tuple[bytes, int, bool]]:
+            assert client.get_batch(keys[:2]) == [b"x" * 100] * 2
+            found = live.ask("/api/prefixes?namespace=hot&segments=10&by=reads")["segments"]
+            return [(bytes.fromhex(one["key"]), one["blocks"], one["reads_per_s"] > 0) for one in found]
+
+        eventually(lambda: hottest() == [(b"h1", 2, True)], "what is read is told, and what is not is not")
+        assert len(live.ask("/api/prefixes?namespace=hot&segments=10")["segments"]) == 2
+
+
 def _asked_for(live: Live) -> list[tuple[str, str]]:
     return [(one["where"], one["operation"]) for one in live.ask("/api/state")["cluster"]["operations"]]
 

@@ -10,6 +10,7 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.protocol.errors import Unavailable
 from kvstore.telemetry.http.access import Access
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.console.serving import Clock, Served, served, simulated
@@ -71,6 +72,66 @@ def test_a_real_clusters_only_node_is_shown(browser: Browser) -> None:
             expect(page.locator(".host")).to_contain_text("node-0")
             assert watched.violations() == ""
             assert watched.wrong == []
+
+
+def test_the_hottest_prefixes_are_shown_with_what_is_read_and_what_is_not_counted_yet_is_said(browser: Browser, many: Served) -> None:
+    with Watched(browser, many.address) as watched:
+        page = watched.show("contents")
+        expect(page.locator(".icicle text").first).to_contain_text("5 MiB")
+        page.get_by_role("button", name="Hottest").click()
+        expect(page.locator(".icicle text").first).to_contain_text("/s")
+        page.locator(".icicle g").first.hover()
+        expect(page.locator("#tip")).to_contain_text("blocks/s, with all behind them")
+        assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
+        assert watched.violations() == ""
+        assert watched.wrong == []
+    with simulated(0, looks=2) as (found, _source, _clock), Watched(browser, found.address) as watched:
+        page = watched.show("contents")
+        page.get_by_role("button", name="Hottest").click()
+        expect(page.locator("main")).to_contain_text("No reads have been counted yet")
+
+
+def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = few
+    with Watched(browser, found.address) as watched:
+        page = watched.show()
+        expect(page.locator(".panel", has_text="Owner of all 64 shards")).to_contain_text("master-1:7440, epoch 7")
+        rows = page.get_by_role("list", name="Masters").locator("li")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(1)).to_contain_text("12 blocks behind")
+        expect(rows.nth(2)).to_contain_text("it does not answer")
+        assert watched.wrong == []
+
+
+def test_tenants_show_the_limit_that_they_are_nearest_to(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, _clock = few
+    with Watched(browser, found.address) as watched:
+        rows = watched.show("contents").get_by_role("region", name="Table of tenants").locator("tbody tr")
+        expect(rows.nth(0)).to_contain_text("94.4 % of pins")
+        expect(rows.nth(1)).to_contain_text("0.0 % of DRAM")
+        expect(rows.nth(2).locator("[title]")).to_have_attribute("title", "no limit")
+        assert watched.violations() == ""
+        assert watched.wrong == []
+
+
+def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: Browser) -> None:
+    with simulated(2, looks=2) as (found, _source, clock), Watched(browser, found.address) as watched:
+        page = watched.show("network")
+        with page.expect_response(re.compile("/api/flows")):
+            pass
+        shown = page.locator(".host").first.locator(".carried:not([hidden])")
+        assert shown.count() == 0
+        clock.now_s += 10
+
+        def is_shown() -> bool:
+            found.watch.look()
+            return shown.count() == 4
+
+        eventually(is_shown, "what each NIC carries, a look or some after the first")
+        expect(page.locator('.carried[data-nic="mlx5_1"]').first).to_contain_text("in 9.31 GiB/s, out 16.8 GiB/s")
+        assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
+        assert watched.violations() == ""
+        assert watched.wrong == []
 
 
 def test_an_empty_cluster_says_what_to_do(browser: Browser) -> None:
@@ -165,7 +226,18 @@ def test_actions_ask_first_and_do_what_they_say(browser: Browser, few: tuple[Ser
         page.get_by_role("button", name="Pin qwen3-32b/fp8/32").click()
         page.get_by_role("dialog").get_by_role("button", name="Pin").click()
         expect(page.locator("#toast")).to_contain_text("pinned 1,234 blocks")
-        assert [done[0] for done in source.done] == ["drain", "forget", "remove", "pin"]
+        page.get_by_role("button", name="Change the quota of beta").click()
+        assert watched.violations() == ""
+        page.get_by_label("Limit").select_option("DRAM")
+        page.get_by_label("May be").fill("8GiB")
+        page.get_by_role("button", name="Leave it").click()
+        page.get_by_role("button", name="Change the quota of beta").click()
+        page.get_by_label("Limit").select_option("pins")
+        page.get_by_label("May be").fill("5")
+        page.get_by_role("dialog", name="Change the quota of beta?").get_by_role("button", name="Change").click()
+        expect(page.locator("#toast")).to_contain_text("set pins of tenant beta: 5")
+        assert [done[0] for done in source.done] == ["drain", "forget", "remove", "pin", "set_quota"]
+        assert source.done[-1] == ("set_quota", "beta", {"pins": 5})
         assert watched.wrong == []
 
 

@@ -93,3 +93,11 @@ def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     finally:
         watch.close()
     watch.close()
+
+
+def test_how_near_tenants_are_to_their_quotas_is_that_of_the_last_look() -> None:
+    clock = Clock()
+    watch = Watch(Simulated(1, clock), ConsoleSettings(), clock=clock)
+    assert watch.tenants() == []
+    watch.look()
+    assert [one["tenant"] for one in watch.tenants()] == ["acme", "beta"]

@@ -60,10 +60,25 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
     assert len(ask(found, "/api/history?samples=2")["series"]["hit_ratio"]) == 2
     assert len(ask(found, "/api/history?node=node-1&samples=9")["series"]["hits_per_s"]) == 3
     assert [host["node"] for host in ask(found, "/api/hosts?node=node-1&node=none&node=node-3")] == ["node-1", "node-3"]
+    assert ask(found, "/api/flows?node=node-1&node=none") == [{"node": "node-1", "links": {}}], "rates are known from the second look on"
+    assert refused(found, "/api/flows")[0] == 400
     assert refused(found, "/api/hosts") == (400, "name 1 to 64 nodes")
     told = ask(found, "/api/prefixes?tenant=acme&namespace=x&segments=7")
     assert (len(told["namespaces"]), len(told["segments"])) == (4, 7)
+    assert {one["reads_per_s"] for one in told["segments"]} == {0}
+    hot = ask(found, "/api/prefixes?tenant=acme&namespace=x&segments=7&by=reads")["segments"]
+    assert all(one["subtree_reads_per_s"] >= one["reads_per_s"] > 0 for one in hot)
+    assert refused(found, "/api/prefixes?by=age") == (400, "by is 'age': it must be bytes or reads")
     assert refused(found, "/api/prefixes?segments=1001") == (400, "segments is '1001': it must be a whole number up to 1000")
+    assert [(one["role"], one["behind"], one["trouble"] != "") for one in ask(found, "/api/masters")] == [
+        ("owner", 0, False),
+        ("following", 12, False),
+        ("", 0, True),
+    ]
+    assert [(one["tenant"], one["what"], one["share"]) for one in ask(found, "/api/tenants")] == [
+        ("acme", "pins", 0.9444),
+        ("beta", "dram_bytes", 0),
+    ]
     assert refused(found, "/api/history?samples=-1")[0] == 400
     assert ask(found, "/api/access") == {"access": "admin"}
 
@@ -102,6 +117,19 @@ def _event(stream: Any) -> tuple[str, Any]:
             "An operator has pinned 1,234 blocks of namespace n of tenant t",
         ),
         ("pin", {"namespace": "n", "pinned": False}, ("pin", "", "n", False), "An operator has let go 1,234 blocks of namespace n"),
+        (
+            "quota",
+            {"tenant": "t", "limit": "dram_bytes", "value": " 8GiB "},
+            ("set_quota", "t", {"dram_bytes": 8 << 30}),
+            "An operator has set dram_bytes of tenant t: 8GiB",
+        ),
+        ("quota", {"limit": "pins", "value": "none"}, ("set_quota", "", {"pins": None}), "An operator has set pins of tenant (none): none"),
+        (
+            "quota",
+            {"tenant": "t", "limit": "pins", "value": ""},
+            ("clear_quota", "t", ["pins"]),
+            "An operator has let the quotas file say pins of tenant t",
+        ),
         ("remove", {"tenant": "t"}, ("remove", "t", ""), "An operator has removed 1,200 blocks of namespace (none) of tenant t"),
     ],
 )
@@ -122,7 +150,9 @@ def test_an_action_is_done_and_noted(console: tuple[Served, Simulated, Clock], n
         ("forget", {"node": "node-0"}, 400, "node 'node-0' is alive: stop it first"),
         ("pin", {"namespace": "n"}, 400, "pinned is true or false"),
         ("remove", {"tenant": 5}, 400, "tenant is missing, or no text"),
-        ("explode", {}, 404, "there is no action explode; there are: drain, forget, pin, remove"),
+        ("quota", {"tenant": "t", "value": "5"}, 400, "limit is missing, or no text"),
+        ("quota", {"limit": "pins", "value": "8GiB"}, 400, "pins: '8GiB' is no limit; write a whole number from 0 on, or \"none\""),
+        ("explode", {}, 404, "there is no action explode; there are: drain, forget, pin, remove, quota"),
     ],
 )
 def test_bad_actions_say_what_is_wrong(console: tuple[Served, Simulated, Clock], path: str, told: Any, status: int, text: str) -> None:

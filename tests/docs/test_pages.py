@@ -25,12 +25,15 @@ from kvstore.kvcache.models.named import find_model
 from tests.client.embedded import embedded
 from tests.credentials import JOIN, tokens_file
 from tests.namespaces import TwoHosts, two_hosts
+from tests.telemetry.tracing.collector import collecting
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "README.md"]
 PATIENCE_S = 240
 MASTER = "127.0.0.1:7440"
 """Where the pages' cluster is."""
+COLLECTOR = "http://127.0.0.1:4318/v1/traces"
+"""Where their collector of traces is."""
 PROGRAMS = {
     "kvstore": "kvstore.client.cli.main",
     "kvstore-master": "kvstore.master.daemon",
@@ -79,13 +82,19 @@ def address() -> Iterator[str]:
         yield cluster.address
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with collecting() as collector:
+        yield collector.endpoint
+
+
 @pytest.mark.parametrize(
     ("page", "program"),
     [pytest.param(page, program, id=f"{page.name}-{at}") for page in PAGES for at, program in enumerate(blocks(page, "python"))],
 )
-def test_a_program_runs_as_printed(page: Path, program: str, address: str) -> None:
+def test_a_program_runs_as_printed(page: Path, program: str, address: str, endpoint: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program.replace(MASTER, address)],
+        [sys.executable, "-W", "error", "-c", program.replace(MASTER, address).replace(COLLECTOR, endpoint)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

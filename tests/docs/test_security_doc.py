@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 from kvstore.security.credentials import read_credentials
+from kvstore.security.quotas.quota import NAMES
+from kvstore.security.quotas.reading import read_tables
+from kvstore.security.quotas.tables import in_force
 from tests.docs.test_pages import PATIENCE_S, PROGRAMS, ROOT, events
 from tests.namespaces import two_hosts
 
@@ -35,11 +38,22 @@ def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
             assert done.returncode == 0, line
     assert "1 of 1 alive" in said
     assert said.count("token: ") == 3
-    assert len(lines) == 13
+    assert len(lines) == 15
+
+
+TOKENS, QUOTAS = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def test_the_tokens_file_is_one_that_a_master_reads(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     numbers = iter(range(100))
-    (tmp_path / "tokens.toml").write_text(re.sub(r"TOKEN\b", lambda _: f"token {next(numbers)}", shown))
+    (tmp_path / "tokens.toml").write_text(re.sub(r"TOKEN\b", lambda _: f"token {next(numbers)}", TOKENS))
     assert len(read_credentials(str(tmp_path / "tokens.toml"))) == 6
+
+
+def test_the_quotas_file_is_one_that_a_master_reads(tmp_path: Path) -> None:
+    (tmp_path / "quotas.toml").write_text(QUOTAS)
+    quotas = in_force(read_tables(str(tmp_path / "quotas.toml")), {})
+    assert quotas.of("my-team").limits() == {"dram_bytes": 64 << 30, "nvme_bytes": 2 << 40}
+    assert quotas.of("another").limits() == {"dram_bytes": 8 << 30}
+    names = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8").partition("## Quotas")[2]))
+    assert set(NAMES) <= names, "the page has each key"

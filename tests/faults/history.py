@@ -111,12 +111,14 @@ class Removal:
     key: bytes
     writer: int
     begun_at: int
+    ended_at: int | None = None
+    """None: it was not answered, and may be carried out any time."""
 
 
 @dataclass(slots=True)
 class _Key:
     versions: list[Version] = field(default_factory=list)
-    removals: int = 0
+    removals: list[Removal] = field(default_factory=list)
     """Begun, whatever became of them."""
 
 
@@ -145,12 +147,14 @@ class History:
                 version.known_at = version.known_at if version.known_at is not None else begun_at
 
     def begin_remove(self, tenant: str, key: bytes, *, writer: int, at: int) -> Removal:
-        self._keys.setdefault((tenant, key), _Key()).removals += 1
-        return Removal(tenant, key, writer, at)
+        removal = Removal(tenant, key, writer, at)
+        self._keys.setdefault((tenant, key), _Key()).removals.append(removal)
+        return removal
 
     def end_remove(self, removal: Removal, *, is_gone: bool, at: int) -> None:
         """It was answered: whether the block was there and is gone. What all knew of before it began, and what its own caller had put, is
         over then."""
+        removal.ended_at = at
         if not is_gone:
             return
         for version in self._keys[removal.tenant, removal.key].versions:
@@ -182,10 +186,20 @@ class History:
         known = self._keys.get((tenant, key))
         return [] if known is None else known.versions
 
-    def was_removed(self, tenant: str, key: bytes) -> bool:
-        """Somebody has at least tried to: a miss is no loss."""
-        known = self._keys.get((tenant, key))
-        return known is not None and known.removals > 0
+    def may_be_removed(self, version: Version) -> bool:
+        """Somebody has at least tried to, and it was not over before the version's put began: a miss is no loss."""
+        removals = self._keys[version.tenant, version.key].removals
+        return any(removal.ended_at is None or removal.ended_at >= version.begun_at for removal in removals)
+
+    def rivals(self, version: Version) -> list[Version]:
+        """Other versions of its key that may be there in its stead: all but those that were over before its put began."""
+        return [
+            other
+            for other in self.of(version.tenant, version.key)
+            if other is not version
+            and other.told is not Told.PRESENT
+            and not (other.told is Told.STORED and _before(other.over_at, version.begun_at))
+        ]
 
     def places(self) -> list[tuple[str, bytes]]:
         """Every tenant and key that anybody spoke of."""

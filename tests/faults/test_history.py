@@ -81,7 +81,7 @@ def test_a_removed_version_may_be_read_only_by_a_get_that_began_before_the_remov
     with pytest.raises(Violation, match="was over at 15"):
         history.check_read(TENANT, KEY, version.value, begun_at=15)
     assert not version.is_acknowledged
-    assert history.was_removed(TENANT, KEY)
+    assert history.may_be_removed(version)
 
 
 def test_a_removal_that_found_nothing_says_nothing(history: History) -> None:
@@ -89,7 +89,7 @@ def test_a_removal_that_found_nothing_says_nothing(history: History) -> None:
     remove(history, 10, is_gone=False)
     history.check_read(TENANT, KEY, version.value, begun_at=20)
     assert version.is_acknowledged
-    assert history.was_removed(TENANT, KEY)
+    assert history.may_be_removed(version)
 
 
 @pytest.mark.parametrize("told", [Told.FAILED, Told.PRESENT])
@@ -134,5 +134,23 @@ def test_all_that_was_put_can_be_listed(history: History) -> None:
     version = put(history, 1)
     assert history.places() == [(TENANT, KEY)]
     assert history.of(TENANT, KEY) == [version] == list(history.versions())
-    assert (history.of("blue", KEY), history.was_removed("blue", KEY), history.was_removed(TENANT, KEY)) == ([], False, False)
+    assert (history.of("blue", KEY), history.may_be_removed(version), history.rivals(version)) == ([], False, [])
     assert "version 0 of red/6b6579" in str(version)
+
+
+def test_a_removal_that_was_over_before_a_put_began_cannot_have_removed_what_was_put(history: History) -> None:
+    put(history, 1)
+    remove(history, 10)
+    version = put(history, 16)
+    assert not history.may_be_removed(version)
+    history.begin_remove(TENANT, KEY, writer=2, at=30)
+    assert history.may_be_removed(version), "nobody knows when it is carried out"
+
+
+def test_a_version_has_no_rivals_in_those_that_were_over_before_its_put_began(history: History) -> None:
+    former, failed = put(history, 1), put(history, 2, told=Told.FAILED)
+    put(history, 3, told=Told.PRESENT)
+    remove(history, 10)
+    version = put(history, 16)
+    assert history.rivals(version) == [failed], "it may be stored any time"
+    assert history.rivals(former) == [failed, version]

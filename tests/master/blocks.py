@@ -9,8 +9,10 @@ from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.directory.directory import Directory, Limits, Timing
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import Member, NodeInfo
+from kvstore.master.directory.recording import ALL
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
+from kvstore.security.quotas.quota import NO_QUOTA, Quota
 
 S: Final = 1_000_000_000
 DRAM, NVME = 2, 4
@@ -74,8 +76,12 @@ class Master:
         limits: Limits | None = None,
         wall_ns: int | None = None,
         now_ns: int = 0,
+        recorded: str = ALL,
+        quota: Quota = NO_QUOTA,
     ) -> None:
+        """`quota` is every tenant's."""
         self.epoch = epoch
+        self.recorded = recorded
         self.now_ns = now_ns
         self.catalog: dict[bytes, bytes | BlockPuts] = dict(catalog or {})
         """Small records by their keys; a block's under b"b", the length of its tenant's name, that, and its key."""
@@ -89,6 +95,8 @@ class Master:
             limits=limits,
             followed=followed,
             now_ns=self.now_ns,
+            recorded=recorded,
+            quota_of=lambda _tenant: quota,
         )
 
     def commit(self, changes: Iterable[Change]) -> None:
@@ -159,7 +167,7 @@ class Master:
 
     def restart(self) -> "Master":
         """A new master on the same catalog."""
-        return Master(self.epoch + 1, self.catalog)
+        return Master(self.epoch + 1, self.catalog, recorded=self.recorded)
 
 
 def block_name(tenant: str, key: bytes) -> bytes:

@@ -41,6 +41,7 @@ class Places:
     unix: str
     control: str
     http: str = ""
+    console: str = ""
     pid: int = 0
     role: str = ""
     master: Master | None = None
@@ -91,7 +92,7 @@ def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
     thread = threading.Thread(target=master.reactor.run)
     thread.start()
     try:
-        yield Places(places.listen, places.unix, places.control, places.http, master=master)
+        yield Places(places.listen, places.unix, places.control, places.http, places.console, master=master)
     finally:
         master.reactor.stop()
         thread.join()

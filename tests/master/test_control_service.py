@@ -43,6 +43,7 @@ def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node
         assert stub.Heartbeat(beat, timeout=TIMEOUT_S).master_epoch == node.registration.master_epoch
         status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
     assert (status.blocks, status.reserved, status.pinned, status.catalog_health) == (2, 0, 0, "ok")
+    assert status.shards == 1
     assert status.rss_bytes > 1 << 20
     (shown,) = status.nodes
     assert (shown.name, shown.state, shown.blocks, shown.host_id, shown.unix, shown.tcp) == ("one", "alive", 2, "host", "/u", "t:1")

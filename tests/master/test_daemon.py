@@ -84,11 +84,16 @@ def test_it_says_where_it_is_serves_and_ends_cleanly_on_a_signal(start: Start) -
 
 
 def test_its_http_port_says_whether_it_lives_and_serves(start: Start) -> None:
-    _master, places = start()
+    master, places = start()
+    assert places.console == f"http://{places.http}/"
+    assert "<title>kvstore</title>" in http_ask(places.http, "/").text
     assert [http_ask(places.http, path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
     with places.stub() as stub:
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).http == places.http
     assert health(places) == health_pb2.HealthCheckResponse.SERVING
+    assert master.process is not None
+    master.process.send_signal(signal.SIGTERM)
+    assert f"the console is at {places.console}" in master.end()[1]
 
 
 def test_one_that_lost_its_catalog_lives_and_does_not_serve(start: Start, etcd_server_factory: Callable[..., EtcdServer]) -> None:

@@ -18,8 +18,8 @@ from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.messages import MESSAGES, REPLIES
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.messages import MESSAGES, NO_REQUESTS, REPLIES
+from kvstore.protocol.session_messages import Flags, Trace
 from tests.protocol.samples import VECTORS, kinds_of, messages_of, said, sample
 
 KINDS = list(MESSAGES.values())
@@ -83,7 +83,8 @@ def test_every_message_of_every_plane_is_there_under_a_number_of_its_own() -> No
 def test_answers_and_requests_are_told_apart_by_type() -> None:
     assert set(MESSAGES) > REPLIES
     assert Flags.TYPE in REPLIES
-    assert Exists.TYPE not in REPLIES
+    assert Exists.TYPE not in NO_REQUESTS
+    assert NO_REQUESTS - REPLIES == {Trace.TYPE}
 
 
 def test_the_vectors_are_of_this_protocol_version_and_complete() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, format_size, load_settings, options, parse_size, setting, settings_table
+from kvstore.protocol.variables import SECTIONS
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def test_a_flag_that_was_not_given_leaves_the_weaker_sources() -> None:
 
 
 def test_the_file_may_be_named_by_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text("[oven]\nnote = 'h\u00e9'\n[pan]\nunknown = 1\n", encoding="utf-8")
+    file.write_text("[oven]\nnote = 'h\u00e9'\n[router]\nunknown = 1\n", encoding="utf-8")
     assert load(environ={"KVSTORE_CONFIG": str(file)}).note == "h\u00e9"
     monkeypatch.setenv("KVSTORE_CONFIG", str(file))
     assert load_settings(Oven, "oven", flags={}).note == "h\u00e9"
@@ -157,6 +158,34 @@ def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Pa
     file.write_text("[oven]\ntray = 1\nheta = 2\n")
     with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting heta, tray; known are fan, heat, mode, note, room, trays"):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[maser]\n", "unknown section [maser]: did you mean [master]?"),
+        ("[oven]\n[Oven]\n", "unknown section [Oven]: did you mean [oven]?"),
+        ("[oven.top]\n[tensor]\n", "unknown section [tensor]: did you mean [tensors]?"),
+        ("[[nodes]]\n", "unknown section [nodes]: did you mean [node]?"),
+        ("heat = 3\n[oven]\n", "heat stands in no section: write it below the line [SECTION] of the program that it is for"),
+    ],
+)
+def test_a_section_that_no_program_has_is_refused_with_the_nearest_one_there_is(file: Path, content: str, message: str) -> None:
+    file.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load(file)
+    assert str(refused.value) == f"{file}: {message}"
+
+
+def test_a_section_that_is_like_none_is_refused_with_all_there_are(file: Path) -> None:
+    file.write_text("[garden]\n")
+    with pytest.raises(ConfigError, match=r"unknown section \[garden\]: there are \[client\], .*\[oven\], .*\[vllm\]$"):
+        load(file)
+
+
+def test_sections_of_other_programs_are_theirs(file: Path) -> None:
+    file.write_text("".join(f"[{section}]\nx = 1\n" for section in sorted(SECTIONS)) + "[oven]\ntrays = 3\n")
+    assert load(file).trays == 3
 
 
 @pytest.mark.parametrize(

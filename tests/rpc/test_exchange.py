@@ -7,14 +7,15 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Release, SlabFds
-from kvstore.protocol.session_messages import Count, Failure, Flags, Hello
+from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, take_descriptors
+from tests.rpc.traced import sampled
 
 EXISTS = Exists([b"key"])
 
@@ -49,6 +50,27 @@ def test_a_peer_of_the_version_before_is_asked_in_the_form_that_it_knows() -> No
         header = unpack_header(data)
         assert header.version == version
         assert Hello.unpack_of(version, data[HEADER_BYTES:]) == Hello(1, "red", ticket=ticket)
+
+
+def greeted(takes: int) -> Exchange:
+    """One whose peer has said in its Welcome what it takes."""
+    exchange = Exchange(Address(unix="/the/peer"))
+    exchange.request(Hello(1), Deadline(10))
+    body = Welcome(SERVER_NODE, "n").pack()
+    exchange.answer(Header(Welcome.TYPE, 1, takes, len(body), 0, VERSION), memoryview(body), Welcome)
+    return exchange
+
+
+def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
+    with sampled() as call:
+        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, TAKES_TRACES)}
+    assert unpack_header(asked[0]).type == unpack_header(asked[2]).type == Exists.TYPE
+    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert unpack_header(call.frame).type == Trace.TYPE
+    assert unpack_header(asked[TAKES_TRACES], len(call.frame)).type == Exists.TYPE
+    assert len(asked[TAKES_TRACES]) == len(asked[0]) + len(call.frame)
+    assert call.requests == 6, "three times a Hello and a question"
+    assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
 
 
 def test_a_deadline_far_away_is_cut_to_the_protocols_limit(exchange: Exchange) -> None:

@@ -13,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleEpoch, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, QuotaExceeded, StaleEpoch, Unavailable
+from kvstore.protocol.frames import HEADER_BYTES, TAKES_TRACES, VERSION, Header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release
-from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
+from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
+from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
+from kvstore.rpc.tenant_loads import TenantLoad
+from kvstore.rpc.tracing import BROKEN, Tracer
 from tests.rpc.encrypted_pair import tls_pair
+from tests.rpc.traced import Spans
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 
 
@@ -34,13 +38,14 @@ class Line:
         ends: "tuple[socket.socket, socket.socket] | None" = None,
         handler: Recorder | None = None,
         limits: SendLimits = DEFAULT_LIMITS,
+        tracer: Tracer | None = None,
     ) -> None:
         self.clock = Clock()
         self.reactor = Reactor(self.clock)
         self.peer, mine = ends or socket.socketpair()
         self.peer.settimeout(10)
         self.handler = handler or Recorder()
-        self.session = Session(self.reactor, mine, self.handler, limits)
+        self.session = Session(self.reactor, mine, self.handler, limits, tracer=tracer)
 
     def send(self, data: bytes) -> None:
         self.peer.sendall(data)
@@ -611,12 +616,6 @@ def test_a_failing_receiver_of_an_answer_does_not_hold_up_what_follows(line: Lin
     assert "oops" in caplog.text
 
 
-def test_request_ids_wrap_and_never_are_zero(line: Line) -> None:
-    line.session._next_request = 0xFFFFFFFF
-    asked(line), asked(line)
-    assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [0xFFFFFFFF, 1]
-
-
 def test_a_message_that_cannot_be_packed_asks_nothing(line: Line) -> None:
     with pytest.raises(OverflowError):
         asked(line, Release([-1]))
@@ -645,3 +644,97 @@ def test_a_session_knows_the_host_by_which_it_was_reached(line: Line) -> None:
     remote = Line(tcp_pair())
     assert remote.session.local_host() == "127.0.0.1"
     remote.close()
+
+
+# --- traces ---
+
+PARENT = TraceParent(7, 11)
+TRACE = frame(Trace(PARENT.text()), 0)
+
+
+@pytest.fixture
+def traced() -> Iterator[tuple[Line, Spans]]:
+    """A session that traces, whose peer has introduced itself; requests are answered at once."""
+    spans = Spans()
+    line = Line(handler=Recorder(on_frame=lambda session, header, _body: session.reply(header.request_id, Ok())), tracer=spans)
+    line.session.context = "known"
+    yield line, spans
+    line.close()
+
+
+def test_a_request_that_a_trace_announces_has_a_span_with_values_and_without(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+    line.send(TRACE + frame(EXISTS, 1) + frame(EXISTS, 2) + TRACE + put(b"value", request_id=3))
+    assert [read_frame(line.peer)[0].request_id for _ in range(3)] == [1, 2, 3]
+    assert spans.told == [(Exists.TYPE, PARENT, ""), (Put.TYPE, PARENT, "")]
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == [1, 2, 3], "the handler sees no Trace"
+
+
+def test_a_stranger_begins_no_span_and_garbage_in_a_trace_is_no_error(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+    line.send(frame(Trace("garbage"), 0) + frame(EXISTS, 1))
+    line.session.context = None
+    line.send(TRACE + frame(EXISTS, 2))
+    assert [read_frame(line.peer)[0].type for _ in range(2)] == [Ok.TYPE] * 2
+    assert spans.told == []
+
+
+def test_a_span_ends_with_the_error_or_with_the_connection(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+
+    def refuse(session: Session, header: Header, body: bytes) -> None:
+        if header.request_id == 1:
+            raise Full("no room for one secret key")
+        span = session.span(header.request_id)
+        assert span is not None
+        span.set("kvstore.tiers", "dram")
+
+    line.handler.on_frame = refuse
+    line.send(TRACE + frame(EXISTS, 1) + TRACE + frame(EXISTS, 2))
+    line.session.close()
+    assert spans.told == [(Exists.TYPE, PARENT, "Full"), (Exists.TYPE, PARENT, BROKEN)]
+
+
+def test_who_does_not_trace_passes_over_a_trace(unix: Line) -> None:
+    unix.session.context = "known"
+    unix.send(TRACE + frame(EXISTS, 1))
+    assert [request_id for _, request_id, _, _ in unix.handler.frames] == [1]
+    assert unix.session.span(1) is None
+
+
+@pytest.mark.parametrize("tracer", [None, Spans()], ids=["plain", "traced"])
+def test_a_welcome_says_whether_traces_are_taken(tracer: Spans | None) -> None:
+    line = Line(tracer=tracer)
+    line.session.welcome(1, Welcome(SERVER_NODE, "n"))
+    header, message, _ = read_frame(line.peer)
+    assert (header.request_id, header.deadline_ms, message) == (1, TAKES_TRACES if tracer else 0, Welcome(SERVER_NODE, "n"))
+    line.close()
+    line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
+
+
+def test_a_trace_with_values_ends_the_connection(traced: tuple[Line, Spans]) -> None:
+    line, _ = traced
+    line.send(frame(Trace(PARENT.text()), 0, b"values"))
+    assert isinstance(read_frame(line.peer)[1], Failure)
+    assert not line.session.is_open
+
+
+@pytest.mark.parametrize("has_payload", [False, True])
+def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_goes_on(line: Line, has_payload: bool) -> None:
+    load = TenantLoad("red", 2)
+    line.session.belongs_to(load)
+    for request_id in (1, 2, 3, 0):
+        line.send(put(b"value", request_id=request_id) if has_payload else frame(Exists([b"k"]), request_id))
+    header, answer, _ = read_frame(line.peer)
+    assert header.request_id == 3
+    assert isinstance(answer, Failure)
+    assert answer.code == QuotaExceeded.code
+    assert (load.requests, load.refused) == (2, 1)
+    line.session.reply(1, Ok())
+    line.session.reply(1, Ok())
+    line.session.reply_packed(2, Ok.TYPE, Ok().pack())
+    assert load.requests == 0
+    line.send(frame(Exists([b"k"]), 4))
+    assert load.requests == 1
+    line.session.close()
+    assert load.requests == 0

@@ -96,6 +96,12 @@ def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None
         assert "1 tokens of before are gone, 4 are there" in caplog.text
 
 
+def test_without_a_file_there_is_nothing_to_tell_of_reading_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert Guard("").reread_loudly() == []
+    assert caplog.text == ""
+
+
 def test_who_guesses_is_counted_each_time_and_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     guard = Guard(str(file))
     for number in range(1000):

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Copied
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
 from kvstore.protocol.frames import VERSION
@@ -98,6 +98,8 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/kvstore.v1.Control/Topologies": (pb.TopologiesRequest(), OPERATORS),
     "/kvstore.v1.Control/Forget": (pb.ForgetRequest(node="nowhere"), OPERATORS),
     "/kvstore.v1.Control/Drain": (pb.DrainRequest(node="nowhere"), OPERATORS),
+    "/kvstore.v1.Control/SetQuota": (pb.SetQuotaRequest(tenant="green"), OPERATORS),
+    "/kvstore.v1.Control/ClearQuota": (pb.ClearQuotaRequest(tenant="green"), OPERATORS),
     "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(tenant="green"), TENANT_ROLES | {"operator"}),
     "/kvstore.v1.Control/Contents": (pb.ContentsRequest(tenant="green"), TENANT_ROLES | {"operator"}),
     "/kvstore.v1.Scheduler/Report": (pb.ReportRequest(name="p1", role=pb.ROLE_BOTH), {"p1", "tenant's admin"}),
@@ -129,6 +131,7 @@ FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     type(publish(1, [])): (publish(1, []), NODES),
     Claim: (Claim(1, "green", "ns", [b"k"], [1], [1], [b""], 0), NODES),
     Copied: (Copied(1, "green", [b"k"], [1], b"\1"), NODES),
+    Coldest: (Coldest(1, "green", [b"k"]), NODES),
 }
 
 

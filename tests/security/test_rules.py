@@ -7,7 +7,7 @@ import pytest
 from kvstore.protocol.errors import Denied, InvalidArgument, Unauthorized
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import Lookup, Remove
-from kvstore.protocol.messages import MESSAGES, REPLIES
+from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
 from kvstore.protocol.node_messages import Put, Read
 from kvstore.protocol.session_messages import Hello
 from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, Kind, Role
@@ -35,7 +35,7 @@ BETWEEN_RANKS = {kind.TYPE for kind in (Ask, Done, Greet, Part, Report, Show, St
 
 
 def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
-    requests = set(MESSAGES) - REPLIES - BETWEEN_RANKS
+    requests = set(MESSAGES) - NO_REQUESTS - BETWEEN_RANKS
     assert set(MASTER_FRAMES) | set(NODE_FRAMES) == requests
     assert set(MASTER_FRAMES) & set(NODE_FRAMES) == {Hello.TYPE}
 

@@ -136,6 +136,7 @@ class Cluster:
             reconnect_interval_s=0.1,
             reconnect_max_interval_s=0.5,
             copy_timeout_s=3.0,
+            transparent_hugepages=False,
             allow_unauthenticated=True,
             http="",
         )

@@ -3,7 +3,7 @@
 As kvstore.tiers.nvme promises it: a value that was written is there after the process dies, and so is one that was freed and not flushed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -36,6 +36,8 @@ class DiskTier(Tier):
         self._sizes: dict[int, int] = {}
         self._used_bytes = 0
         self._groups: dict[str, int] = {}
+        self._owners: dict[int, str] = {}
+        """By id; "" until a recovered value is adopted."""
         self._freed: list[int] = []
 
     @property
@@ -50,6 +52,17 @@ class DiskTier(Tier):
     def quarantined_bytes(self) -> int:
         return 0
 
+    @property
+    def tenant_bytes(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for index, tenant in self._owners.items():
+            found[tenant] = found.get(tenant, 0) + self._sizes[index]
+        return found
+
+    def adopt(self, slot: Slot, *, tenant: str) -> Slot:
+        self._owners[slot.index] = tenant
+        return slot._replace(group=self.group(slot.size_bytes, tenant=tenant))
+
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         if not 1 <= size_bytes <= self._capacity_bytes:
             raise InvalidArgument(f"a value here has 1 to {self._capacity_bytes} bytes, not {size_bytes}")
@@ -57,7 +70,7 @@ class DiskTier(Tier):
             raise TierFull(f"{size_bytes} bytes wanted, {self.free_bytes} free")
         slot = Slot(self._disk.next_id, self._disk.openings, size_bytes, self.group(size_bytes, tenant=tenant))
         self._disk.next_id += 1
-        self._take(slot)
+        self._take(slot, tenant)
         return slot
 
     def group(self, size_bytes: int, *, tenant: str = "") -> int:
@@ -88,6 +101,7 @@ class DiskTier(Tier):
     def free(self, slot: Slot) -> None:
         self._require(slot)
         self._used_bytes -= self._sizes.pop(slot.index)
+        del self._owners[slot.index]
         self._freed.append(slot.index)
 
     def recover(self) -> Iterator[Recovered]:
@@ -97,7 +111,7 @@ class DiskTier(Tier):
             if room_bytes < 0:
                 return
             slot = Slot(index, self._disk.openings, len(value))
-            self._take(slot)
+            self._take(slot, "")
             yield Recovered(slot, checksum, tag)
 
     def check_integrity(self) -> None:
@@ -108,7 +122,8 @@ class DiskTier(Tier):
         if self._disk.failure is None:
             self.flush()
 
-    def _take(self, slot: Slot) -> None:
+    def _take(self, slot: Slot, tenant: str) -> None:
+        self._owners[slot.index] = tenant
         self._sizes[slot.index] = slot.size_bytes
         self._used_bytes += slot.size_bytes
 

@@ -18,6 +18,11 @@ HOST: Final = "etcd"
 LEASE_NS: Final = 2 * S
 TIMEOUT_NS: Final = S // 2
 POLL_NS: Final = S // 4
+LATE_SHARE: Final = 0.5
+"""Of the writes that are sent while etcd is cut off or the network slow: they come late, any time until LATEST_NS. The others are lost, or
+come in time."""
+RESEND_NS: Final = S // 5
+LATEST_NS: Final = 6 * S
 T = TypeVar("T")
 
 
@@ -68,6 +73,10 @@ class Etcd:
     def write(self, epoch: int, fence: int, changes: Sequence[Change]) -> None:
         if self.owner is None or (self.owner.epoch, self.fence) != (epoch, fence):
             raise StaleEpoch(f"epoch {epoch} is over")
+        self.carry_out(epoch, changes)
+
+    def carry_out(self, epoch: int, changes: Sequence[Change]) -> None:
+        """Whoever sent it."""
         self.revision += 1
         for change in changes:
             self._apply(change)
@@ -190,8 +199,8 @@ class ModelCatalog(Catalog):
         here = self._process.host.name
         return self._network._is_cut(here, HOST) or self._network._is_cut(HOST, here)
 
-    def _ask(self, question: Callable[[], T]) -> T:
-        """Its answer. Raises CatalogUnavailable: nobody knows whether it was carried out."""
+    def _ask(self, question: Callable[[], T], *, may_be_late: bool = False) -> T:
+        """Its answer. Raises CatalogUnavailable: nobody knows whether it was carried out, and one that may be late can be so still."""
         here, world = self._process.host.name, self._world
         answers: list[tuple[bool, Any]] = []
         waiting: list[tuple[Thread, int]] = []
@@ -210,8 +219,11 @@ class ModelCatalog(Catalog):
             for thread, token in waiting:
                 thread.wake(token, True)
 
-        if not self._network._is_cut(here, HOST):
-            world.after(self._network._delay_ns(here, HOST), serve)
+        is_late = may_be_late and world.rng.random() < LATE_SHARE
+        if is_late and self._network.loss:
+            world.after(world.below(LATEST_NS), serve)
+        else:
+            self._send(serve, LATEST_NS if is_late else 0)
         world.block(TIMEOUT_NS, lambda *who: waiting.append(who))
         if not answers:
             self._trouble = "etcd does not answer"
@@ -221,6 +233,14 @@ class ModelCatalog(Catalog):
         if not is_done:
             raise value
         return value  # type: ignore[no-any-return]
+
+    def _send(self, serve: Callable[[], None], left_ns: int) -> None:
+        """What is cut off is sent again for so long: it may come when others have written and its asker has given up."""
+        here, world = self._process.host.name, self._world
+        if not self._network._is_cut(here, HOST):
+            world.after(self._network._delay_ns(here, HOST), serve)
+        elif left_ns > 0:
+            world.after(RESEND_NS, lambda: self._send(serve, left_ns - RESEND_NS))
 
     def _rest(self, name: str, timeout_ns: int | None) -> None:
         """Wait for something to do."""
@@ -339,7 +359,7 @@ class ModelCatalog(Catalog):
         """Until it is durable, or cannot be any more."""
         while epoch and epoch == self._epoch:
             try:
-                self._ask(lambda fence=self._fence: self._etcd.write(epoch, fence, changes))  # type: ignore[misc]
+                self._ask(lambda fence=self._fence: self._etcd.write(epoch, fence, changes), may_be_late=True)  # type: ignore[misc]
             except StaleEpoch as error:
                 self._end(epoch, error)
             except CatalogUnavailable:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from kvstore.protocol.errors import Closed
@@ -26,6 +27,7 @@ class SimReactor(Reactor):
         self._network = network
         self._world = network.world
         self.process = self._world.here
+        self._ahead_ns = self.process.monotonic_ns() - self._world.now_ns
         self._callbacks: dict[int, tuple[Callable[[int], None], int]] = {}
         self._ready: dict[int, None] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -36,7 +38,7 @@ class SimReactor(Reactor):
         self.after_events: list[Callable[[], None]] = []
 
     def now_ns(self) -> int:
-        return self.process.monotonic_ns()
+        return self._world.now_ns + self._ahead_ns
 
     def register(self, fd: int, callback: Callable[[int], None], events: int = READABLE) -> None:
         self._callbacks[fd] = callback, events
@@ -59,7 +61,7 @@ class SimReactor(Reactor):
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         timer = Timer(when_ns, callback, _ignored)
-        self.process.at(when_ns - self.process.monotonic_ns() + self._world.now_ns, lambda: self._fire(timer))
+        self.process.at(when_ns - self._ahead_ns, partial(self._fire, timer))
         return timer
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
@@ -87,7 +89,10 @@ class SimReactor(Reactor):
         try:
             callback(*args)
         except Exception as error:
-            self._world.finding("a callback failed", f"{self.process.name}: {type(error).__name__}: {error}", error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._world.finding("a callback failed", f"{self.process.name}: {type(error).__name__}: {error}", error)
 
     def stop(self) -> None:
         self._stopping = True
@@ -103,27 +108,36 @@ class SimReactor(Reactor):
     def _schedule(self) -> None:
         if not self._is_scheduled and not self._closed:
             self._is_scheduled = True
-            delay_ns = self._world.rng.randrange(MAX_ROUND_DELAY_NS)
-            self.process.at(self._world.now_ns + delay_ns, self._round)
+            world = self._world
+            world.push(world.now_ns + world.below(MAX_ROUND_DELAY_NS), self.process, self._round)
 
     def _round(self) -> None:
-        """As Reactor.run_once: descriptors, calls handed over, timers, then `after_events`."""
+        """As Reactor.run_once: descriptors, calls handed over, timers, then `after_events`. Nothing goes on after a callback that fails:
+        that is a finding, with which the run is over."""
         self._is_scheduled = False
         if self._closed:
             return
+        try:
+            self._serve_ready()
+            calls, due = self._calls, self._due
+            for _ in range(len(calls)):
+                calls.popleft()()
+            for _ in range(len(due)):
+                timer = due.popleft()
+                callback, timer.callback = timer.callback, None
+                if callback is not None:
+                    callback()
+            for call in self.after_events:
+                call()
+        except Exception as error:
+            self._failed(error)
+
+    def _serve_ready(self) -> None:
+        files, callbacks = self._network.files, self._callbacks
         ready, self._ready = self._ready, {}
         for fd in ready:
-            known = self._callbacks.get(fd)
-            if known is not None and (events := self._network.files[fd].ready() & known[1]):
-                self.guarded(known[0], events)
-                if fd in self._callbacks and self._network.files[fd].ready() & self._callbacks[fd][1]:
+            known = callbacks.get(fd)
+            if known is not None and (events := files[fd].ready() & known[1]):
+                known[0](events)
+                if fd in callbacks and files[fd].ready() & callbacks[fd][1]:
                     self.poke(fd)
-        for _ in range(len(self._calls)):
-            self.guarded(self._calls.popleft())
-        for _ in range(len(self._due)):
-            timer = self._due.popleft()
-            due, timer.callback = timer.callback, None
-            if due is not None:
-                self.guarded(due)
-        for callback in self.after_events:
-            self.guarded(callback)

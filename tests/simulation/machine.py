@@ -16,8 +16,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import kvstore.client.local.desk
+import kvstore.client.local.index
+import kvstore.client.local.nodes
 import kvstore.client.operations
 import kvstore.client.resources
+import kvstore.client.slabs
 import kvstore.client.sync
 import kvstore.master.frames.tickets
 import kvstore.master.master
@@ -27,23 +31,33 @@ import kvstore.master.roles.standing
 import kvstore.rpc.channel
 import kvstore.rpc.connecting
 import kvstore.rpc.deadline
+import kvstore.rpc.incoming
 import kvstore.store.link
 import kvstore.store.moves.mover
 import kvstore.store.node
+import kvstore.store.puts.sent
 import kvstore.store.replicas.fetching
 import kvstore.store.replicas.queue
-from kvstore.client.effects import Operation
+import kvstore.store.service
+import kvstore.store.shown.desk
+import kvstore.store.shown.index
+import kvstore.store.shown.showing
+import kvstore.tiers.memfd
+from kvstore.client.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
 from kvstore.rpc.server import Server
 from kvstore.tiers.policies.by_name import make_policy
 from tests.simulation.control import ControlPlane
 from tests.simulation.loop import SimReactor
+from tests.simulation.memory import Descriptors, SimMemfd, give_back_pages
 from tests.simulation.network import FIRST_FD, Network
 from tests.simulation.world import MS, Process, S, Thread, World
 
 TICK_S = 0.2
 BEAT_S = 0.5
 """Of daemons, longer than the product's: most of a quiet second would be these."""
+BUFFER_BYTES = 4 << 10
+"""Of connections, and of what a node throws away: to clear the product's own, 64 KiB and 1 MiB, took a twentieth of a run."""
 
 
 class Clock:
@@ -132,7 +146,7 @@ class Executor:
     def _begin(self) -> None:
         if not self._is_busy and self._queue and not self._is_closed:
             self._is_busy = True
-            self._process.at(self._world.now_ns + self._world.rng.randrange(2 * MS), self._start)
+            self._process.at(self._world.now_ns + self._world.below(2 * MS), self._start)
 
     def _start(self) -> None:
         self._process.spawn(self._run, "worker")
@@ -174,7 +188,8 @@ class Machine:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.network = Network(world)
+        self.descriptors = Descriptors()
+        self.network = Network(world, self.descriptors)
         self.control = ControlPlane(self.network)
         self.clock = Clock(world)
         self.make_catalog: Callable[..., Any]
@@ -225,7 +240,24 @@ class Machine:
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
         table += [(module, "is_here", self.is_here) for module in (link, fetching)]
-        return table
+        return table + self._of_memory()
+
+    def _of_memory(self) -> list[tuple[Any, str, Any]]:
+        """Shared memory, and the buffers of sockets."""
+        descriptors, local, shown = self.descriptors, kvstore.client.local, kvstore.store.shown
+        memfd, slabs = kvstore.tiers.memfd, kvstore.client.slabs
+        exporting = (memfd, shown.desk, shown.index)
+        passing = (shown.showing, kvstore.store.service, slabs, local.nodes, local.desk, local.index, kvstore.rpc.channel)
+        mapping = (shown.desk, shown.index, slabs, local.desk, local.index)
+        return [
+            *((module, "os", descriptors) for module in (*exporting, *passing)),
+            *((module, "fcntl", descriptors) for module in exporting),
+            *((module, "map_slab", descriptors.map_slab) for module in mapping),
+            (shown.index, "give_back_pages", give_back_pages),
+            (memfd, "Memfd", lambda size_bytes, **options: SimMemfd(descriptors, size_bytes, **options)),
+            (kvstore.rpc.incoming, "BUFFER_BYTES", BUFFER_BYTES),
+            (kvstore.store.puts.sent, "DISCARD_BYTES", BUFFER_BYTES),
+        ]
 
     def _socket(self, *, fileno: int) -> Any:
         """From the descriptor of one that was detached."""
@@ -246,14 +278,14 @@ class Machine:
         """kvstore.client.together.run_together, a thread each."""
         process, results, errors = self.world.here, [None] * len(operations), []
 
-        def drive(index: int, operation: Operation[Any]) -> None:
+        def carry_out(index: int, operation: Operation[Any]) -> None:
             try:
-                results[index] = run_operation(operation, do)
+                results[index] = drive(operation, do)
             except Exception as error:
                 errors.append(error)
 
         threads = [
-            process.spawn(lambda index=index, operation=operation: drive(index, operation), f"part {index}")  # type: ignore[misc]
+            process.spawn(lambda index=index, operation=operation: carry_out(index, operation), f"part {index}")  # type: ignore[misc]
             for index, operation in enumerate(operations)
         ]
         for thread in threads:
@@ -262,23 +294,6 @@ class Machine:
         if errors:
             raise errors[0]
         return results
-
-
-def run_operation(operation: Operation[Any], do: Callable[[Any], Any]) -> Any:
-    """Carry out its effects one after another."""
-    try:
-        effect = next(operation)
-        while True:
-            try:
-                result = do(effect)
-            except BaseException as error:
-                effect = operation.throw(error)
-            else:
-                effect = operation.send(result)
-    except StopIteration as end:
-        return end.value
-    finally:
-        operation.close()
 
 
 class SimServer(Server):

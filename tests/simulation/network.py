@@ -6,12 +6,12 @@ heard from the other for its timeout. A process that dies hangs up on everybody;
 """
 
 import itertools
-import os
 import socket
 import struct
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError
@@ -19,6 +19,7 @@ from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.rpc.address import Address
 from kvstore.rpc.reactor import READABLE, WRITABLE
+from tests.simulation.memory import Descriptors
 from tests.simulation.world import MS, Host, Process, S, Thread, World
 
 FIRST_FD: Final = 1_000_000
@@ -151,7 +152,7 @@ class SimSocket:
     def sendmsg(self, buffers: Iterable[Any], ancillary: Sequence[tuple[int, int, Any]] = ()) -> int:
         self._check()
         data = b"".join(bytes(part) for part in buffers)
-        fds = tuple(os.dup(fd) for _, _, passed in ancillary for fd in passed)
+        fds = tuple(self.network.descriptors.dup(fd) for _, _, passed in ancillary for fd in passed)
         self.network.carry(self, (data, fds))
         return len(data)
 
@@ -184,7 +185,7 @@ class SimSocket:
             self.is_open = False
             self.network.hang_up(self)
             for fd in self._descriptors:
-                os.close(fd)
+                self.network.descriptors.close(fd)
             self._descriptors.clear()
 
     def _wait(self, thread: Thread, token: int) -> None:
@@ -226,7 +227,7 @@ class SimSocket:
         if not self.is_open:
             if item is not None:
                 for fd in item[1]:
-                    os.close(fd)
+                    self.network.descriptors.close(fd)
                 self.network.refuse(self)
             return
         if item is None:
@@ -253,8 +254,9 @@ class SimSocket:
 class Network:
     """Listeners and connections of a world, and what is cut between its hosts."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, descriptors: Descriptors) -> None:
         self.world = world
+        self.descriptors = descriptors
         self.files: dict[int, Any] = {}
         self.listeners: dict[tuple[str, int] | str, Listener] = {}
         self.cuts: dict[tuple[str, str], int] = {}
@@ -334,8 +336,7 @@ class Network:
 
     def _arrive(self, sock: SimSocket, at_ns: int, item: tuple[bytes, tuple[int, ...]] | None) -> None:
         sock.last_arrival_ns = at_ns
-        peer = sock.peer
-        self.world.push(at_ns, None, lambda: peer.arrived(item))
+        self.world.push(at_ns, None, partial(sock.peer.arrived, item))
 
     def hang_up(self, sock: SimSocket) -> None:
         if not getattr(sock.process.host, "is_gone", False):
@@ -350,7 +351,7 @@ class Network:
 
     def _delay_ns(self, source: str, target: str) -> int:
         most_ns = MS // 10 if source == target else self.max_delay_ns
-        return self.world.rng.randrange(most_ns // 10, most_ns)
+        return most_ns // 10 + self.world.below(most_ns - most_ns // 10)
 
     # --- faults ---
 

@@ -4,8 +4,11 @@ What callers are told goes through the history (tests/faults/history.py) as it c
 recover, every operation must succeed, what was acknowledged must be there for every client, and the parts of the cluster must agree.
 """
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,13 +47,13 @@ EXPECTED: Final = (Unavailable, DeadlineExceeded, Full, CatalogUnavailable, Stal
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a schedule. `struck` faults began while an operation was under way."""
+    """What came of a schedule: `faults` by kind, of which `struck` began while an operation was under way."""
 
     findings: tuple[Finding, ...]
     trace_hash: str
     lines: tuple[str, ...]
     operations: int
-    faults: int
+    faults: Counter[str]
     struck: int
     acknowledged: int
     virtual_s: float
@@ -78,7 +81,8 @@ class Run:
         self.history = History()
         self.faults = Faults(self.cluster)
         self._under_way = 0
-        self._operations = self._struck = self._acknowledged = self._fault_count = 0
+        self._operations = self._struck = self._acknowledged = 0
+        self._applied: Counter[str] = Counter()
         self._away: list[Removal] = []
         """Acknowledged while a node was away."""
         self._holders: dict[Version, list[object]] = {}
@@ -107,7 +111,7 @@ class Run:
             world.trace_hash(),
             tuple(world.lines or ()),
             self._operations,
-            self._fault_count,
+            self._applied,
             self._struck,
             self._acknowledged,
             world.now_ns / S,
@@ -124,15 +128,15 @@ class Run:
         for step in self.schedule.steps:
             world.push(start_ns + int(step.at_ms * MS), None, lambda step=step: self._step(step))  # type: ignore[misc]
         last_ns = start_ns + int(max((step.at_ms for step in self.schedule.steps), default=0) * MS)
-        world.run(lambda: bool(world.findings), last_ns + 1)
-        world.run(lambda: bool(world.findings) or self.faults.under_way == 0, world.now_ns + 60 * S)
+        world.run(last_ns + 1)
+        world.run(world.now_ns + 60 * S, until=lambda: self.faults.under_way == 0)
         if not world.findings:
             self._check_recovery()
 
     def _check_recovery(self) -> None:
         world, cluster = self.world, self.cluster
         healed_ns = world.now_ns
-        world.run(lambda: bool(world.findings), healed_ns + UNNOTICED_NS)
+        world.run(healed_ns + UNNOTICED_NS)
         if not self._await_settled(healed_ns + RECOVERY_NS):
             what = f"{self._under_way} operations under way, or a node is not back"
             world.finding("not healed", f"{what}, {RECOVERY_NS / S:g} s after healing")
@@ -141,7 +145,7 @@ class Run:
         for removal in self._away:
             self.history.end_remove(removal, is_gone=True, at=world.now_ns)
         self._read_all()
-        world.run(lambda: bool(world.findings), world.now_ns + LEFTOVERS_NS)
+        world.run(world.now_ns + LEFTOVERS_NS)
         if not world.findings:
             for kind, detail in disagreements(cluster):
                 world.finding(kind, detail)
@@ -152,7 +156,7 @@ class Run:
         while not world.findings and (self._under_way or not is_settled(self.cluster)):
             if world.now_ns >= until_ns:
                 return False
-            world.run(lambda: bool(world.findings), world.now_ns + LOOK_NS)
+            world.run(world.now_ns + LOOK_NS)
         return True
 
     def _read_all(self) -> None:
@@ -161,7 +165,7 @@ class Run:
         for client in self.cluster.clients:
             for tenant, key in self.history.places():
                 self._begin(client, lambda client=client, tenant=tenant, key=key: self._last_get(client, tenant, key))  # type: ignore[misc]
-                world.run(lambda: bool(world.findings) or not self._under_way, world.now_ns + 60 * S)
+                world.run(world.now_ns + 60 * S, until=lambda: not self._under_way)
                 if world.findings:
                     return
 
@@ -176,14 +180,11 @@ class Run:
 
     def _lost(self, tenant: str, key: bytes) -> Version | None:
         """A version that must be there: acknowledged, its holder alive ever since, nothing that may have taken it away."""
-        if self.history.was_removed(tenant, key) or not self._is_roomy:
-            return None
-        versions = self.history.of(tenant, key)
-        others_may_have_won = self.faults.deaths and sum(version.told is not Told.PRESENT for version in versions) > 1
-        if others_may_have_won:
-            return None
-        for version in versions:
-            if version.told is Told.STORED and any(getattr(holder, "is_alive", False) for holder in self._holders.get(version, ())):
+        history = self.history
+        for version in history.of(tenant, key) if self._is_roomy else ():
+            is_held = any(getattr(holder, "is_alive", False) for holder in self._holders.get(version, ()))
+            others_may_have_won = self.faults.deaths and history.rivals(version)
+            if version.told is Told.STORED and is_held and not history.may_be_removed(version) and not others_may_have_won:
                 return version
         return None
 
@@ -196,7 +197,7 @@ class Run:
 
     def _step(self, step: Step) -> None:
         if step.is_fault:
-            self._fault_count += 1
+            self._applied[step.kind] += 1
             self._struck += self._under_way > 0
             self.faults.apply(step)
             return
@@ -302,8 +303,7 @@ class Run:
             if (block := self.cluster.blocks_at(daemon).get(place)) is not None and block.checksum == checksum
         ]
         self._holders[version] = list(holders)
-        others = [other for other in self.history.of(*place) if other is not version and other.told is not Told.PRESENT]
-        if self.history.was_removed(*place) or not self._is_roomy or others:
+        if self.history.may_be_removed(version) or not self._is_roomy or self.history.rivals(version):
             return
         record = self.cluster.etcd.blocks.get(place)
         if not holders and self.faults.is_calm_since(began_ns - RECOVERY_NS):
@@ -337,4 +337,18 @@ class Run:
 
 
 def run_schedule(schedule: Schedule, *, keeps_trace: bool = False) -> Outcome:
-    return Run(schedule, keeps_trace=keeps_trace).execute()
+    with collecting_only_now():
+        return Run(schedule, keeps_trace=keeps_trace).execute()
+
+
+@contextmanager
+def collecting_only_now() -> Iterator[None]:
+    """Python looks for garbage at the end, and when the world says so: its own moments depend on what ran before in the process."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(1)
+        if is_enabled:
+            gc.enable()

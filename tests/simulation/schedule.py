@@ -35,8 +35,10 @@ FAULTS: Final = {
     "disk": 4,
 }
 """Their weights."""
+PUT_AGAIN_SHARE: Final = 0.4
+"""Of seeds: there what is removed is put again."""
 AFTER_MS: Final = (0.05, 0.2, 0.5, 1, 2, 3, 5, 20, 150)
-"""Faults strike so long after an operation began."""
+"""Faults strike so long after an operation began, and what is removed is put again."""
 SPANS_MS: Final = (50, 300, 1000, 1800, 2200, 3500, 6000)
 """How long a fault lasts: parts and multiples of the leases (2 s of the catalog's owner, 3 s of a node)."""
 
@@ -97,6 +99,8 @@ def make_schedule(seed: int, *, operations: int = 24) -> Schedule:
     times = _times(rng, operations, length_ms)
     weights = {kind: weight * rng.choice((1, 1, 4)) for kind, weight in OPERATIONS.items()}
     steps = [_operation(rng, shape, keys, weights, at_ms) for at_ms in times]
+    if rng.random() < PUT_AGAIN_SHARE:
+        steps += [_put_again(rng, shape, step) for step in steps if step.kind == "remove"]
     kinds = rng.sample(list(FAULTS), rng.choice((1, 2, 3, 5, len(FAULTS))))
     fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // 4 + 1)))
     steps += [_fault(rng, shape, kinds, at_ms) for at_ms in fault_times]
@@ -126,6 +130,13 @@ def _operation(rng: random.Random, shape: Shape, keys: list[bytes], weights: dic
         case "flush":
             return Step(at_ms, kind, who)
     return Step(at_ms, kind, (*who, one))
+
+
+def _put_again(rng: random.Random, shape: Shape, removal: Step) -> Step:
+    """The key's next version, about when the removal ends or soon after: what is left of the last one anywhere must not be taken for it."""
+    _, tenant, key = removal.args
+    at_ms = round(removal.at_ms + rng.choice(AFTER_MS), 2)
+    return Step(at_ms, "put", (rng.randrange(shape.clients), tenant, key, rng.choice(("node", "cluster")), rng.choice(SIZES_BYTES)))
 
 
 def _fault(rng: random.Random, shape: Shape, kinds: list[str], at_ms: float) -> Step:

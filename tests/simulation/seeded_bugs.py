@@ -3,13 +3,14 @@
 Every one is a step that the product takes and that is left out here. `BUGS` has them by name, each a context that lasts as long as the bug.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory.removals import Removals
+from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.tenants import Tenant
 from kvstore.master.frames.nodes import NodeFrames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
@@ -18,6 +19,7 @@ from kvstore.store.blocks.copies import Copies
 from kvstore.store.publisher import Published, Publisher
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.shown.showing import Showing
+from tests.simulation.etcd import Etcd
 
 Bug = Callable[[], AbstractContextManager[Any]]
 
@@ -43,6 +45,32 @@ def claim_answered_before_durable() -> Iterator[None]:
         then()
 
     with patch.object(NodeFrames, "_take_in", at_once):
+        yield
+
+
+@contextmanager
+def generation_not_bumped() -> Iterator[None]:
+    """Every put is granted the same generation."""
+    grant = Reservations.grant
+
+    def same(self: Reservations, tenant: Tenant, keys: Sequence[bytes], *rest: Any) -> range:
+        former = self._last_generation
+        granted = grant(self, tenant, keys, *rest)
+        self._last_generation = former
+        return granted
+
+    with patch.object(Reservations, "grant", same), patch.object(Reservations, "saw", lambda self, generation: None):
+        yield
+
+
+@contextmanager
+def epoch_not_compared() -> Iterator[None]:
+    """etcd carries out what a former owner of the catalog sent and what comes late."""
+
+    def write(self: Etcd, epoch: int, fence: int, changes: Sequence[Change]) -> None:
+        self.carry_out(epoch, changes)
+
+    with patch.object(Etcd, "write", write):
         yield
 
 
@@ -95,6 +123,8 @@ BUGS: Final[dict[str, Bug]] = {
     for bug in (
         acknowledged_before_published,
         claim_answered_before_durable,
+        generation_not_bumped,
+        epoch_not_compared,
         removal_forgotten,
         eviction_not_told,
         slot_reused_while_shown,

@@ -10,6 +10,7 @@ from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, StaleEpoch
 from tests.master.catalogs.conformance import CatalogConformance, MakeCatalog, commit, elected, opened
 from tests.master.catalogs.following import Following
 from tests.simulation.etcd import HOST, LEASE_NS, Etcd, ModelCatalog
+from tests.simulation.memory import Descriptors
 from tests.simulation.network import Network
 from tests.simulation.world import Host, S, World
 
@@ -37,7 +38,7 @@ class Pumped(Catalog):
                 errors.append(error)
 
         thread = self.process.spawn(run, "caller")
-        self.world.run(lambda: False, self.world.now_ns + settle_ns)
+        self.world.run(self.world.now_ns + settle_ns)
         assert thread.is_over
         if errors:
             raise errors[0]
@@ -68,7 +69,7 @@ class Pumped(Catalog):
 @pytest.fixture
 def etcd() -> Iterator[Etcd]:
     world = World(1)
-    yield Etcd(Network(world), f"{world.rng.getrandbits(64):016x}")
+    yield Etcd(Network(world, Descriptors()), f"{world.rng.getrandbits(64):016x}")
     world.close()
     assert not world.findings
 
@@ -86,7 +87,7 @@ class TestModelCatalog(CatalogConformance):
         assert commit(former, Op(b"b", b"1")) is None
         assert isinstance(former, Pumped)
         former.process.die()
-        former.world.run(lambda: False, former.world.now_ns + SETTLE_NS)
+        former.world.run(former.world.now_ns + SETTLE_NS)
         assert following.epoch > 0
         assert following.records == {b"a": b"1", b"b": b"1"}
 
@@ -104,13 +105,13 @@ def test_an_owner_that_is_cut_off_counts_itself_out_before_another_is_elected(et
     second = opened(rival, "second")
     way = cut(former, etcd)
     world = etcd.network.world
-    world.run(lambda: first.epoch == 0, world.now_ns + LEASE_NS)
+    world.run(world.now_ns + LEASE_NS, until=lambda: first.epoch == 0)
     assert first.epoch == 0
     assert second.epoch == 0
-    world.run(lambda: second.epoch > 0, world.now_ns + LEASE_NS)
+    world.run(world.now_ns + LEASE_NS, until=lambda: second.epoch > 0)
     assert second.epoch > 0
     etcd.network.heal(*way)
-    world.run(lambda: False, world.now_ns + SETTLE_NS)
+    world.run(world.now_ns + SETTLE_NS)
     assert first.told[-3:] == ["deposed", "begin", "owned by second"]
 
 
@@ -124,7 +125,7 @@ def test_a_write_whose_answer_is_lost_is_written_once_more_and_told_once(etcd: E
     assert told == []
     etcd.network.heal(*way)
     world = etcd.network.world
-    world.run(lambda: bool(told), world.now_ns + S)
+    world.run(world.now_ns + S, until=lambda: bool(told))
     assert told == [None]
     assert following.epoch > 0
 
@@ -138,6 +139,32 @@ def test_a_write_of_a_former_epoch_or_from_before_the_fence_moved_is_refused(etc
         with pytest.raises(StaleEpoch):
             etcd.write(of, fence, [Op(b"a", b"2")])
     assert etcd.records == {b"a": b"1"}
+
+
+def test_what_was_sent_while_etcd_was_cut_off_may_come_after_another_has_been_elected_and_is_refused(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.simulation.etcd.LATE_SHARE", 1.0)
+    former, rival = Pumped(etcd), Pumped(etcd)
+    elected(former, "first")
+    second = opened(rival, "second")
+    came: list[int] = []
+    write = etcd.write
+
+    def noticed(epoch: int, fence: int, changes: Sequence[Change]) -> None:
+        came.append(epoch)
+        write(epoch, fence, changes)
+
+    etcd.write = noticed  # type: ignore[method-assign]
+    way = cut(former, etcd)
+    former.commit([Op(b"a", b"late")], lambda error: None)
+    world = etcd.network.world
+    world.run(world.now_ns + 2 * LEASE_NS, until=lambda: second.epoch > 0)
+    assert came == []
+    etcd.network.heal(*way)
+    world.run(world.now_ns + S, until=lambda: bool(came))
+    assert 0 < came[0] < second.epoch
+    assert etcd.records == {}
 
 
 def test_an_etcd_that_is_out_of_reach_cannot_be_opened(etcd: Etcd) -> None:

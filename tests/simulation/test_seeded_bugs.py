@@ -11,8 +11,10 @@ from tests.simulation.seeded_bugs import BUGS
 WITHIN: Final = {
     "acknowledged_before_published": 10,
     "claim_answered_before_durable": 10,
+    "generation_not_bumped": 20,
+    "epoch_not_compared": 20,
     "removal_forgotten": 40,
-    "eviction_not_told": 100,
+    "eviction_not_told": 20,
     "slot_reused_while_shown": 20,
     "decision_ignored": 20,
 }

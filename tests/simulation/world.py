@@ -4,11 +4,13 @@ Everything happens in one thread of this Python: an event is a call at a virtual
 greenlets, which run from one blocking call to the next. All randomness comes from one generator, so that a seed makes one history.
 """
 
+import gc
 import hashlib
 import heapq
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import greenlet
@@ -18,6 +20,8 @@ S: Final = 1_000_000_000
 START_NS: Final = 1_000 * S
 """Monotonic clocks begin well after zero, as they do on machines: zero stands for "never" in places."""
 WALL_NS: Final = 1_800_000_000 * S
+EVENTS_A_COLLECTION: Final = 20_000
+"""What Python finds to be garbage and when is part of a history, for some of it tells the product so: so it looks at fixed moments."""
 
 
 class Stopped(greenlet.GreenletExit):
@@ -70,7 +74,7 @@ class Thread:
         """Go on, if it still waits where it had this token."""
         if token == self.token and not self.is_over:
             self.token += 1
-            self.process.at(self.process.world.now_ns + delay_ns, lambda: self.step(value))
+            self.process.at(self.process.world.now_ns + delay_ns, partial(self.step, value))
 
 
 class Process:
@@ -85,7 +89,7 @@ class Process:
         self.is_stopped = False
         self.stopped_until_ns = -1
         """When it last went on after it had been stopped."""
-        self.parked: list[Callable[[], None]] = []
+        self.parked: list[Callable[[], object]] = []
         """What would have run while it was stopped."""
         self.threads: list[Thread] = []
         self.on_death: list[Callable[[], None]] = []
@@ -97,10 +101,10 @@ class Process:
     def wall_ns(self) -> int:
         return WALL_NS + self.host.wall_offset_ns + self.world.now_ns
 
-    def at(self, world_ns: int, call: Callable[[], None]) -> None:
+    def at(self, world_ns: int, call: Callable[[], object]) -> None:
         self.world.push(world_ns, self, call)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[[], object]) -> None:
         self.world.push(self.world.now_ns, self, call)
 
     def spawn(self, run: Callable[[], object], name: str) -> Thread:
@@ -158,30 +162,32 @@ class World:
         self.events = 0
         self.is_over = False
         self.at_end: list[Callable[[], None]] = []
-        self._heap: list[tuple[int, int, Process | None, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, Process | None, Callable[[], object]]] = []
         self._serial = itertools.count()
         self._pids = itertools.count(100)
         self._trace = hashlib.blake2b(digest_size=16)
 
     # --- events ---
 
-    def push(self, when_ns: int, process: Process | None, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (max(when_ns, self.now_ns), next(self._serial), process, call))
+    def push(self, when_ns: int, process: Process | None, call: Callable[[], object]) -> None:
+        now_ns = self.now_ns
+        heapq.heappush(self._heap, (when_ns if when_ns > now_ns else now_ns, next(self._serial), process, call))
 
-    def after(self, delay_ns: int, call: Callable[[], None]) -> None:
+    def after(self, delay_ns: int, call: Callable[[], object]) -> None:
         """An event of the world itself: the network's, a fault."""
         self.push(self.now_ns + delay_ns, None, call)
 
-    def run(self, until: Callable[[], bool], limit_ns: int) -> bool:
-        """Run events until it is so; False when time reached the limit first."""
-        heap, pop = self._heap, heapq.heappop
-        while not until():
+    def run(self, limit_ns: int, until: Callable[[], bool] | None = None) -> None:
+        """Run events up to a time, or until it is so; not beyond a finding."""
+        heap, pop, findings = self._heap, heapq.heappop, self.findings
+        while not findings and not (until is not None and until()):
             if not heap or heap[0][0] > limit_ns:
                 self.now_ns = max(self.now_ns, limit_ns)
-                return until()
-            when_ns, _, process, call = pop(heap)
-            self.now_ns = when_ns
+                return
+            self.now_ns, _, process, call = pop(heap)
             self.events += 1
+            if not self.events % EVENTS_A_COLLECTION:
+                gc.collect(1)
             if process is None:
                 call()
             elif process.is_alive:
@@ -193,7 +199,6 @@ class World:
                         call()
                     finally:
                         self.process = None
-        return True
 
     def start(self, host: Host, name: str) -> Process:
         process = Process(self, host, name, next(self._pids))
@@ -217,8 +222,7 @@ class World:
         token = thread.token
         begin(thread, token)
         if timeout_ns is not None:
-            process = thread.process
-            process.at(self.now_ns + max(0, timeout_ns), lambda: self._expire(thread, token))
+            self.push(self.now_ns + timeout_ns, thread.process, partial(self._expire, thread, token))
         return self.hub.switch()
 
     def _expire(self, thread: Thread, token: int) -> None:
@@ -228,6 +232,10 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         self.block(int(seconds * S))
+
+    def below(self, most: int) -> int:
+        """Any of [0, most): a delay, mostly. Random.randrange takes three times as long."""
+        return int(self.rng.random() * most)
 
     # --- what is told of it ---
 

@@ -165,7 +165,7 @@ def test_what_is_revoked_ends_and_comes_in_no_more_and_others_stay(scene: Scene)
     blue = Identity(Kind.TENANT, Role.READ, "blue", "one")
     ticket = scene.ticket()
     sessions = [scene.enter(), scene.enter(scene.hello(scene.ticket(other))), scene.enter(scene.hello(scene.ticket(blue), tenant="blue"))]
-    assert scene.admission.revoke("red", {scene.issuer.revoke(RED)}) == 1
+    assert scene.admission.revoke("red", {scene.issuer.revoke(RED, scene.now_ns)}) == 1
     assert [one.closed for one in sessions] == ["what it showed is revoked", "", ""]
     with pytest.raises(InvalidTicket, match="the token that this ticket was issued upon is revoked"):
         scene.enter(scene.hello(ticket))
@@ -183,7 +183,7 @@ def test_with_any_credential_of_a_tenant_all_that_a_former_master_let_in_of_his_
 def test_only_so_many_revoked_credentials_are_remembered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REVOKED", 2)
     ticket = scene.ticket()
-    number = scene.issuer.revoke(RED)
+    number = scene.issuer.revoke(RED, scene.now_ns)
     scene.admission.revoke("red", {number})
     scene.admission.revoke("red", {1000001})
     with pytest.raises(InvalidTicket):
@@ -197,4 +197,4 @@ def test_who_is_gone_is_forgotten(scene: Scene) -> None:
     scene.admission.forget(connection)
     scene.admission.forget(connection)
     assert len(scene.admission) == 0
-    assert scene.admission.revoke("red", {scene.issuer.revoke(RED)}) == 0
+    assert scene.admission.revoke("red", {scene.issuer.revoke(RED, scene.now_ns)}) == 0

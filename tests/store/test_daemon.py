@@ -2,13 +2,16 @@
 
 import signal
 import socket
+import ssl
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstore.client import Client as KVStoreClient
+from kvstore.client.tools.cluster_checks import clock, fetch
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.message import GRANTED, TIER_BITS
 from kvstore.protocol.node_messages import Read
@@ -16,12 +19,15 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.store.config import MIN_TABLE_BYTES
 from kvstore.store.daemon import main
 from kvstore.transfer.testing.waiting import eventually
 from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
+from tests.security.tls.certified import HOSTS
+from tests.security.tls.certified import Cluster as Authority
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, status, until_nodes_are
 from tests.store.served import Client
 from tests.telemetry.http.asking import ask as http_ask
@@ -69,6 +75,25 @@ def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
             eventually(lambda: http_ask(http, "/readyz").status == 503, "a node that says that it has no master")
             assert "not registered" in http_ask(http, "/readyz").text
             assert http_ask(http, "/healthz").status == 200
+
+
+def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -> None:
+    """A master's too; what they tell of it, and what `doctor` asks there, says so."""
+    authority = Authority(tmp_path / "authority")
+    cert, key = authority.file(Subject(MASTER), hosts=HOSTS)
+    https = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
+    trusting = ssl.create_default_context(cafile=str(authority.folder / "ca.pem"))
+    with running("master", *master_flags(tmp_path), *https, log=tmp_path / "master.log") as master:
+        with running("node", *node_flags(tmp_path, master.facts["listen"]), *https, log=tmp_path / "node.log") as node:
+            node.line()
+            told = status(master)
+            assert (told.http, [known.http for known in told.nodes]) == (master.facts["http"], [node.facts["http"]])
+            assert master.facts["console"] == f"{master.facts['http']}/"
+            for daemon in (master, node):
+                assert daemon.facts["http"].startswith("https://")
+                with urllib.request.urlopen(f"{daemon.facts['http']}/readyz", timeout=60, context=trusting) as answer:
+                    assert answer.read() == b"ok\n"
+            assert clock(told, fetch, time.time).found == "as the master's"
 
 
 def test_without_an_http_port_it_serves_all_else(tmp_path: Path, master: Daemon) -> None:

@@ -189,6 +189,22 @@ def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> No
             assert rate.age_s >= 0.5
 
 
+def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
+        assert places.master is not None
+        heat, reactor = places.master.standing.leading().directory.heat, places.master.reactor
+        link.start()
+        sock, _ = linked.get(timeout=10)
+
+        def told() -> dict[bytes, float]:
+            return reactor.call(lambda: heat.of("red", reactor.now_ns()), deadline_s=10)
+
+        with sock:
+            assert told() == {}
+            reactor.call(lambda: heat.want(reactor.now_ns()), deadline_s=10)
+            until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
+
+
 def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
     for name in ("right", "next door"):
         (tmp_path / name).mkdir()
@@ -372,6 +388,10 @@ def a_link(*masters: str, needs_tickets: bool = False) -> Iterator[tuple[MasterL
         Identity("n0", "1", "", "", "t:1", new_instance()),
         tier_status=lambda: ([], {}),
         rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
+        hot=lambda most: [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[most])] if most else [],
+        links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
+        tenants=list,
+        on_quotas=lambda _quotas: None,
         on_link=lambda sock, reply: linked.put((sock, reply)),
         join_token=lambda: "",
         needs_tickets=needs_tickets,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.client.local.desk import LocalDesk
+from kvstore.client.local.index import IndexView
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
 from kvstore.protocol.errors import (
     Denied,
@@ -24,7 +26,7 @@ from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Flush, Open, Opened, Read, Slabs
+from kvstore.protocol.node_messages import Flush, Open, Opened, OpenIndex, Read, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok
 from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
@@ -135,7 +137,7 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
         link = node.link()
         shown, other = node.ticket(credential="one"), node.ticket(credential="two")
         revoked, stays = node.connect(ticket=shown), node.connect(ticket=other)
-        number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0]))
+        number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0], node.reactor.now_ns()))
         link.sendall(frame(Revoke(0, "red", [number])))
         assert read_frame(link)[1] == Count(1)
         eventually(revoked.channel.has_hung_up, "the node hangs up")
@@ -251,6 +253,23 @@ def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client
     client.release(lease)
     client.read("x")
     assert node.call(lambda: len(node.leases)) == 0
+
+
+def test_what_a_client_read_by_itself_counts_though_it_hangs_up_at_once(node: Served, client: Client) -> None:
+    client.put({"a": b"a"})
+    answer, fds = client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
+    index, desk = (kind(fd, size) for kind, fd, size in zip((IndexView, LocalDesk), fds, answer.sizes, strict=True))
+    for fd in fds:
+        os.close(fd)
+    found = index.find(b"a")
+    assert found is not None
+    for _ in range(3):
+        desk.read_one(index, found[0], found[1], 1)
+    client.close()
+    eventually(lambda: node.call(lambda: node.store.showing.clients) == 0, "the node has seen it hang up")
+    block = find(node, "a")
+    assert block is not None
+    assert block.hits == 3
 
 
 # --- the master ---

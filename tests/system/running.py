@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,6 +37,8 @@ STATUS_POLL_S: Final = 0.03
 PROCESS_POLL_S: Final = 0.1
 """Where each look is a process."""
 MIB: Final = 1 << 20
+_MAKING: Final = threading.RLock()
+"""Held while a client is made: where it is it learns of a module, in which two threads would put back what the other has exchanged."""
 
 
 def until(is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, *, every_s: float = POLL_S) -> None:
@@ -85,11 +88,12 @@ class System:
     def client(self, *, ack: str = "cluster", settings: ClientSettings | None = None, **options: Any) -> Client:
         """What it has put is there for all when `put` returns, and calls have as long as a busy machine needs, unless it is told otherwise.
         The caller closes it."""
-        return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **{"deadline_s": PATIENT_S, **options})
+        with _MAKING:
+            return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **{"deadline_s": PATIENT_S, **options})
 
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
-        with pytest.MonkeyPatch.context() as patch:
+        with _MAKING, pytest.MonkeyPatch.context() as patch:
             patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
             return self.client(**options)
 

@@ -1,8 +1,8 @@
-"""A stranger's first ten minutes: the wheel in an empty environment, a cluster by one command, ten lines of Python, a look at it, a second
-node, a Prometheus that scrapes both, and that node's death, which raises an alarm. Everything is done with what is installed; of the
-checkout it knows nothing.
+"""A stranger's first ten minutes: the wheel in an empty environment, a cluster by one command, its console in a browser, ten lines of
+Python, a look at it, a second node, a Prometheus that scrapes both, and that node's death, which raises an alarm and shows in the console.
+Everything is done with what is installed; of the checkout it knows nothing.
 
-Needs Prometheus (Debian: prometheus); `make test` installs it.
+Needs Prometheus and Chromium (Debian: prometheus, chromium); `make test` installs them.
 """
 
 import contextlib
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from kvstore.transfer.testing.waiting import eventually
+from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.packages.installed import built, installed
 from tests.ports import free_ports
 
@@ -148,9 +150,27 @@ def answer(url: str) -> int:
             return error.code
 
 
+def look_around(console: str) -> None:
+    """Each view of a new cluster in a browser: nothing breaks, and the only node is there."""
+    with chromium() as browser, Watched(browser, console) as watched:
+        for view in VIEWS:
+            watched.show(view)
+        page = watched.show()
+        expect(page.locator(".tile", has_text="Nodes alive")).to_contain_text("1of 1", timeout=WAIT_MS)
+        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("All is well", timeout=WAIT_MS)
+        assert watched.wrong == []
+
+
+def await_trouble(console: str, text: str) -> None:
+    """The console's first page tells it, without anybody asking."""
+    with chromium() as browser, Watched(browser, console) as watched:
+        expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text(text, timeout=WAIT_MS)
+
+
 def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> None:
     with stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
-        await_line(up, "ready")
+        console = await_line(up, "ready")["console"].rstrip("/")
+        look_around(console)
 
         said = stranger.says("python", "-c", PROGRAM).splitlines()
         assert said[0].startswith("a master answers in ")
@@ -178,6 +198,7 @@ def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> No
                 os.kill(second.pid, signal.SIGKILL)
                 eventually(lambda: prometheus.alarms() == [nodes["second"]], "the alert fires for the node that was killed")
             eventually(lambda: "dead" in {node["state"] for node in stranger.status()["nodes"]}, "the master knows that it is dead")
+        await_trouble(console, "second is dead")
         assert "1 of 2 alive" in stranger.says("kvstore", "status")
         stranger.says("kvstore", "forget", "second")
         assert "1 of 1 alive" in stranger.says("kvstore", "status")

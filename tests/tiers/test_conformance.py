@@ -36,6 +36,7 @@ class FileTier(Tier):
         self._capacity_bytes = capacity_bytes
         self.slots = {slot.index: slot for slot in map(slot_named, folder.iterdir())}
         self._next = max(self.slots, default=0)
+        self.owners = dict.fromkeys(self.slots, "")
 
     @property
     def capacity_bytes(self) -> int:
@@ -49,6 +50,16 @@ class FileTier(Tier):
     def quarantined_bytes(self) -> int:
         return 0
 
+    @property
+    def tenant_bytes(self) -> dict[str, int]:
+        return {
+            tenant: sum(self.slots[at].size_bytes for at in self.owners if self.owners[at] == tenant) for tenant in self.owners.values()
+        }
+
+    def adopt(self, slot: Slot, *, tenant: str) -> Slot:
+        self.owners[slot.index] = tenant
+        return slot
+
     def path(self, slot: Slot) -> Path:
         if slot.index not in self.slots:
             raise StaleHandle(f"{slot}")
@@ -61,6 +72,7 @@ class FileTier(Tier):
             raise TierFull(f"{size_bytes} bytes")
         self._next += 1
         self.slots[self._next] = Slot(self._next, 0, size_bytes)
+        self.owners[self._next] = tenant
         return self.slots[self._next]
 
     def write_batch(self, records: Sequence[Record]) -> None:
@@ -84,7 +96,7 @@ class FileTier(Tier):
 
     def free(self, slot: Slot) -> None:
         self.path(slot).unlink(missing_ok=True)
-        del self.slots[slot.index]
+        del self.slots[slot.index], self.owners[slot.index]
 
     def recover(self) -> Iterator[Recovered]:
         for slot in self.slots.values():

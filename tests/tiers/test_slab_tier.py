@@ -45,6 +45,12 @@ def test_sizes_under_one_cannot_be_met(slab_bytes: int | None, capacity_bytes: i
         chosen_slab_bytes(slab_bytes, capacity_bytes)
 
 
+def test_what_tenants_have_and_what_one_more_slot_takes_is_told(tier: SlabTier) -> None:
+    tier.allocate(PAGE_BYTES, tenant="red")
+    assert tier.tenant_bytes == {"red": PAGE_BYTES}
+    assert tier.slot_bytes(PAGE_BYTES, tenant="blue") == PAGE_BYTES
+
+
 def test_a_cold_groups_slab_can_be_taken_slot_by_slot(tier: SlabTier) -> None:
     cold = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(10)]
     assert tier.reclaimable(tier.group(PAGE_BYTES, tenant="red")) == 10

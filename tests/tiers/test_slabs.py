@@ -130,6 +130,22 @@ def test_a_group_keeps_its_number() -> None:
     assert slot.group == slabs.group(10, "red") == number
 
 
+def test_a_slot_takes_what_its_size_class_does_and_its_tenant_has_it_until_it_is_free() -> None:
+    slabs = allocator(1000, exact_classes=1)
+    slot = slabs.allocate(10, "red")
+    assert (slabs.slot_bytes(10, "red"), slabs.slot_bytes(10, "blue")) == (10, 10)
+    rounded = slabs.slot_bytes(305, "red")
+    assert rounded > 305
+    other = slabs.allocate(305, "red")
+    assert slabs.tenant_bytes == {"red": 10 + rounded}
+    slabs.quarantine(slot)
+    slabs.free(other)
+    assert slabs.tenant_bytes == {"red": 10}, "in quarantine it is still the tenant's"
+    slabs.release(slot)
+    assert slabs.tenant_bytes == {}
+    slabs.check_integrity()
+
+
 def test_what_a_group_can_give_is_what_it_has_allocated() -> None:
     slabs = allocator(1000)
     first, second, third = (slabs.allocate(10, "") for _ in range(3))

@@ -17,6 +17,7 @@ class NaiveTier(Tier):
 
     def __init__(self, capacity_bytes: int) -> None:
         self.values: dict[Slot, bytes] = {}
+        self.owners: dict[Slot, str] = {}
         self._capacity_bytes = capacity_bytes
         self._next = 0
 
@@ -32,6 +33,10 @@ class NaiveTier(Tier):
     def quarantined_bytes(self) -> int:
         return 0
 
+    @property
+    def tenant_bytes(self) -> dict[str, int]:
+        return {tenant: sum(slot.size_bytes for slot in self.owners if self.owners[slot] == tenant) for tenant in self.owners.values()}
+
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         if not 1 <= size_bytes <= min(self._capacity_bytes, 1 << 30):
             raise InvalidArgument(f"{size_bytes} bytes")
@@ -39,7 +44,7 @@ class NaiveTier(Tier):
             raise TierFull(f"{size_bytes} bytes")
         self._next += 1
         slot = Slot(self._next, 0, size_bytes)
-        self.values[slot] = b""
+        self.values[slot], self.owners[slot] = b"", tenant
         return slot
 
     def write_batch(self, records: Sequence[Record]) -> None:
@@ -61,6 +66,7 @@ class NaiveTier(Tier):
     def free(self, slot: Slot) -> None:
         if self.values.pop(slot, None) is None:
             raise StaleHandle(f"{slot}")
+        del self.owners[slot]
 
     def check_integrity(self) -> None:
         assert self.used_bytes <= self._capacity_bytes
@@ -99,6 +105,9 @@ def test_a_tier_says_of_itself_the_least_unless_it_says_more(tier: NaiveTier) ->
     assert (tier.durable, tier.mappable, tier.blocking) == (False, False, True)
     assert tier.health == "ok"
     assert tier.group(10) == tier.group(20, tenant="red") == 0
+    assert tier.slot_bytes(10, tenant="red") == 10
+    slot = tier.allocate(10, tenant="red")
+    assert tier.adopt(slot, tenant="red") == slot
     assert list(tier.recover()) == []
     assert tier.allocate_unused(10, tenant="red", count=3) == []
 

@@ -90,6 +90,10 @@ class EtcdCatalog(Catalog):
     def identity(self) -> str:
         return self._identity
 
+    @property
+    def shards(self) -> int:
+        return self._shards
+
     def follow(self, me: Candidate, follower: Follower) -> None:
         self._key = OwnerKey(self._prefix, me)
         self._following = EtcdFollowing(

@@ -85,6 +85,7 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
             client.put_batch([b"a", b"b"], [b"1", b"22"], namespace="n", ack="cluster")
             assert [node.name for node in source.status().nodes] == ["node-0"]
             assert [one.name for one in source.topologies()] == ["node-0"]
+            assert [(one.role, one.behind, one.trouble) for one in source.masters()] == [("owner", 0, "")]
             assert [one.held.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
             assert source.pin("", "n", pinned=True) == 2
             assert source.remove("", "n") == 0
@@ -94,6 +95,10 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
         source.drain("node-0", to="nvme", cancel=False)
         assert source.status().nodes[0].HasField("drain")
         source.drain("node-0", to="nvme", cancel=True)
+        source.set_quota("red", {"pins": 3, "blocks": None})
+        assert source.status().quota_origins["red"].operator == ["pins", "blocks"]
+        source.clear_quota("red", ["blocks"])
+        assert source.status().quota_origins["red"].operator == ["pins"]
         with pytest.raises(InvalidArgument, match="is alive"):
             source.forget("node-0")
         with pytest.raises(InvalidArgument, match="start it with --tenant red"):

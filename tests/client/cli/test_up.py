@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -86,9 +87,22 @@ def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
     assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was ended by SIGKILL\n")
 
 
-def test_people_are_told_in_one_line() -> None:
+def test_people_are_told_where_clients_connect_and_where_a_browser_looks() -> None:
     with Up("--listen", "127.0.0.1:0") as up:
         assert up.line().startswith("ready: clients connect to 127.0.0.1:")
+        label, address = up.line().split()
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert (label, b"<title>kvstore</title>" in page.read()) == ("console:", True)
+        up.process.terminate()
+        assert up.end()[:2] == (0, "")
+
+
+def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("[master]\nconsole_interval_s = 0\n")
+    with Up("--json", "--listen", "127.0.0.1:0", "--config", str(tmp_path / "settings.toml")) as up:
+        assert up.facts()["console"] == ""
+    with Up("--listen", "127.0.0.1:0", "--config", str(tmp_path / "settings.toml")) as up:
+        assert up.line().startswith("ready: ")
         up.process.terminate()
         assert up.end()[:2] == (0, "")
 

@@ -64,6 +64,12 @@ def test_a_bar_turns_red_where_eviction_begins() -> None:
     assert [bar(share, 8).spans[0].style for share in (0.5, 0.8, 0.96)] == ["green", "yellow", "red"]
 
 
+def test_what_nodes_have_spilled_is_shown_where_they_do() -> None:
+    assert "spilled" not in text(status_lines(STATUS))
+    spilling = pb.StatusReply(counters={"spilled_blocks": 1234, "spilled_bytes": 3 << 20})
+    assert "1,234 blocks, 3 MiB, from nodes that were nearly full" in text(status_lines(spilling))
+
+
 def test_no_whole_has_no_percentage() -> None:
     assert (percent(1, 0), percent(1, 8)) == ("-", "12.5 %")
 

@@ -1,7 +1,6 @@
 """kvstore-publisher with a real cluster, asked again and again for all that it has told."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,18 +10,12 @@ import zmq
 from kvstore.client import Client
 from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import ConfigError
-from tests.client.processes import Cluster, cluster
+from tests.client.processes import Cluster
 from tests.ports import free_ports
 from tests.system.running import until
+from tests.telemetry.http.asking import ask
 
 DEADLINE_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("store")) as started:
-        started.start_node("--dram", "16MiB")
-        yield started
 
 
 def publisher(master: str, *flags: str) -> Child:
@@ -55,7 +48,8 @@ def told(replay_endpoint: str) -> list[dict[str, Any]]:
 def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
     child = publisher(store.address, "--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*", "--poll-interval-s", "0.01")
     try:
-        replay = child.facts("ready", deadline_s=DEADLINE_S)["events_replay"]
+        facts = child.facts("ready", deadline_s=DEADLINE_S)
+        replay = facts["events_replay"]
         with Client(store.address) as client:
             client.put_batch([b"one", b"two"], [b"1", b"2"], parents=[None, b"one"])
             client.flush()
@@ -65,6 +59,7 @@ def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
         [removed] = [each for each in told(replay) if each["type"] == "BlockRemoved"]
         assert [key for each in stored for key in each["block_hashes"]] == [b"one", b"two"]
         assert (removed["block_hashes"], removed["ownership"]) == ([b"two"], "n0")
+        assert "kvstore_publisher_removed_blocks_total 1" in ask(facts["http"], "/metrics").text
         assert child.stop()
     finally:
         child.kill()

@@ -7,10 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.master.catalogs.interface import BlockDeletes, Change
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory.directory import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.publishing import Plan
+from kvstore.master.directory.recording import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.master.directory.records import Description, GrantedRecord, decode
 from kvstore.master.directory.removing import Removal
 from kvstore.protocol import control_pb2 as pb
@@ -25,9 +26,10 @@ from kvstore.protocol.catalog_messages import (
     Drop,
     Hold,
 )
-from kvstore.protocol.errors import Corrupt, Full, InvalidArgument, StaleEpoch, Unavailable
+from kvstore.protocol.errors import Corrupt, Full, InvalidArgument, QuotaExceeded, StaleEpoch, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, die, one_node, publish
 
 
@@ -316,12 +318,15 @@ class Store:
 class AgainstNodes(RuleBasedStateMachine):
     """What the directory shows of a node that has told its inventory is what that node has, and all that was acknowledged is shown.
 
-    Batches for the catalog wait in a queue and become durable one by one; a killed master loses the queue and nothing else.
+    Batches for the catalog wait in a queue and become durable one by one; a killed master loses the queue and nothing else. `recorded`:
+    which blocks have records.
     """
+
+    recorded = ALL
 
     def __init__(self) -> None:
         super().__init__()
-        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0), limits=LIMITS)
+        self.master = Master(timing=Timing(reserve_ttl_s=5, slow_start_s=0), limits=LIMITS, recorded=self.recorded)
         self.stores = {"one": Store(), "two": Store()}
         self.queue: list[tuple[Sequence[Change], Callable[[], None]]] = []
         self.generation = 0
@@ -363,7 +368,7 @@ class AgainstNodes(RuleBasedStateMachine):
     def write(self, name: str, key: bytes, tiers: int, newer: bool) -> None:
         store = self.stores[name]
         if store.node and store.node.is_live:
-            if newer:
+            if newer or self.generation <= self.removed.get(key, 0):  # none is granted again after a removal
                 self.generation = self.master.directory._reservations.last_generation + 1
             store.drop(key)
             store.blocks[key] = (self.generation, tiers)
@@ -521,10 +526,10 @@ class AgainstNodes(RuleBasedStateMachine):
     def kill_the_master(self) -> None:
         acknowledged = {name: set(store.acknowledged) for name, store in self.stores.items() if store.is_synced}
         self.queue.clear()
-        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0), LIMITS)
+        self.master = Master(self.master.epoch + 1, self.master.catalog, Timing(slow_start_s=0), LIMITS, recorded=self.recorded)
         for name, keys in acknowledged.items():
             self._register(name)
-            for key in keys:
+            for key in keys if self.recorded == ALL else ():
                 if not self.is_beaten(name, key):
                     assert self.master.exists(key) == [1], key
         for name in self.stores:
@@ -547,11 +552,32 @@ class AgainstNodes(RuleBasedStateMachine):
                 assert not shown or store.blocks.get(key, (-1,))[0] == found.generations[0], (name, key)
                 assert shown or key not in store.acknowledged, (name, key)
                 assert not shown or found.generations[0] > self.removed.get(key, 0), f"{key!r} has come back"
-                assert key not in store.acknowledged or b"b\x03red" + key in self.master.catalog
+                assert key not in store.acknowledged or b"b\x03red" + key in self.master.catalog or self.recorded != ALL
+
+    @invariant()
+    def the_catalog_has_the_records_that_are_thought_to_be_there(self) -> None:
+        if not self.queue and self.recorded != ALL:
+            found = sum(isinstance(record, BlockPuts) for record in self.master.catalog.values())
+            assert found == self.master.directory.recording.count()
+            assert self.recorded == OUTLIVING or not found
 
 
 TestAgainstNodes = pytest.mark.no_cover(AgainstNodes.TestCase)
 TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)
+
+
+class AgainstNodesOutliving(AgainstNodes):
+    recorded = OUTLIVING
+
+
+class AgainstNodesMembership(AgainstNodes):
+    recorded = MEMBERSHIP
+
+
+TestAgainstNodesOutliving = pytest.mark.no_cover(AgainstNodesOutliving.TestCase)
+TestAgainstNodesOutliving.settings = settings(max_examples=60, stateful_step_count=30)
+TestAgainstNodesMembership = pytest.mark.no_cover(AgainstNodesMembership.TestCase)
+TestAgainstNodesMembership.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_a_drain_comes_from_the_catalog_and_goes_with_its_node() -> None:
@@ -594,3 +620,33 @@ def test_its_columns_name_namespaces_and_rows_their_keys() -> None:
     rows, tenants = master.directory.columns()
     assert master.directory.keys_of([tenants.of(TENANT).rows.get(b"b"), 0]) == [b"b", b""]
     assert rows.namespaces.names() == ["", "ns"]
+
+
+def test_what_a_hosts_nics_carried_is_kept_as_told_last_and_bounded() -> None:
+    master, node = one_node()
+    links = [pb.LinkFlow(device="eth0", in_bytes=5)]
+    master.directory.carried(node.node_id, node.epoch, links)
+    assert node.links == links
+    with pytest.raises(InvalidArgument, match="65 NICs: at most 64"):
+        master.directory.carried(node.node_id, node.epoch, links * 65)
+    with pytest.raises(StaleEpoch):
+        master.directory.carried(node.node_id, node.epoch + 1, links)
+    assert node.links == links
+
+
+def test_reservations_beyond_the_tenants_quota_are_refused_but_not_what_a_node_has_already() -> None:
+    master = Master(quota=Quota(reservations=1))
+    node = master.register("a")
+    assert list(reserve(master, b"k").statuses) == [GRANTED]
+    with pytest.raises(QuotaExceeded, match=r"its quota of 1 \(reservations\)"):
+        reserve(master, b"l")
+    there = master.directory.reserve(TENANT, [b"m"], [1], local_node=node.node_id, is_there=True, now_ns=master.now_ns)
+    assert list(there.statuses) == [GRANTED]
+
+
+def test_what_tenants_have_of_the_master_is_told_by_tenant() -> None:
+    master, _ = one_node(b"a")
+    assert master.directory.given() == {}
+    master.directory.pins.pin(TENANT, [b"a"], pinned=True)
+    reserve(master, b"k", b"l")
+    assert master.directory.given() == {TENANT: (1, 2)}

@@ -79,6 +79,15 @@ def test_a_node_that_is_drained_is_so_after_a_change_of_master() -> None:
     assert [(node.info.name, node.drain) for node in stood_on(followed).members] == [("a", "nvme"), ("b", "")]
 
 
+def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> None:
+    followed = Followed()
+    followed.take(
+        [records.put_quota("red", {"pins": 1}), records.put_quota("red", {"pins": 2}), records.put_quota("blue", {"blocks": None})]
+    )
+    followed.take([records.delete_quota("blue"), records.delete_quota("nobody")])
+    assert stood_on(followed).operator_quotas.tenants == {"red": {"pins": 2}}
+
+
 def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:
     followed = Followed()
     one = Description(b"{}", b"x")

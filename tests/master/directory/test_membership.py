@@ -11,7 +11,9 @@ from kvstore.master.directory.records import (
     put_node,
     put_strangers,
 )
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
+from kvstore.protocol.message import MAX_TENANT_USES
 from tests.master.blocks import Tier
 
 TTL_NS = 10
@@ -40,6 +42,11 @@ def test_ids_follow_those_of_the_catalog() -> None:
     assert not nodes.live()
     assert nodes.register(NodeInfo("new", 1), (), 0)[0].node_id == 8
     assert nodes.register(NodeInfo("old", 1), (), 0)[0].node_id == 7
+
+
+def test_a_nodes_host_is_where_others_reach_it() -> None:
+    node, _ = members().register(NodeInfo("a", 1, tcp="[::1]:7450"), (), 0)
+    assert node.host == "[::1]"
 
 
 def test_a_second_live_process_of_a_name_is_refused_and_a_dead_ones_heir_is_not() -> None:
@@ -234,3 +241,13 @@ def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_a
     nodes.disconnected(node.node_id, node.epoch, 2)
     assert not nodes.register(NodeInfo("a", 2), (), 3)[1]
     assert node.takes_blocks
+
+
+def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_kept() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    uses = [pb.TenantUse(tenant=f"tenant-{number}") for number in range(MAX_TENANT_USES + 1)]
+    nodes.heartbeat(1, node.epoch, (), {}, 5, tenants=uses[:-1])
+    with pytest.raises(InvalidArgument, match="tells of 257 tenants: at most 256"):
+        nodes.heartbeat(1, node.epoch, (), {}, 6, tenants=uses)
+    assert (node.tenants, node.heartbeat_ns) == (uses[:-1], 5)

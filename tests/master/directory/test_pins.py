@@ -2,8 +2,12 @@
 
 import random
 
+import pytest
+
 from kvstore.master.directory.pins import MAX_ENDED, SPARE_ENDS, Pinning
 from kvstore.protocol.catalog_messages import Hold
+from kvstore.protocol.errors import QuotaExceeded
+from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, S, die, one_node
 
 
@@ -115,3 +119,19 @@ def test_so_many_pins_end_at_a_time() -> None:
     random.Random(1).shuffle(keys)
     pin_for(master, *keys, ttl_s=1)
     assert [len(after(master, 1).ops), len(after(master, 0).ops), len(after(master, 0).ops)] == [MAX_ENDED, 10, 0]
+
+
+def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:
+    master = Master(quota=Quota(pins=2))
+    master.sync(master.register("a"), *(Event(key) for key in (b"a", b"b", b"c")))
+    pins = master.directory.pins
+    master.commit(pins.pin(TENANT, [b"a", b"a", b"none", b"b"], pinned=True).ops)
+    refused = r"tenant '.*' has 2 blocks pinned; 1 more exceed its quota of 2 \(pins\)"
+    with pytest.raises(QuotaExceeded, match=refused):
+        pins.pin(TENANT, [b"a", b"c"], pinned=True)
+    with pytest.raises(QuotaExceeded, match=refused):
+        pins.pin_for(TENANT, [b"c"], ttl_ns=S, now_ns=0)
+    assert pins_of(master) == [b"a", b"b"]
+    master.commit(pins.pin(TENANT, [b"a", b"b"], pinned=True).ops)
+    master.commit(pins.pin(TENANT, [b"b"], pinned=False).ops)
+    assert pin_for(master, b"c", ttl_s=1).flags == b"\1"

@@ -67,3 +67,11 @@ def test_a_batch_too_large_for_one_node_is_spread() -> None:
 
 def test_nothing_to_place_is_placed_nowhere() -> None:
     assert placed([], node(1, Tier())) == []
+
+
+def test_of_nodes_with_as_much_room_a_busy_one_gets_less_and_one_without_room_no_more_for_being_idle() -> None:
+    busy, idle = node(1, Tier(capacity_bytes=1000)), node(2, Tier(capacity_bytes=1000))
+    busy.load.bytes_s = 1 << 30
+    assert 0.2 < share_of_first(busy, idle) < 0.3, "twice the mean: a third of what the idle one gets"
+    idle.tiers = (Tier(capacity_bytes=1000, used_bytes=1000),)
+    assert share_of_first(busy, idle) > 0.8

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import publishing
 from kvstore.master.directory.publishing import MIN_NEW, Plan
+from kvstore.master.directory.recording import MEMBERSHIP
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
@@ -539,3 +540,14 @@ def test_a_replica_target_ends_with_its_block() -> None:
     assert b"t\x03redk" in master.catalog
     master.publish(node, Event(b"k", 1, kind=EVENT_GONE))
     assert b"t\x03redk" not in master.catalog
+
+
+@pytest.mark.parametrize("count", [1, MIN_NEW])
+def test_where_blocks_have_no_records_nothing_is_written_for_a_commit(count: int) -> None:
+    master = Master(recorded=MEMBERSHIP)
+    node = master.register("a")
+    keys = [b"%03d" % number for number in range(count)]
+    made = plan(master, node.epoch, *(Event(key, 5, tiers=NVME) for key in keys))
+    assert (made.ops, master.exists(*keys)) == ([], [0] * count)
+    assert master.directory.apply(made).ops == []
+    assert master.exists(*keys) == [1] * count

@@ -1,6 +1,7 @@
 """Promises of queries.py, asked of a directory with nodes."""
 
 from kvstore.master.directory.key_index import FEW
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
@@ -100,3 +101,10 @@ def test_many_keys_are_told_of_as_few_are() -> None:
     master, _ = one_node(*keys[::2])
     assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * FEW)
     assert master.directory.queries.exists("blue", keys) == bytes(2 * FEW)
+
+
+def test_rows_are_those_of_the_keys_in_their_order_and_none_for_a_key_that_is_nowhere() -> None:
+    master, _node = one_node(b"a", b"b")
+    rows = master.directory.queries.rows_of(TENANT, [b"b", b"none", b"a"])
+    assert master.directory.keys_of([rows[0], rows[2]]) == [b"b", b"a"]
+    assert rows[1] == NO_ROW

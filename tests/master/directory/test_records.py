@@ -15,6 +15,7 @@ from kvstore.master.directory.records import (
     GrantedRecord,
     NodeRecord,
     PinRecord,
+    QuotaRecord,
     RemovedRecord,
     StrangersRecord,
     TargetRecord,
@@ -24,6 +25,7 @@ from kvstore.master.directory.records import (
     delete_block,
     delete_drain,
     delete_node,
+    delete_quota,
     delete_target,
     described_by,
     join_description,
@@ -34,6 +36,7 @@ from kvstore.master.directory.records import (
     put_drain,
     put_granted,
     put_node,
+    put_quota,
     put_strangers,
     put_target,
     removed,
@@ -60,6 +63,8 @@ def test_records_of_the_largest_tenant_and_key_fit_the_catalog() -> None:
     check_tenant("t" * 128)
     with pytest.raises(InvalidArgument, match="128"):
         check_tenant("t" * 129)
+    with pytest.raises(InvalidArgument, match="is text, which"):
+        check_tenant("\ud800")
 
 
 def test_a_node_and_a_pin_come_back() -> None:
@@ -112,6 +117,19 @@ def test_a_target_comes_back() -> None:
     assert delete_target(tenant_prefix("red"), b"key") == Op(op.key, None)
     with pytest.raises(Corrupt):
         decode(op.key, b"")
+
+
+@pytest.mark.parametrize("limits", [{"hbm_bytes": 0}, {"connections": (1 << 63) - 1, "pins": None, "blocks": 7}])
+def test_a_quota_comes_back(limits: dict[str, int | None]) -> None:
+    for tenant in ("r\u00f6d", ""):
+        op = put_quota(tenant, limits)
+        assert op.value is not None
+        assert decode(op.key, op.value) == QuotaRecord(tenant, limits)
+        assert delete_quota(tenant) == Op(op.key, None)
+    later = b"\x63" + bytes(8)
+    assert decode(b"qred", later + (put_quota("red", limits).value or b"")) == QuotaRecord("red", limits), "a later release's is left out"
+    with pytest.raises(Corrupt):
+        decode(b"qred", b"short")
 
 
 def test_a_removal_comes_back() -> None:

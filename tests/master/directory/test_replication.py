@@ -119,7 +119,7 @@ def test_each_namespace_and_each_full_message_is_an_order(pair: Pair, monkeypatc
 def test_there_are_no_more_orders_than_the_limit(pair: Pair) -> None:
     directory = pair.master.directory
     directory.replication = Replication(
-        directory._rows, directory._tenants, directory.members, directory._publishing, master_epoch=1, max_orders=2
+        directory._rows, directory._tenants, directory.members, directory.recording, master_epoch=1, max_orders=2
     )
     assert [order.keys for order in pair.plan()] == [[b"a", b"b"]]
     assert not pair.plan()

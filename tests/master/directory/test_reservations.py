@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.tenants import Tenants
-from kvstore.protocol.errors import Full
+from kvstore.protocol.errors import Full, QuotaExceeded
 
 LIVE = frozenset({1})
 
@@ -62,4 +62,16 @@ def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_bat
     reservations.expire(tenants, 10)
     reservations.check_integrity(tenants)
     assert len(reservations.grant(blue, [b"a", b"b", b"c"], [1] * 3, [1] * 3, 10)) == 3
+    reservations.check_integrity(tenants)
+
+
+def test_more_of_a_tenant_than_its_quota_are_refused_and_the_same_key_again_is_not_more() -> None:
+    tenants = Tenants()
+    reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=9), tenants.of("red"), tenants.of("blue")
+    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, quota=2)
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 puts granted and not published; 2 more exceed its quota of 2 \(reserva"):
+        reservations.grant(red, [b"b", b"c"], [1, 1], [1, 1], 0, quota=2)
+    assert sorted(red.reserved) == [b"a", b"b"]
+    reservations.grant(red, [b"b"], [1], [1], 0, quota=2)
+    reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0, quota=2)
     reservations.check_integrity(tenants)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from kvstore.master.directory import segments as module
@@ -92,3 +93,23 @@ def test_lines_longer_than_the_limit_and_circles_of_torn_copies_are_cut(monkeypa
     columns: Columns = copy(master)
     columns.parents[1] = 8  # a circle
     assert sum(one.held.blocks for one in segments(columns, TENANT, "ns", limit=100)) == 8
+
+
+def test_of_what_is_read_the_hottest_is_told_first_with_what_leads_to_it_and_nothing_cold() -> None:
+    master, node = one_node()
+    master.publish(
+        node, *chain(b"ab"), *chain(b"cd", after=b"b"), *chain(b"e", after=b"b", size=9000), *chain(b"z", size=5000), *chain(b"y")
+    )
+    columns = copy(master)
+    reads = np.zeros(len(columns.sizes))
+    reads[master.directory.queries.rows_of(TENANT, [b"a", b"b", b"d", b"y"])] = (3.0, 2.0, 1.5, 4.0)
+    found = segments(columns, TENANT, "ns", limit=10, reads=reads)
+    assert master.directory.keys_of([one.row for one in found]) == [b"a", b"y", b"c"]
+    assert [(one.parent, one.reads_per_s, one.subtree_reads_per_s, one.subtree_bytes) for one in found] == [
+        (0, 5.0, 6.5, 9400),
+        (0, 4.0, 4.0, 100),
+        (1, 1.5, 1.5, 200),
+    ]
+    assert [one.branches for one in found] == [2, 0, 0]
+    assert segments(columns, TENANT, "ns", limit=10, reads=np.zeros(len(columns.sizes))) == []
+    assert len(segments(columns, TENANT, "ns", limit=1, reads=reads)) == 1

@@ -229,3 +229,10 @@ def test_nothing_is_copied_of_what_only_the_catalog_tells_of(cluster: Cluster) -
     cluster.node("two", "y")
     cluster.master.directory.register(NodeInfo("one", 1, tcp="x:1"), (ROOM,), cluster.master.now_ns)
     assert cluster.step() == []
+
+
+def test_of_nodes_with_as_much_room_the_one_that_is_less_busy_gets_the_copies(cluster: Cluster) -> None:
+    nodes = [cluster.node(name, name) for name in ("two", "three")]
+    assert cluster.ask(2) == [REPLICAS_NOT_YET] * 3
+    nodes[0].load.bytes_s = 1 << 30
+    assert [order.node_id for order in cluster.step()] == [nodes[1].node_id]

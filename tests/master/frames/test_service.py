@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -288,6 +288,48 @@ def test_copies_from_the_order_to_the_lookup(two: Two, client: Channel) -> None:
     with two.places.stub() as stub:
         counters = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters
     assert (counters["copies_ordered"], counters["copies_entered"]) == (2, 1)
+
+
+def test_what_a_node_spills_is_ordered_as_a_guest_of_another_and_may_leave_once_it_is_there(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, node_ttl_s=60.0, spill=True, spill_free_share=0.5) as places:
+        one, two = NodeSide(places, "one"), NodeSide(places, "two")
+        assert one.registration.spill_at_share == 0.25
+        one.sync(Event(b"a", 2), Event(b"b", 3))  # by its generation the first is kept by its source
+        two.sync()
+        coldest = Coldest(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
+        assert one.ask(coldest)[1] == Flags(b"\0\0").pack()
+        header, body = two.read()
+        order = Copy.unpack(body)
+        assert (order.keys, order.source, order.guests) == ([b"a"], 1, 1)
+        two.answer(header, Flags(b"\1"))
+        assert two.ask(Copied(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
+        eventually(lambda: one.ask(coldest)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
+        with places.stub() as stub:
+            assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["spilled_blocks"] == 1
+        one.close()
+        two.close()
+
+
+def test_a_node_that_spills_by_other_flags_than_one_a_block_is_refused(two: Two) -> None:
+    assert two.one.registration.spill_at_share == 0
+    message = Coldest(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
+    assert failure(two.one, message) == ProtocolError.code
+
+
+def test_a_node_of_a_former_release_takes_no_guests(two: Two) -> None:
+    def takes_guests(node_id: int) -> bool:
+        master = two.places.master
+        assert master is not None
+        frames = master.standing.leading().frames
+        return master.reactor.call(lambda: frames.nodes.takes_guests(node_id), deadline_s=TIMEOUT_S)
+
+    assert [takes_guests(node_id) for node_id in (1, 2, 77)] == [True, True, False]
+    two.two.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hello, "SINCE", Copy.SINCE - 1)
+        former = NodeSide(two.places, "former")
+    assert not takes_guests(former.registration.node_id)
+    former.close()
 
 
 def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_word(two: Two, client: Channel) -> None:

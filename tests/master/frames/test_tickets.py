@@ -159,6 +159,26 @@ def test_a_token_that_is_gone_is_revoked_at_nodes_and_again_when_they_come_back(
     again.close()
 
 
+def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(places: Places, node: Node, folder: Path) -> None:
+    other = Node(places, "two")
+    other.sync()
+    credential = node.open(ticket_of(places)).credential
+    (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))
+    master = places.master
+    assert master is not None
+
+    def untold() -> set[int]:
+        tickets = master.standing.leading().frames.tickets
+        assert tickets is not None
+        return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
+
+    read_word(node, Revoke)
+    eventually(lambda: untold() == {other.registration.node_id}, "one of two knows")
+    read_word(other, Revoke)
+    eventually(lambda: untold() == set(), "both know")
+    other.close()
+
+
 def test_a_node_that_does_not_say_that_it_knows_is_hung_up_on(places: Places, node: Node, folder: Path) -> None:
     ticket_of(places)
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))

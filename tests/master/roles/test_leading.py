@@ -13,19 +13,28 @@ from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.guard import Guard
+from kvstore.security.quotas.in_force import QuotasInForce
 from tests.master.roles.held import Held
 
 
 def leading(reactor: Reactor, catalog: MemoryCatalog) -> Leading:
     reachable = Reachable("", "", "", "", 0)
     settings, followed = MasterSettings(), Followed()
-    return Leading(reactor, catalog, settings, epoch=5, followed=followed, wall_ns=10, reachable=reachable, guard=Guard(""))
+    return Leading(
+        *(reactor, catalog, settings),
+        epoch=5,
+        followed=followed,
+        wall_ns=10,
+        reachable=reachable,
+        guard=Guard(""),
+        quotas=QuotasInForce(""),
+    )
 
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION)
+    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0)
     with pytest.raises(InvalidArgument, match="alive"):
         leader.forget("a")
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
@@ -42,7 +51,7 @@ def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
 def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION)
+    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
     forgotten = leader.forget("a")
     assert not forgotten.done()
@@ -56,6 +65,6 @@ def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused()
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
     with pytest.raises(StaleEpoch, match="epoch 5"):
-        leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION, VERSION)
-    assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION, VERSION).master_epoch == 5
+        leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION, VERSION, 0)
+    assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION, VERSION, 0).master_epoch == 5
     reactor.close()

@@ -16,6 +16,7 @@ from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.guard import Guard
+from kvstore.security.quotas.in_force import QuotasInForce
 from tests.master.catalogs.conformance import elected
 from tests.master.roles.held import Held
 
@@ -51,6 +52,7 @@ class Stage:
             wall_ns=1000,
             reachable=Reachable("", "", "", "", 0),
             guard=Guard(""),
+            quotas=QuotasInForce(""),
         )
 
 

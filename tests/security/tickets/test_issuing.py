@@ -3,7 +3,10 @@
 import itertools
 import math
 
+import pytest
+
 from kvstore.security.identity import Identity, Kind, Role
+from kvstore.security.tickets import issuing
 from kvstore.security.tickets.form import Ticket, fingerprint, unseal
 from kvstore.security.tickets.issuing import PASS_TTL_S, Issuer, NodeKey
 
@@ -110,9 +113,51 @@ def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_ba
     before = made.ticket(5, RED, left_s=9, now_ns=0)
     other = made.ticket(5, second, left_s=9, now_ns=0)
     assert made.bearers() == [RED, second]
-    number = made.revoke(RED)
+    number = made.revoke(RED, 0)
     assert number == read(before, key).credential != read(other, key).credential
     assert made.bearers() == [second]
     assert made.revoked() == {"red": [number]}
     again = read(made.ticket(5, RED, left_s=9, now_ns=0), key)
     assert again.credential != number, "a credential of that name that is let in anew is another one"
+
+
+def revoke(made: Issuer, at_s: int, name: str = "first") -> int:
+    """A credential of red that has had a ticket at node 5."""
+    bearer = Identity(Kind.TENANT, Role.READ, "red", name)
+    made.ticket(5, bearer, left_s=math.inf, now_ns=at_s * S)
+    return made.revoke(bearer, at_s * S)
+
+
+def test_what_every_node_knows_to_be_revoked_is_forgotten_once_its_tickets_have_ended() -> None:
+    made = issuer()
+    made.register(5, 0)
+    made.register(6, 0)
+    first = revoke(made, 0)
+    for node_id in (5, 6, 7):
+        made.knows(node_id, "red", [first, 77])
+    second = revoke(made, 99)
+    assert made.revoked() == {"red": [first, second]}, "a former master's ticket may have let red in at a node that is to register yet"
+    third = revoke(made, 100)
+    assert made.revoked() == {"red": [second, third]}
+
+
+def test_what_a_node_does_not_know_to_be_revoked_is_kept_after_its_tickets_have_ended() -> None:
+    """The sessions that they opened there go on."""
+    made = issuer()
+    made.register(5, 0)
+    made.register(6, 0)
+    first = revoke(made, 0)
+    made.knows(5, "red", [first])
+    second = revoke(made, 1000)
+    assert made.revoked() == {"red": [first, second]}
+    made.knows(6, "red", [first])
+    third = revoke(made, 1001)
+    assert made.revoked() == {"red": [second, third]}
+
+
+def test_no_more_than_so_much_that_is_revoked_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuing, "MAX_REVOKED", 2)
+    made = issuer()
+    made.register(5, 0)
+    numbers = [revoke(made, at_s, f"token {at_s}") for at_s in range(4)]
+    assert made.revoked() == {"red": numbers[2:]}

@@ -94,6 +94,21 @@ def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: 
     assert not log.is_recording
 
 
+def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: EventLog) -> None:
+    (read,) = blocks("a")
+    log.read("red", [read])
+    assert log.hottest(5, 0) == []
+    assert log.is_recording
+    log.read("red", [read, read])
+    log.stored("red", [read])
+    assert log.hottest(5, 1_000_000_000) == [(read, 2.0)]
+    ask(log, 0)
+    log.hottest(0, 100_000_000_000)
+    assert log.is_recording, "somebody records yet"
+    log.forget_asker("recorder")
+    assert not log.is_recording
+
+
 def test_what_nothing_is_known_of_is_lost_wherever_it_comes(log: EventLog) -> None:
     cursor = ask(log, 0).next_cursor
     log.missed("red", 2)

@@ -177,9 +177,9 @@ def test_a_writer_that_is_gone_takes_its_open_puts_along_and_no_others(make_stor
 
 def test_a_value_larger_than_dram_is_refused(make_store: MakeStore) -> None:
     store = make_store(100)
-    store.table.check_room(100)
+    store.table.check_room(100, "red")
     with pytest.raises(InvalidArgument, match="larger than this node's DRAM"):
-        store.table.check_room(101)
+        store.table.check_room(101, "red")
     with pytest.raises(InvalidArgument):
         store.open("a", 101)
 
@@ -356,3 +356,18 @@ def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: 
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
     assert again.table.recover(readable_blocks(again.tiers[NVME])) == 2
     assert again.names() == "cd"
+
+
+def test_a_guest_gets_a_slot_that_nobody_leaves_for_now_or_by_a_watermark(make_store: MakeStore) -> None:
+    alone, demoting = make_store(1000, slab_bytes=100), make_store(1000, nvme_bytes=5000, high=0.8, low=0.5, slab_bytes=100)
+    for store, count in ((alone, 10), (demoting, 8)):
+        for number in range(count - 1):
+            store.put(str(number), 100)
+        slot = store.table.guest_slot("red", 100)
+        assert slot is not None
+        put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
+        store.commit(put)
+        assert store.table.guest_slot("red", 100) is None
+        store.settle()
+        assert len(list(store.table.blocks())) == count
+    assert demoting.table.room.take_moves() == []

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import is_evictable
 from kvstore.store.blocks.move import TierMove
@@ -27,6 +28,13 @@ OWNERS = st.sampled_from(["one", "two"])
 TENSOR = (1, 2, 1, 16, 16)
 """Shape of tensor values: 1,088 bytes, 640 of them by int8."""
 CODECS = ("int8", "int4/16")
+QUOTAS = st.builds(
+    Quota,
+    hbm_bytes=st.sampled_from([None, 700]),
+    dram_bytes=st.sampled_from([None, 0, 700, 1500]),
+    nvme_bytes=st.sampled_from([None, 0, 700]),
+    blocks=st.sampled_from([None, 0, 2]),
+)
 SEEDS = st.integers(0, 20)
 PICK = st.integers(0, 1 << 16)
 
@@ -41,6 +49,8 @@ class TableMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.now_ns = 0
+        self.putting, self.is_making_room_of_own = "", False
+        """While a put of that tenant is opened that its quota has no room for."""
         self.puts: list[OpenPut] = []
         self.expired: list[tuple[OpenPut, memoryview]] = []
         self.remote: list[RemoteWriter] = []
@@ -70,7 +80,7 @@ class TableMachine(RuleBasedStateMachine):
     def start(self, policy: str, hbm_bytes: int, nvme_bytes: int, slab_bytes: int, high: float, codec: str, has_clients: bool) -> None:
         self.has_codec = codec != "none"
         self.has_nvme, self.nvme_is_large = bool(nvme_bytes), nvme_bytes > 20_000
-        self.was_suspended = False
+        self.was_suspended = self.was_limited = False
         self.store = Store(
             3300,
             hbm_bytes=hbm_bytes,
@@ -141,13 +151,21 @@ class TableMachine(RuleBasedStateMachine):
                 value = tensor_value(seed, TENSOR, dtype="float16")
                 self.store.next_value(value)
                 size_bytes = len(value)
+            left_bytes = self.table._landing.limits.left_bytes(tenant)
+            self.putting, self.is_making_room_of_own = tenant, left_bytes is not None and left_bytes < size_bytes
             put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
+            quota = self.table.quotas.now.of(tenant)
+            if put is not None:
+                use = self.table.quotas.use()[tenant]
+                assert use.tiers[DRAM] <= (quota.dram_bytes if quota.dram_bytes is not None else use.tiers[DRAM])
+                assert use.blocks <= (quota.blocks if quota.blocks is not None else use.blocks)
             if put is not None:
                 self.puts.append(put)
                 if is_remote:
                     put.grant = RemoteWriter(self.store.dram.view(put.slot))
                     self.remote.append(put.grant)
             self.hear()
+            self.is_making_room_of_own = False
 
     @precondition(lambda self: self.remote)
     @rule(pick=PICK, begins=st.booleans())
@@ -316,8 +334,13 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def relieve(self) -> None:
-        self.table.room.relieve()
+        self.table.relieve()
         self.hear()
+
+    @rule(limits=st.dictionaries(TENANTS, QUOTAS), default=QUOTAS)
+    def set_quotas(self, limits: dict[str, Quota], default: Quota) -> None:
+        self.table.quotas.set(Quotas(default, limits))
+        self.was_limited |= any(quota.limits() for quota in (default, *limits.values()))
 
     @rule()
     def take_moves(self) -> None:
@@ -378,7 +401,8 @@ class TableMachine(RuleBasedStateMachine):
                 key = (block.tenant, block.key.decode())
                 if self.visible.get(key) is block:
                     assert is_evictable(block), "evicted though it may not leave"
-                    assert not self.nvme_is_large or self.was_suspended, "lost though NVMe has room"
+                    assert not self.nvme_is_large or self.was_suspended or self.was_limited, "lost though NVMe has room"
+                    assert not self.is_making_room_of_own or block.tenant == self.putting, "another tenant's block left"
                     del self.visible[key]
             else:
                 assert (kind == EVENT_COMMIT) == (block not in self.heard)

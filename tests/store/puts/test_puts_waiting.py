@@ -16,6 +16,7 @@ from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abo
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
+from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
 
@@ -43,6 +44,28 @@ def test_a_put_without_room_waits_until_there_is_some(node: Served, client: Clie
     other.ask(Abort(list(held.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [[STORED if through_socket else GRANTED]]
+    other.close()
+
+
+def test_a_put_that_is_traced_tells_how_long_it_waited_for_room(node: Served) -> None:
+    spans = Spans()
+    node.server.tracer = spans
+    client, other = node.connect(), node.connect()
+    held = other.open({"a": 16 * KIB})
+
+    def put() -> list[int]:
+        with sampled():
+            return client.put({"b": bytes(16 * KIB)})
+
+    thread, results = in_background(put)
+    until(node, lambda: len(node.waiting) == 1)
+    assert spans.parts == []
+    other.ask(Abort(list(held.put_ids)), Ok)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+    until(node, lambda: [kind for kind, _, _ in spans.told] == [Put.TYPE])
+    assert spans.parts == [("kvstore.node.wait_for_room", {})]
+    client.close()
     other.close()
 
 

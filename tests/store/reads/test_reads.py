@@ -16,6 +16,7 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.moves.mover import SlowRead
+from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame, read_frame
 from tests.store.engines import eventually
 from tests.store.failing_tier import FailingNvme
@@ -333,6 +334,28 @@ def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: He
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
     until(held.node, lambda: held.node.turns.held_bytes == 0)
+
+
+def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_path: Path) -> None:
+    spans = Spans()
+    with served(tmp_path, dram_bytes=16 << 20, nvme_bytes=32 << 20, read_bytes=1000) as node:
+        node.server.tracer = spans
+        held = Held(node)
+
+        def read() -> list[bytes | None]:
+            with sampled():
+                return held.client.read("a")[1]
+
+        thread, results = in_background(read)
+        until(node, lambda: len(node.waiting_reads) == 1)
+        assert spans.parts == []
+        held.idle.close()
+        thread.join(TIMEOUT_S)
+        assert results == [[b"a" * 3000]]
+        until(node, lambda: [kind for kind, _, _ in spans.told] == [Read.TYPE])
+        assert sorted(name for name, _ in spans.parts) == ["kvstore.node.fetch", "kvstore.node.wait_for_turn"]
+        assert dict(spans.parts)["kvstore.node.fetch"] == {"kvstore.tier": "nvme", "kvstore.blocks": 1}
+        held.client.close()
 
 
 def test_a_read_whose_turn_does_not_come_is_told_so(held: Held) -> None:

@@ -15,6 +15,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.store.engines import eventually
@@ -220,6 +221,27 @@ def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_t
     assert pair.send(pair.order([f"k{number}" for number in range(4, 40)] * 3)) == [1] * 100 + [0] * 8
     pair.target.call(pair.target.copies.link_down)
     pair.target.call(pair.ruler.decide)
+
+
+def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
+    order = pair.order(["k0"])
+    order.guests = 1
+    assert pair.send(order) == [1]
+    pair.settle()
+    assert pair.blocks()["k0"].is_guest
+    own = {f"own{number}": b"o" * KIB for number in range(300)}
+    client.put(own)
+    before = pair.blocks().keys()
+    assert pair.target.call(lambda: pair.target.store.dram.free_bytes) < len(VALUES["k1"]), "it is full"
+    order = pair.order(["k1"])
+    order.guests = 1
+    pair.send(order)
+    pair.settle()
+    assert pair.blocks().keys() == before
+    assert lines() == ["1 of 1 blocks not copied from node 5: Full: no slot is free for what another node spills"]
+    pair.copy("k1")
+    assert not pair.blocks()["k1"].is_guest
+    assert pair.target.call(pair.target.copies.counters)["guest_blocks"] == 1
 
 
 # --- what may happen meanwhile ---
@@ -500,6 +522,49 @@ def test_a_block_that_can_never_fit_or_has_come_by_another_way_fails_alone(
         "1 of 1 blocks not copied from node 5: StaleHandle: the block has been put here meanwhile",
         f"1 of 1 blocks not copied from node 5: InvalidArgument: {1 << 30} bytes never fit into a tier of {256 * KIB}",
     ]
+
+
+def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
+    """A block that a client of the target has put, and that the master has not decided about."""
+
+    def put() -> Block:
+        table = pair.target.store.table
+        opened = table.open(Block("red", name.encode(), len(value), UNDECIDED), "writer", now_ns=0)
+        assert opened is not None
+        pair.target.store.dram.view(opened.slot)[:] = value
+        return table.commit_undecided(opened, digest(value))
+
+    return pair.target.call(put)
+
+
+def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_have_another_version(pair: Pair) -> None:
+    ours = put_undecided(pair, "k1", b"mine")
+    assert pair.send(pair.order(["k0", "k1"])) == [1, 1], "else the master takes the node for a full one"
+    pair.until(lambda: pair.target.copies.copied_blocks == 1)
+    assert pair.target.call(lambda: (len(pair.target.copies), pair.target.store.table.undecided.is_awaited)) == (1, True)
+    pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
+    pair.settle()
+    assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
+
+
+def test_a_block_that_was_undecided_here_and_is_the_one_that_was_ordered_does_not_come(pair: Pair) -> None:
+    ours = put_undecided(pair, "k1", VALUES["k1"])
+    assert pair.send(pair.order(["k1"])) == [1]
+    pair.target.call(lambda: pair.target.store.table.decide(ours, 1))
+    pair.settle()
+    assert pair.arrived() == {b"k1": 0}
+    assert pair.blocks() == {"k1": ours}
+
+
+def test_what_waits_for_a_decision_counts_among_what_is_queued_and_ends_with_its_link(pair: Pair) -> None:
+    ours = put_undecided(pair, "k1", b"mine")
+    pair.target.copies._queue_blocks = 1
+    assert pair.send(pair.order(["k1", "k1", "k0"])) == [1, 0, 0]
+    pair.target.call(pair.target.copies.link_down)
+    pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
+    pair.settle()
+    assert not pair.blocks()
+    assert pair.counters() == (0, 0, 1)
 
 
 def test_an_order_of_which_nothing_is_left_to_fetch_is_reported_all_the_same(

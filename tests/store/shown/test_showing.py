@@ -188,6 +188,24 @@ def test_more_accesses_than_a_turn_takes_are_taken_in_the_next_ones(store: Store
     assert (block.hits, turns) == (10_000, 3)
 
 
+def test_what_a_client_read_before_it_hung_up_is_counted_wherever_its_ring_ends(store: Store) -> None:
+    client, stays = store.client(owner="one"), store.client(owner="other")
+    block = store.put("key")
+    found = client.find("key")
+    assert found is not None
+    client.count(found)
+    store.showing.take_accesses(store.table.read_unasked)
+    for _ in range(ACCESSES + 3):
+        client.count(found)
+    stays.count(found)
+    store.showing.take_last(store.table.read_unasked, "one")
+    store.showing.forget_owner("one")
+    assert (block.hits, sum(counts.hits for _, _, counts, _ in store.table.levels())) == (1 + ACCESSES, 1 + ACCESSES + 3)
+    store.showing.take_last(store.table.read_unasked, "one")
+    store.showing.take_last(store.table.read_unasked, "other")
+    assert block.hits == ACCESSES + 2
+
+
 def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
     client, asker = store.client(), object()
     store.put("a")

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.telemetry.http.listening import host_port, listening, reached_at
+from kvstore.telemetry.http.listening import host_port, listening, reached_at, url_of
 
 
 def test_it_listens_where_it_says() -> None:
@@ -37,3 +37,8 @@ def test_on_all_interfaces_it_is_told_by_the_host_that_others_reach() -> None:
     assert reached_at("0.0.0.0:5", "there") == "there:5"
     assert reached_at("[::]:5", "fe80::1") == "[fe80::1]:5"
     assert reached_at("0.0.0.0:5", "::") == reached_at("0.0.0.0:5", "") == ""
+
+
+def test_what_is_told_of_a_port_is_asked_by_what_it_speaks() -> None:
+    assert url_of("127.0.0.1:5") == "http://127.0.0.1:5"
+    assert url_of("https://there:5") == "https://there:5"

@@ -1,43 +1,26 @@
-"""Promises of server.py: a server in a thread of its own, over real sockets."""
+"""Promises of server.py: a server in a thread of its own, over real sockets, which loads what serves when somebody connects."""
 
 import asyncio
 import contextlib
 import logging
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from kvstore.protocol.errors import ConfigError, DeadlineExceeded, Denied, InvalidArgument
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.tls.https import HttpsCertificate
+from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import Access
-from kvstore.telemetry.http.server import Handler, HttpServer, asked
-from tests.telemetry.http.asking import Answer, ask
-
-
-@contextlib.contextmanager
-def serving(handler: Handler, *, needs: Access = Access.READ, has: Access = Access.ADMIN) -> Iterator[HttpServer]:
-    """With `handler` at /it."""
-    server = HttpServer("127.0.0.1:0", authorize=lambda _: has)
-    server.add("GET", "/it", handler, needs=needs)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-async def fine(_request: web.Request) -> web.Response:
-    return web.Response(text=threading.current_thread().name)
-
-
-def failing(error: Exception) -> Handler:
-    async def handler(_request: web.Request) -> web.Response:
-        raise error
-
-    return handler
+from kvstore.telemetry.http.server import HttpServer, asked
+from tests.security.tls.certified import HOSTS, Cluster
+from tests.telemetry.http.asking import ask
+from tests.telemetry.http.served import fine, serving
 
 
 def test_handlers_run_in_a_thread_of_the_server() -> None:
@@ -53,61 +36,6 @@ def test_what_has_to_wait_waits_in_another_thread() -> None:
 
     with serving(handler) as server:
         assert ask(server.address, "/it").text not in ("http", threading.current_thread().name)
-
-
-@pytest.mark.parametrize(("has", "status"), [(Access.NONE, 401), (Access.READ, 200), (Access.ADMIN, 200)])
-def test_a_route_is_only_for_who_may(has: Access, status: int) -> None:
-    with serving(fine, has=has) as server:
-        assert ask(server.address, "/it").status == status
-
-
-def test_what_needs_nothing_is_for_all_even_for_pages_of_other_sites() -> None:
-    with serving(fine, needs=Access.NONE, has=Access.NONE) as server:
-        assert ask(server.address, "/it", headers={"Origin": "http://evil.example"}).status == 200
-
-
-def test_pages_of_other_sites_are_refused() -> None:
-    with serving(fine) as server:
-        answer = ask(server.address, "/it", headers={"Origin": "http://evil.example"})
-    assert (answer.status, answer.json()) == (403, {"error": "this is not for pages of other sites"})
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(InvalidArgument("no"), 400), (DeadlineExceeded("no"), 504), (Denied("no"), 403), (Exception("no"), 500)]
-)
-def test_errors_are_json_with_the_status_of_their_branch(error: Exception, status: int, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(failing(error)) as server, caplog.at_level(logging.CRITICAL):
-        answer = ask(server.address, "/it")
-    assert answer.status == status
-    assert answer.json()["error"].endswith("no")
-
-
-def test_what_is_not_there_is_refused_in_the_same_form() -> None:
-    with serving(fine) as server:
-        assert (ask(server.address, "/that").status, ask(server.address, "/that").json()) == (404, {"error": "404: Not Found"})
-        answer = ask(server.address, "/it", method="POST")
-        assert (answer.status, answer.headers["Allow"]) == (405, "GET")
-
-
-def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REQUESTS", 1)
-    entered, end = threading.Event(), threading.Event()
-
-    async def handler(_request: web.Request) -> web.Response:
-        entered.set()
-        await asked(lambda: end.wait(60))
-        return web.Response(text="the end")
-
-    with serving(handler) as server:
-        answers: list[Answer] = []
-        asking = threading.Thread(target=lambda: answers.append(ask(server.address, "/it")))
-        asking.start()
-        assert entered.wait(60)
-        refused = ask(server.address, "/it")
-        end.set()
-        asking.join(60)
-        assert (refused.status, [answer.text for answer in answers]) == (503, ["the end"])
-        assert ask(server.address, "/it").status == 200
 
 
 def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +79,94 @@ def test_what_a_request_may_is_what_the_server_was_told() -> None:
     with serving(handler, has=Access.READ) as server:
         ask(server.address, "/it")
     assert found == [Access.READ]
+
+
+def test_what_serves_is_loaded_once_somebody_connects() -> None:
+    """By daemons too: it is a third of what they would import."""
+    program = (
+        "import sys, urllib.request\n"
+        "import kvstore.store.daemon, kvstore.master.daemon\n"
+        "from kvstore.telemetry.signals import add_signals\n"
+        "from kvstore.telemetry.http.server import HttpServer\n"
+        "server = HttpServer('127.0.0.1:0')\n"
+        "add_signals(server, (), dict, alive=lambda: None, unready=lambda: [])\n"
+        "server.start()\n"
+        "before = {'aiohttp', 'prometheus_client'} & set(sys.modules)\n"
+        "assert not before, before\n"
+        "print(urllib.request.urlopen(f'http://{server.address}/readyz', timeout=60).read().decode())\n"
+        "server.close()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True).stdout == "ok\n\n"
+
+
+def test_routes_may_be_added_when_the_first_connects_and_once() -> None:
+    added: list[str] = []
+
+    def add(server: HttpServer) -> None:
+        added.append(threading.current_thread().name)
+        server.add("GET", "/that", fine, needs=Access.NONE)
+
+    server = HttpServer("127.0.0.1:0")
+    server.later(add)
+    server.start()
+    try:
+        assert not added
+        assert [ask(server.address, "/that").status for _ in range(2)] == [200, 200]
+    finally:
+        server.close()
+    assert added == ["http"]
+
+
+def test_what_cannot_be_added_is_logged_and_the_daemon_lives_on(caplog: pytest.LogCaptureFixture) -> None:
+    tried = threading.Event()
+
+    def add(_server: HttpServer) -> None:
+        tried.set()
+        raise ImportError("no such module")
+
+    server = HttpServer("127.0.0.1:0")
+    server.later(add)
+    server.start()
+    host, _, port = server.address.rpartition(":")
+    with caplog.at_level(logging.ERROR):
+        with contextlib.suppress(ConnectionError):  # it may be hung up on already
+            socket.create_connection((host, int(port)), 60).close()
+        assert tried.wait(60)
+        server.close()
+    assert "nobody is answered" in caplog.text
+    HttpServer(server.address).close()
+
+
+def test_a_server_that_nobody_ever_asked_closes() -> None:
+    server = HttpServer("127.0.0.1:0")
+    server.start()
+    server.close()
+    HttpServer(server.address).close()
+
+
+def test_what_does_not_end_in_time_keeps_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_S", 0.05)
+    entered, end = threading.Event(), threading.Event()
+
+    def add(_server: HttpServer) -> None:
+        entered.set()
+        end.wait(60)
+
+    server = HttpServer("127.0.0.1:0")
+    server.later(add)
+    server.start()
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60):
+        assert entered.wait(60)
+        server.close()
+        end.set()
+
+
+def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None:
+    cert, key = Cluster(tmp_path).file(Subject(MASTER), hosts=HOSTS)
+    for https, scheme in ((None, ""), (HttpsCertificate(str(cert), str(key)), "https://")):
+        server = HttpServer("0.0.0.0:0", https=https)
+        port = server.address.rpartition(":")[2]
+        assert server.told() == f"{scheme}0.0.0.0:{port}"
+        assert (server.told("there"), server.told("")) == (f"{scheme}there:{port}", "")
+        server.close()

@@ -2,15 +2,16 @@
 
 import re
 
-from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, METRICS, NODE, ROUTER, SIDECAR
+from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, METRICS, NODE, PUBLISHER, ROUTER, SIDECAR
 from kvstore.telemetry.metrics.metric import Kind
 
-LABELS = {"name", "version", "operation", "method", "reason", "tier", "tenant", "transport", "rail", "state"}
+LABELS = {"name", "version", "operation", "method", "reason", "tier", "tenant", "transport", "rail", "state", "outcome"}
 
 
 def test_names_follow_the_rules_and_are_unlike() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for role, metrics in (("node", NODE), ("master", MASTER), ("client", CLIENT), ("router", ROUTER), ("sidecar", SIDECAR)):
+    roles = {"node": NODE, "master": MASTER, "client": CLIENT, "router": ROUTER, "sidecar": SIDECAR, "publisher": PUBLISHER}
+    for role, metrics in roles.items():
         for metric in metrics:
             assert re.fullmatch(rf"kvstore_{role}(_[a-z]+)+", metric.name), metric
             assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_milliseconds", "_mib")), metric

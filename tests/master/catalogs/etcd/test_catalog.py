@@ -12,6 +12,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 from kvstore.master.catalogs.etcd.writing import cut
 from kvstore.master.catalogs.interface import BlockDeletes, Catalog, Op, Owner
+from kvstore.master.catalogs.segments.log import SHARDS
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.transfer.testing.waiting import eventually, within
 from tests.etcd_server import EtcdServer
@@ -300,6 +301,17 @@ def test_etcd_takes_128_operations_and_a_compare_in_one_transaction_but_not_129(
     assert kv(etcd).Txn(transaction(128)).succeeded
     with pytest.raises(grpc.RpcError, match="too many operations"):
         kv(etcd).Txn(transaction(129))
+
+
+def test_into_how_many_shards_blocks_are_cut_is_the_catalogs_own(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    made = make(etcd.host_port)
+    made.open(deadline_s=OPEN_DEADLINE_S)
+    assert made.shards == SHARDS
+    form = b'{"version": 2, "shards": 7}'
+    kv(etcd).Put(rpc_pb2.PutRequest(key=f"{make.prefix}/format".encode(), value=form))  # type: ignore[attr-defined]
+    other = make(etcd.host_port)
+    other.open(deadline_s=OPEN_DEADLINE_S)
+    assert other.shards == 7
 
 
 @pytest.mark.parametrize("form", [b'{"version": 3, "shards": 64}', b'{"version": 2, "shards": 0}', b'{"version": 2}', b"no form"])

@@ -1,0 +1,74 @@
+"""The command `quota`: what tenants take of the cluster against what they may, and how an operator changes that."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from kvstore.client.cli.options import client_options, console, echo_json, json_option
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
+from kvstore.client.tools.quota_table import limit_shown, quota_table, rows
+from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole
+from kvstore.protocol.errors import Denied
+from kvstore.protocol.settings import flag_name
+from kvstore.security.quotas.quota import BYTES, NAMES
+from kvstore.security.quotas.reading import NO_LIMIT, parse_limit
+
+
+@click.group()
+def quota() -> None:
+    """Tenants' quotas. What is set here is kept in the catalog, above what the master's quotas file says (docs/security.md)."""
+
+
+@quota.command(short_help="Show what each tenant uses of what it may, by node.")
+@json_option
+@client_options
+def show(as_json: bool, settings: ClientSettings) -> None:
+    """Show by tenant and node what is used, the quota of it (a dash where there is no limit), and who says so: an operator, the tenant's
+    table of the quotas file, or its default. Of a node the tenants that take most."""
+    with Control.find(settings) as control:
+        found = control.status()
+    if not is_whole(found):
+        raise Denied(NOT_SHOWN)
+    if as_json:
+        echo_json([asdict(row) for row in rows(found)])
+    else:
+        console().print(quota_table(rows(found)))
+
+
+def _limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option a limit; the command gets the texts by name, None for one that is not given."""
+    for name in reversed(NAMES):
+        metavar = "SIZE" if name in BYTES else "NUMBER"
+        function = click.option(flag_name(name), name, metavar=metavar, help=f'Its {name}, or "{NO_LIMIT}".')(function)
+    return function
+
+
+@quota.command(name="set", short_help="Give a tenant other limits than the quotas file does.")
+@click.argument("of_tenant", metavar="TENANT")
+@_limit_options
+@client_options
+def set_(of_tenant: str, settings: ClientSettings, **texts: str | None) -> None:
+    """Give TENANT these limits, for all masters of the catalog; those that are not named stay as they are.
+
+    Nodes hear of it with their next heartbeat; what is above a limit that was lowered leaves in the background. It outlives masters,
+    but for those whose catalog is memory:.
+    """
+    limits = {name: parse_limit(name, text) for name, text in texts.items() if text is not None}
+    with Control.find(settings) as control:
+        control.set_quota(of_tenant, limits)
+    click.echo(f"{of_tenant}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
+
+
+@quota.command(short_help="Let the quotas file say again what a tenant may.")
+@click.argument("of_tenant", metavar="TENANT")
+@click.argument("limits", metavar="[LIMIT]...", nargs=-1)
+@client_options
+def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> None:
+    """Have each LIMIT of TENANT (dram_bytes, blocks, ...; all if none is named) be as the master's quotas file has it."""
+    names = [limit.replace("-", "_") for limit in limits]
+    with Control.find(settings) as control:
+        control.clear_quota(of_tenant, names)
+    click.echo(f"{of_tenant}: {', '.join(names) or 'all limits'} as the quotas file has it")

@@ -1,0 +1,95 @@
+"""Which blocks clients read most, as nodes tell it: asked of them only while somebody wants to know, and forgotten then. Sans-I/O;
+`now_ns` is passed in.
+
+Each node counts for itself (store/blocks/hot.py) and tells of its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kvstore.protocol.errors import InvalidArgument
+
+NS_PER_S: Final = 1_000_000_000
+WANTED_S: Final = 30.0
+"""Nodes are asked for so long after somebody wanted to know."""
+ASK_S: Final = 5.0
+"""Between what one node tells."""
+TOLD_S: Final = 20.0
+"""What a node told counts for so long: it may be away, or its heartbeat may be late."""
+MAX_BLOCKS: Final = 20_000
+"""Told of by all nodes together."""
+MIN_OF_NODE, MAX_OF_NODE = 16, 1024
+"""Told of by one node."""
+MAX_READS_PER_S: Final = 1e9
+"""No node reads a block so often: the figure is wrong."""
+
+
+class HotReport(Protocol):
+    """What a node says of a tenant's blocks; kvstore.v1.HotBlocks is one."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def keys(self) -> Sequence[bytes]: ...
+    @property
+    def reads_per_s(self) -> Sequence[float]: ...
+
+
+@dataclass(slots=True)
+class _Node:
+    """When it was asked last, and what it told last (None: nothing since it was known) and when."""
+
+    asked_ns: int
+    told_ns: int = 0
+    blocks: "dict[str, dict[bytes, float]] | None" = None
+
+
+class Heat:
+    """By node id. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._until_ns = 0
+        self._nodes: dict[int, _Node] = {}
+
+    def want(self, now_ns: int) -> None:
+        """Somebody looks: nodes are asked from now on, for WANTED_S."""
+        self._until_ns = now_ns + int(WANTED_S * NS_PER_S)
+
+    def ask(self, node_id: int, live: int, now_ns: int) -> int:
+        """Of how many blocks the node is to tell with its next heartbeat, where `live` nodes do; 0: of none now."""
+        if now_ns >= self._until_ns:
+            self._nodes.clear()
+            return 0
+        node = self._nodes.get(node_id)
+        if node is not None and now_ns - node.asked_ns < ASK_S * NS_PER_S:
+            return 0
+        if node is None:
+            node = self._nodes[node_id] = _Node(now_ns)
+        node.asked_ns = now_ns
+        return max(MIN_OF_NODE, min(MAX_OF_NODE, MAX_BLOCKS // max(1, live)))
+
+    def take(self, node_id: int, reports: Sequence[HotReport], now_ns: int) -> None:
+        """What a node tells, in place of what it told before; of one that was not asked nothing is kept. Raises InvalidArgument for what it
+        cannot have counted."""
+        if any(len(report.keys) != len(report.reads_per_s) for report in reports):
+            raise InvalidArgument("a node tells of hot blocks and how often they are read, but not as many of both")
+        blocks = {report.tenant: dict(zip(report.keys, report.reads_per_s, strict=True)) for report in reports}
+        count = sum(map(len, blocks.values()))
+        if count > MAX_OF_NODE:
+            raise InvalidArgument(f"a node tells of {count} hot blocks: at most {MAX_OF_NODE}")
+        if not all(0 <= rate <= MAX_READS_PER_S for of_tenant in blocks.values() for rate in of_tenant.values()):
+            raise InvalidArgument(f"a node tells of a block that is read more than {MAX_READS_PER_S:g} times a second, or less than never")
+        node = self._nodes.get(node_id)
+        if node is not None and blocks:
+            node.blocks, node.told_ns = blocks, now_ns
+
+    def of(self, tenant: str, now_ns: int) -> dict[bytes, float]:
+        """The tenant's blocks that were told of, with their reads a second at all nodes."""
+        found: dict[bytes, float] = {}
+        for node in self._nodes.values():
+            if node.blocks is None or now_ns - node.told_ns > TOLD_S * NS_PER_S:
+                continue
+            for key, reads_per_s in node.blocks.get(tenant, {}).items():
+                found[key] = found.get(key, 0.0) + reads_per_s
+        return found

@@ -1,0 +1,127 @@
+"""How a trace goes from whoever asks to whoever answers: a Trace message ahead of a request that is sampled, to peers that take it; an
+entry of the metadata of gRPC calls.
+
+A client's call that is sampled is a `Call`; whoever asks on its behalf finds it by CALL. A daemon's session has a TracedStopwatch, which
+begins a span for each request that was announced so. Who makes spans is a `Tracer`: this file knows none.
+"""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.frames import pack_header
+from kvstore.protocol.session_messages import Trace
+from kvstore.protocol.traceparent import TraceParent, parse_traceparent
+from kvstore.rpc.observing import MAX_UNANSWERED, Observer, Stopwatch
+
+TRACEPARENT: Final = "traceparent"
+"""In metadata, as in HTTP."""
+BROKEN: Final = "the connection broke"
+
+
+class Span(Protocol):
+    """A part of a request's time. For the reactor's thread."""
+
+    def begin(self, name: str) -> "Span":
+        """A part of this part."""
+
+    def set(self, name: str, value: int | str) -> None:
+        """An attribute: never a key, a value or a credential."""
+
+    def end(self, error: str = "") -> None:
+        """It is over, and with it those of its parts that are not; `error` names the kind of what went wrong. A second end is a no-op."""
+
+
+class Tracer(Protocol):
+    """Makes spans of requests."""
+
+    def begin(self, kind: int, parent: TraceParent) -> Span:
+        """Of a request whose message has that type, asked for by that span."""
+
+
+class Call:
+    """A sampled call of a client that is under way, and what it has taken so far."""
+
+    __slots__ = ("frame", "is_moved_by_engine", "parent", "requests")
+
+    def __init__(self, parent: TraceParent) -> None:
+        """`parent`: the span that the requests of this call are parts of."""
+        self.parent = parent
+        body = Trace(parent.text()).pack()
+        self.frame: Final = pack_header(Trace.TYPE, 0, len(body), version=Trace.SINCE) + body
+        """What goes ahead of each request."""
+        self.requests = 0
+        self.is_moved_by_engine = False
+
+
+CALL: Final[ContextVar[Call | None]] = ContextVar("kvstore_call", default=None)
+"""The call of this thread, or of this task, if it is sampled."""
+
+
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """For the `metadata` of a gRPC call: nothing where the call that asks is not sampled."""
+    call = CALL.get()
+    return ((TRACEPARENT, call.parent.text()),) if call is not None else ()
+
+
+def parent_in(metadata: Iterable[Any]) -> TraceParent | None:
+    """Whom the metadata of a gRPC call names; None: nobody, or what cannot be read."""
+    found = [value for key, value in metadata if key == TRACEPARENT and isinstance(value, str)]
+    return parse_traceparent(found[0]) if found else None
+
+
+class Unobserved:
+    """An observer for whoever only traces."""
+
+    def answered(self, kind: int, elapsed_ns: int) -> None:
+        return
+
+    def refused(self, error: KVStoreError) -> None:
+        return
+
+
+class TracedStopwatch(Stopwatch):
+    """Of one session, whose requests may be announced by a Trace. At most MAX_UNANSWERED spans of it are open. The reactor's thread is the
+    only caller."""
+
+    __slots__ = ("_announced", "_spans", "_tracer")
+
+    def __init__(self, observer: Observer | None, tracer: Tracer) -> None:
+        super().__init__(Unobserved() if observer is None else observer)
+        self._tracer = tracer
+        self._announced: TraceParent | None = None
+        self._spans: dict[int, Span] = {}
+
+    def announced(self, body: memoryview) -> None:
+        """The next request belongs to the trace that the Trace message with this body names; one that cannot be read is as none."""
+        try:
+            self._announced = parse_traceparent(Trace.unpack(body).traceparent)
+        except ProtocolError:
+            self._announced = None
+
+    def begin(self, request_id: int, kind: int) -> None:
+        super().begin(request_id, kind)
+        if self._announced is not None:
+            parent, self._announced = self._announced, None
+            if request_id and len(self._spans) < MAX_UNANSWERED:
+                self._spans[request_id] = self._tracer.begin(kind, parent)
+
+    def span(self, request_id: int) -> Span | None:
+        """Of a request that has no answer yet; None: it is not traced."""
+        return self._spans.get(request_id)
+
+    def answered(self, request_id: int) -> None:
+        super().answered(request_id)
+        if self._spans and (span := self._spans.pop(request_id, None)) is not None:
+            span.end()
+
+    def failed(self, request_id: int, error: KVStoreError) -> None:
+        """The request is about to be answered with that error."""
+        if (span := self._spans.pop(request_id, None)) is not None:
+            span.end(type(error).__name__)
+
+    def close(self) -> None:
+        """The connection is gone; what was asked over it has no answer."""
+        while self._spans:
+            self._spans.popitem()[1].end(BROKEN)

@@ -1,0 +1,56 @@
+"""How many bytes of one tier each tenant may take, and who takes more. Bookkeeping; the node's loop is the only caller."""
+
+from collections.abc import Mapping
+
+from kvstore.store.blocks.block import Block
+from kvstore.tiers.tier import Tier
+
+
+class TierLimits:
+    """What is leaving for a lower tier is counted until it has left."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._limits: Mapping[str, int | None] = {}
+        self._default: int | None = None
+        self.are_any = False
+        """Whether anybody has a limit: nothing else need be asked else."""
+        self.surplus: set[str] = set()
+        """Tenants that had more than their limit when they were last looked at: what they have goes first."""
+        self._leaving_bytes: dict[str, int] = {}
+
+    def set(self, limits: Mapping[str, int | None], default: int | None) -> None:
+        """By tenant, and of all others; None: no limit."""
+        self._limits, self._default = limits, default
+        self.are_any = default is not None or any(limit is not None for limit in limits.values())
+        self.surplus = {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)}
+
+    def of(self, tenant: str) -> int | None:
+        return self._limits.get(tenant, self._default)
+
+    def left_bytes(self, tenant: str) -> int | None:
+        """What the tenant may take yet, less than 0 where it has too much; None: no limit."""
+        limit = self.of(tenant)
+        return None if limit is None else limit - self._tier.tenant_bytes.get(tenant, 0)
+
+    def is_above(self, tenant: str) -> bool:
+        """The tenant has more than it may, whatever of it is leaving."""
+        left_bytes = self.left_bytes(tenant)
+        return left_bytes is not None and left_bytes < 0
+
+    def leaving_bytes(self, tenant: str) -> int:
+        """Bytes of the tenant's blocks that are being copied to a lower tier in order to leave this one."""
+        return self._leaving_bytes.get(tenant, 0)
+
+    def count_leaving(self, block: Block, times: int) -> None:
+        """The block is leaving (1), or no more (-1)."""
+        left_bytes = self._leaving_bytes.get(block.tenant, 0) + times * block.size_bytes
+        if left_bytes:
+            self._leaving_bytes[block.tenant] = left_bytes
+        else:
+            self._leaving_bytes.pop(block.tenant, None)
+
+    def check_integrity(self, leaving: Mapping[str, int]) -> None:
+        """Assert that what is leaving is counted, and that whoever has too much is known; `leaving` are the bytes by tenant. For tests."""
+        assert self._leaving_bytes == leaving
+        assert {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)} <= self.surplus

@@ -1,0 +1,38 @@
+"""Settings of traces, the same for every program that has them: [tracing] in the TOML file, KVSTORE_TRACING_*."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.protocol.settings import setting
+
+SECTION: Final = "tracing"
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Where spans go, and how many there are at most. See docs/tracing.md."""
+
+    endpoint: str = setting(
+        "",
+        "URL where a collector of OpenTelemetry traces takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: nothing "
+        "is traced.",
+    )
+    sample_ratio: float = setting(
+        0.01,
+        "Share of a client's calls that are traced. A call within a span of the program's own is traced where that one is, and else not. "
+        "Daemons trace the requests of these calls, and none besides.",
+        minimum=0,
+        maximum=1,
+    )
+    queue_spans: int = setting(
+        2048, "Spans that wait to be sent, at most; those beyond are dropped, and counted (docs/metrics.md).", minimum=1, maximum=1 << 20
+    )
+    batch_spans: int = setting(512, "Spans that are sent at once, at most; as many that wait are sent at once.", minimum=1, maximum=1 << 16)
+    flush_interval_s: float = setting(1.0, "Longest time that a span waits before it is sent.", minimum=0.001, maximum=3600)
+    timeout_s: float = setting(
+        2.0,
+        "Time for the collector to take a batch, tries in vain included; what it does not take then is dropped. The end of a program waits "
+        "as long for what is left.",
+        minimum=0.001,
+        maximum=60,
+    )

@@ -1,0 +1,145 @@
+"""OpenTelemetry's spans as the rest of kvstore makes them: of a daemon's requests, and of a client's calls. Imported only where traces are
+wanted: see opening.py.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Token
+from typing import Final
+
+from opentelemetry import context, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
+
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.protocol.version import VERSION
+from kvstore.rpc.tracing import CALL, Call
+from kvstore.telemetry.metrics.requests import OPERATIONS
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.queue import SpanQueue
+
+SCOPE: Final = "kvstore"
+NEVER: Final = 1 << 62
+"""Calls until the next one that is sampled, where none is."""
+
+
+class RecordedSpan:
+    """An `rpc.tracing.Span`."""
+
+    __slots__ = ("_parts", "_span", "_tracer")
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._parts: list[RecordedSpan] = []
+
+    def begin(self, name: str) -> "RecordedSpan":
+        part = RecordedSpan(self._tracer, self._tracer.start_span(name, trace.set_span_in_context(self._span)))
+        self._parts.append(part)
+        return part
+
+    def set(self, name: str, value: int | str) -> None:
+        self._span.set_attribute(name, value)
+
+    def end(self, error: str = "") -> None:
+        if not self._span.is_recording():
+            return
+        for part in self._parts:
+            part.end(error)
+        if error:
+            self._span.set_status(StatusCode.ERROR, error)
+        self._span.end()
+
+
+class RecordedCall:
+    """A client's call that is sampled: what it asks for meanwhile, and what the program does within it, are parts of its span."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self.span = span
+        there = span.get_span_context()
+        self.call = Call(TraceParent(there.trace_id, there.span_id))
+        self._tokens: tuple[Token[Call | None], object] | None = None
+
+    def __enter__(self) -> "RecordedCall":
+        self._tokens = CALL.set(self.call), context.attach(trace.set_span_in_context(self.span))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        assert self._tokens is not None
+        call, attached = self._tokens
+        CALL.reset(call)
+        context.detach(attached)  # type: ignore[arg-type]
+        if kind is not None:
+            self.span.set_status(StatusCode.ERROR, kind.__name__)  # never the text, which may name a key
+        self.span.end()
+
+
+class Tracing:
+    """All spans of one daemon, or of one client, and the way to the collector. Threads may share it."""
+
+    def __init__(self, settings: TracingSettings, *, role: str, instance: str) -> None:
+        """`role`: "node", "master" or "client"; `instance`: which of them."""
+        self._role = role
+        self._ratio = settings.sample_ratio
+        self._until_next = self._draw()
+        self.queue = SpanQueue(OTLPSpanExporter(endpoint=settings.endpoint, timeout=settings.timeout_s), settings)
+        about = {"service.name": f"kvstore-{role}", "service.instance.id": instance, "service.version": VERSION}
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(about), shutdown_on_exit=False)
+        provider.add_span_processor(self.queue)
+        self._tracer = provider.get_tracer(SCOPE, VERSION)
+
+    def begin(self, kind: int, parent: TraceParent) -> RecordedSpan:
+        """Of a request to this daemon: see `rpc.tracing.Tracer`."""
+        return self.begin_named(OPERATIONS.get(kind, "unknown"), parent)
+
+    def begin_named(self, name: str, parent: TraceParent) -> RecordedSpan:
+        """Of a request of that name."""
+        there = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+        within = trace.set_span_in_context(NonRecordingSpan(there))
+        span = self._tracer.start_span(f"kvstore.{self._role}.{name}", within, kind=SpanKind.SERVER)
+        return RecordedSpan(self._tracer, span)
+
+    def samples(self) -> bool:
+        """Whether the call that begins is traced: as the program's own span is, where one is under way, else by chance. One look at the
+        context and a countdown: chance is asked once a sampled call, for how many are not."""
+        if context.get_current():  # empty as a rule; to look for a span in it takes three times as long
+            there = trace.get_current_span().get_span_context()
+            if there.is_valid:
+                return there.trace_flags.sampled
+        self._until_next -= 1
+        if self._until_next >= 0:
+            return False
+        self._until_next = self._draw()
+        return True
+
+    def here(self) -> context.Context:
+        """What this thread or task is within, to be taken along to another one."""
+        return context.get_current()
+
+    @contextmanager
+    def within(self, there: context.Context) -> Iterator[None]:
+        """What is called inside is within what `here` gave there, and nothing else."""
+        token = context.attach(there)
+        try:
+            yield
+        finally:
+            context.detach(token)
+
+    def begin_call(self, name: str) -> RecordedCall:
+        """Of a call that is sampled; a context manager."""
+        return RecordedCall(self._tracer.start_span(f"kvstore.{name}", kind=SpanKind.CLIENT))
+
+    def close(self) -> None:
+        """Send what waits, for `timeout_s` at most. A second close is a no-op."""
+        self.queue.shutdown()
+
+    def _draw(self) -> int:
+        """Calls that are not sampled before one that is."""
+        if self._ratio >= 1:
+            return 0
+        return int(math.log(1.0 - random.random()) / math.log1p(-self._ratio)) if self._ratio > 0 else NEVER

@@ -1,0 +1,79 @@
+"""Promises of quota.py, through the command line, against a real cluster."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from kvstore.client.cli.main import kvstore
+from tests.credentials import OPERATOR, tokens_file
+from tests.system.running import System, until
+
+
+def run(system: System, command: str, *arguments: str) -> Result:
+    return CliRunner().invoke(kvstore, ["quota", command, "--master", system.address, *arguments])
+
+
+def show(system: System, *arguments: str) -> Result:
+    return run(system, "show", *arguments)
+
+
+def test_an_operator_sees_what_each_tenant_uses_of_what_it_may_and_a_tenant_does_not(tmp_path: Path) -> None:
+    quotas = tmp_path / "quotas.toml"
+    quotas.write_text('[tenants.red]\ndram_bytes = "1MiB"\npins = 7\n')
+    tokens = tokens_file(tmp_path, {"red": "token"})
+    with System(tmp_path) as system:
+        system.start_master(0, "--quotas", str(quotas), "--tokens", tokens)
+        system.start_node("n0", "--dram", "16MiB")
+        with system.client(tenant="red", token="token") as red:
+            assert red.put(b"key", bytes(1 << 16))
+            assert red.pin([b"key"]) == [True]
+
+            def is_told() -> bool:
+                rows = json.loads(show(system, "--json", "--token", OPERATOR).stdout)
+                wanted = [("n0", "dram_bytes", 1 << 16, 1 << 20), ("n0", "blocks", 1, None), ("master", "pins", 1, 7)]
+                told = [tuple(row[name] for name in ("at", "what", "used", "quota")) for row in rows if row["tenant"] == "red"]
+                return all(row in told for row in wanted)
+
+            until(is_told, "red's use and quota")
+        shown = show(system, "--token", OPERATOR).stdout
+        assert "64 KiB  1 MiB" in shown
+        refused = show(system, "--tenant", "red", "--token", "token")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "are shown to operators" in refused.stderr
+
+
+def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Path) -> None:
+    quotas = tmp_path / "quotas.toml"
+    quotas.write_text("[default]\nconnections = 50\n[tenants.red]\npins = 7\nreservations = 5\n")
+
+    def told(system: System) -> dict[str, tuple[int | None, str]]:
+        found = json.loads(show(system, "--json").stdout)
+        return {row["what"]: (row["quota"], row["origin"]) for row in found if (row["tenant"], row["at"]) == ("red", "master")}
+
+    with System(tmp_path) as system:
+        system.start_master(0, "--quotas", str(quotas))
+        default = {"connections": (50, "default"), "reservations": (5, "file")}
+        assert told(system) == {**default, "pins": (7, "file")}
+        done = run(system, "set", "red", "--dram-bytes", "8GiB", "--pins", "none", "--requests-in-flight", "9")
+        assert done.output == "red: dram_bytes 8 GiB, pins none, requests_in_flight 9\n"
+        assert told(system) == {**default, "pins": (None, "operator"), "requests_in_flight": (9, "operator")}
+        assert run(system, "clear", "red", "requests-in-flight").output == "red: requests_in_flight as the quotas file has it\n"
+        assert told(system) == {**default, "pins": (None, "operator")}
+        assert run(system, "clear", "red").output == "red: all limits as the quotas file has it\n"
+        assert told(system) == {**default, "pins": (7, "file")}
+
+
+def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master(0)
+        for command, arguments, text in (
+            ("set", ("red",), "say at least one limit to set: hbm_bytes, dram_bytes, "),
+            ("set", ("red", "--pins", "8GiB"), "pins: '8GiB' is no limit; write a whole number from 0 on, or \"none\""),
+            ("set", ("t" * 129, "--pins", "1"), "a tenant's name is at most 128 bytes long, not 129"),
+            ("clear", ("red", "dram"), "there is no limit 'dram'; there are: hbm_bytes, "),
+        ):
+            refused = run(system, command, *arguments)
+            assert (refused.exit_code, refused.stdout) == (2, "")
+            assert refused.stderr.startswith(f"kvstore: error: {text}")
+        assert json.loads(show(system, "--json").stdout) == []

@@ -1,0 +1,77 @@
+"""Promises of async_work.py: where work is done, and what a cancelled caller waits for."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kvstore.client.async_work import INLINE_WORK_BYTES, carry_out, run_together
+from kvstore.client.effects import Work
+from kvstore.protocol.errors import DeadlineExceeded
+
+
+def test_a_cancelled_call_waits_for_the_copy_under_way() -> None:
+    """Else the copy would go on in memory that is already someone else's."""
+
+    async def main() -> None:
+        may_end, has_ended = threading.Event(), threading.Event()
+
+        def copy() -> None:
+            may_end.wait(10)
+            has_ended.set()
+
+        working = asyncio.create_task(carry_out(Work(copy, INLINE_WORK_BYTES + 1)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            working.cancel()
+        assert not working.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert has_ended.is_set()
+
+    asyncio.run(main())
+
+
+def test_small_work_is_done_at_once_and_large_work_elsewhere() -> None:
+    async def main() -> None:
+        assert await carry_out(Work(threading.get_ident, 10)) == threading.get_ident()
+        assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) != threading.get_ident()
+
+    asyncio.run(main())
+
+
+def test_of_several_at_once_all_end_with_the_first_error_or_when_cancelled() -> None:
+    """However often it is cancelled while they end."""
+    ended: list[str] = []
+
+    async def waits(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ended.append(name)
+
+    async def fails() -> None:
+        raise DeadlineExceeded("too slow")
+
+    async def gives(result: int) -> int:
+        return result
+
+    async def main() -> None:
+        assert await run_together([gives(1), gives(2)]) == [1, 2]
+        with pytest.raises(DeadlineExceeded):
+            await run_together([waits("one"), fails()])
+        assert ended == ["one"]
+        both = asyncio.ensure_future(run_together([waits("two"), waits("three")]))
+        for _ in range(3):  # until they wait
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+            both.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await both
+        assert ended == ["one", "two", "three"]
+
+    asyncio.run(main())

@@ -1,0 +1,95 @@
+"""Promises of client/tracing.py: what a call's span says of it, and that a client which traces nothing is as it is. A real cluster."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.memory import Memory
+from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.client.tracing import CALLS, way_of
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import Call
+from kvstore.telemetry.tracing.config import TracingSettings
+from tests.client.embedded import embedded
+from tests.forks import told_by_child
+from tests.telemetry.tracing.collector import Collector, collecting
+
+PUT = ("put", "put_batch", "put_batch_from", "replace")
+GOT = ("get_each_into", "get_batch")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with embedded(ClusterPlan(dram="8MiB", is_private=True)) as cluster:
+        yield cluster.address
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+def all_to(collector: Collector) -> TracingSettings:
+    return TracingSettings(endpoint=collector.endpoint, sample_ratio=1)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_that_traces_nothing_has_its_methods_as_they_are(kind: type[Client | AsyncClient]) -> None:
+    assert not set(CALLS) & set(vars(kind("127.0.0.1:1")))
+
+
+def test_the_environment_names_the_collector_where_the_program_does_not(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_TRACING_ENDPOINT", collector.endpoint)
+    assert set(CALLS) <= set(vars(Client("127.0.0.1:1")))
+    assert not set(CALLS) & set(vars(Client("127.0.0.1:1", tracing=TracingSettings())))
+
+
+def test_sizes_are_those_of_all_kinds_of_buffers(address: str, collector: Collector) -> None:
+    row = np.arange(300, dtype=np.uint16)
+    with Client(address, tracing=all_to(collector)) as client:
+        client.put(b"bytes", b"x" * 10)
+        client.put_batch([b"rows 0", b"rows 1"], np.stack([row, row]))
+        client.put_batch_from([b"parts"], [[bytearray(10), row.data]])
+        client.replace(keys=[b"pointer"], values=[Memory(row.ctypes.data, 600)])
+        assert client.get_each_into([b"bytes", b"none such"], [bytearray(10), bytearray(10)]) == [10, None]
+        assert client.get_batch(keys=[b"parts", b"bytes"]) == [bytes(10) + row.tobytes(), b"x" * 10]
+    spans = {name.removeprefix("kvstore."): span.attributes for name, span in collector.spans().items()}
+    told = {name: (about["kvstore.keys"], about["kvstore.stored"], about["kvstore.bytes"]) for name, about in spans.items() if name in PUT}
+    assert told == {"put": (1, 1, 10), "put_batch": (2, 2, 1200), "put_batch_from": (1, 1, 610), "replace": (1, 1, 600)}
+    read = {name: (about["kvstore.keys"], about["kvstore.hits"], about["kvstore.bytes"]) for name, about in spans.items() if name in GOT}
+    assert read == {"get_each_into": (2, 1, 10), "get_batch": (2, 2, 620)}
+
+
+def test_of_calls_that_are_timed_each_has_one_span(address: str, collector: Collector) -> None:
+    async def test() -> None:
+        async with AsyncClient(address, tracing=all_to(collector)) as client:
+            for _ in range(70):  # of which two are timed
+                await client.get(b"none such")
+
+    asyncio.run(test())
+    with Client(address, tracing=all_to(collector)) as client:
+        for _ in range(70):
+            client.get(b"none such")
+    assert len(collector.all()) == 140
+    assert {span.name for span in collector.all()} == {"kvstore.get"}
+    assert {span.parent_id for span in collector.all()} == {""}
+
+
+def test_a_forked_child_waits_for_no_lock_that_its_parent_held(collector: Collector) -> None:
+    with Client("127.0.0.1:1", tracing=all_to(collector)) as client:
+        assert client.tracing is not None
+        with client.tracing.queue._lock:
+            assert told_by_child(lambda: client.get(b"key")) == "Forked"
+
+
+def test_the_way_of_values() -> None:
+    call = Call(TraceParent(1, 1))
+    assert way_of(call) == "shared memory"
+    call.requests = 1
+    assert way_of(call) == "frame"
+    call.is_moved_by_engine = True
+    assert way_of(call) == "engine"

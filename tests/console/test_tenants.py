@@ -1,0 +1,40 @@
+"""Promises of tenants.py."""
+
+from kvstore.console.tenants import nearest
+from kvstore.protocol import control_pb2 as pb
+
+Told = list[tuple[str, str, str, float]]
+
+
+def told(status: pb.StatusReply) -> Told:
+    return [(one["tenant"], one["what"], one["at"], one["share"]) for one in nearest(status)]
+
+
+def node(name: str, *uses: pb.TenantUse, state: str = "alive") -> pb.NodeStatus:
+    return pb.NodeStatus(name=name, state=state, tenants=uses)
+
+
+def test_of_each_tenant_the_limit_is_told_that_is_nearest_where_it_is() -> None:
+    quotas = pb.Quotas(default=pb.TenantQuota(blocks=10), tenants={"red": pb.TenantQuota(dram_bytes=100, blocks=1000, pins=4)})
+    status = pb.StatusReply(
+        quotas=quotas,
+        nodes=[
+            node("a", pb.TenantUse(tenant="red", dram_bytes=60, blocks=999), pb.TenantUse(tenant="blue", blocks=5)),
+            node("b", pb.TenantUse(tenant="red", dram_bytes=70), pb.TenantUse(tenant="blue", blocks=4)),
+            node("c", pb.TenantUse(tenant="red", dram_bytes=100), state="dead"),
+        ],
+    )
+    assert told(status) == [("blue", "blocks", "a", 0.5), ("red", "blocks", "a", 0.999)]
+    status.grants.add(tenant="red", pins=5)
+    assert told(status) == [("blue", "blocks", "a", 0.5), ("red", "pins", "", 1.25)]
+
+
+def test_a_tenant_that_uses_nothing_has_a_limit_too_and_a_limit_of_none_is_reached_by_anything() -> None:
+    status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=0), "blue": pb.TenantQuota(nvme_bytes=5)}))
+    assert told(status) == [("blue", "nvme_bytes", "", 0.0), ("red", "pins", "", 0.0)]
+    status.grants.add(tenant="red", pins=1)
+    assert told(status)[1] == ("red", "pins", "", 1.0)
+
+
+def test_without_quotas_nothing_is_told() -> None:
+    assert nearest(pb.StatusReply(nodes=[node("a", pb.TenantUse(tenant="red", blocks=5))])) == []

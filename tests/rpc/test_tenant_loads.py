@@ -1,0 +1,76 @@
+"""Promises of tenant_loads.py."""
+
+import pytest
+
+from kvstore.protocol.errors import QuotaExceeded
+from kvstore.rpc.tenant_loads import InFlight, TenantLoads
+from kvstore.security.quotas.quota import Quota, Quotas
+
+
+def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
+    loads = TenantLoads()
+    loads.hold_to(Quotas(tenants={"red": Quota(connections=2)}))
+    assert loads.enter("a", "red") is loads.enter("b", "red")
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 connections here, all that its quota gives it \(connections\)"):
+        loads.enter("c", "red")
+    loads.enter("d", "blue")
+    loads.enter("e", "blue")
+    assert loads.enter("a", "red").connections == 2, "who says so again is no other one"
+    loads.check_integrity()
+    assert loads.tenants() == {"red", "blue"}
+    assert (loads.of("red"), loads.of("blue"), loads.of("green")) == ((2, 0), (2, 0), (0, 0))
+    loads.leave("a")
+    loads.leave("c")
+    loads.enter("c", "red")
+    assert loads.refused() == {"connections": 1, "requests_in_flight": 0}
+
+
+def test_a_connection_that_changes_hands_is_counted_once() -> None:
+    loads = TenantLoads()
+    loads.hold_to(Quotas(tenants={"blue": Quota(connections=0)}))
+    loads.enter("a", "red")
+    with pytest.raises(QuotaExceeded):
+        loads.enter("a", "blue")
+    assert loads.of("red") == (1, 0)
+    loads.enter("a", "green")
+    assert (loads.of("red"), loads.of("green")) == ((0, 0), (1, 0))
+    loads.check_integrity()
+
+
+def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybody_looks() -> None:
+    loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
+    load = loads.enter("a", "red")
+    assert load.limit is None
+    loads.hold_to(quotas)
+    loads.hold_to(quotas)
+    load.begin()
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 1 requests in flight here, all that its quota gives it \(requests_in_fl"):
+        load.begin()
+    assert (loads.of("red"), loads.refused()["requests_in_flight"]) == ((1, 1), 1)
+    load.requests -= 1
+    load.begin()
+    loads.leave("a")
+    assert loads.refused() == {"connections": 0, "requests_in_flight": 1}
+
+
+def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    mine.begin(1)
+    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
+    mine.belong_to(red)
+    for request_id in (1, 1, 0, 2):
+        mine.begin(request_id)
+    assert red.requests == 2, "one without an id gets no answer"
+    with pytest.raises(QuotaExceeded):
+        mine.begin(3)
+    mine.end(3)
+    mine.end(1)
+    assert red.requests == 1
+    mine.belong_to(blue)
+    mine.end(2)
+    assert (red.requests, blue.requests) == (0, 0)
+    mine.begin(4)
+    mine.belong_to(None)
+    mine.begin(5)
+    assert blue.requests == 0

@@ -1,0 +1,59 @@
+"""A tracer that notes the spans which have ended, and a call that is sampled."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import CALL, Call
+
+
+@dataclass
+class Part:
+    """Of a span, or of a part."""
+
+    spans: "Spans"
+    name: str
+    attributes: dict[str, int | str] = field(default_factory=dict)
+
+    def begin(self, name: str) -> "Part":
+        return Part(self.spans, name)
+
+    def set(self, name: str, value: int | str) -> None:
+        self.attributes[name] = value
+
+    def end(self, error: str = "") -> None:
+        self.spans.parts.append((self.name, self.attributes))
+
+
+@dataclass
+class Request(Part):
+    """A span of a request."""
+
+    kind: int = 0
+    parent: TraceParent = TraceParent(0, 0)  # noqa: RUF009
+
+    def end(self, error: str = "") -> None:
+        self.spans.told.append((self.kind, self.parent, error))
+
+
+@dataclass
+class Spans:
+    """Type, parent and error of each request whose span has ended; name and attributes of each of their parts that has."""
+
+    told: list[tuple[int, TraceParent, str]] = field(default_factory=list)
+    parts: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
+
+    def begin(self, kind: int, parent: TraceParent) -> Request:
+        return Request(self, "", kind=kind, parent=parent)
+
+
+@contextmanager
+def sampled() -> Iterator[Call]:
+    """What this thread asks within belongs to a trace."""
+    call = Call(TraceParent(7, 11))
+    token = CALL.set(call)
+    try:
+        yield call
+    finally:
+        CALL.reset(token)

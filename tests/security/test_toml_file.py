@@ -1,0 +1,33 @@
+"""Promises of toml_file.py: whatever is in the file, what is wrong with it is one error that names it."""
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.toml_file import read_toml
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "it.toml"
+    file.write_text("[a]\nb = 1\n")
+    assert read_toml(str(file), "the file", max_bytes=11) == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[a", "the file .* is not TOML"),
+        (b"a = 1" + b"1" * 5000, "the file .* is not TOML"),
+        (b"\xff", "cannot read the file .*"),
+        (b" " * 6001, "the file .* has more than 6000 bytes"),
+        (None, "cannot read the file .*"),
+    ],
+    ids=["malformed", "a number too long", "not text", "too large", "missing"],
+)
+def test_what_cannot_be_used_is_one_error(tmp_path: Path, content: bytes | None, told: str) -> None:
+    file = tmp_path / "it.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
+        read_toml(str(file), "the file", max_bytes=6000)

@@ -1,0 +1,65 @@
+"""Promises of hot.py: what is told is what is read most, never too much of it, in bounded memory and only while somebody asks."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.hot import IDLE_S, MAX_COUNTED, SPAN_S, HotBlocks
+
+S = 1_000_000_000
+
+
+def block(number: int) -> Block:
+    return Block("red", b"%d" % number, 100, 1)
+
+
+def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobody_has_for_long() -> None:
+    hot = HotBlocks()
+    assert hot.told(0, S) == []
+    assert not hot.is_counting
+    assert hot.told(5, 2 * S) == []
+    assert hot.is_counting
+    hot.read([block(1)])
+    hot.told(0, int((2 + IDLE_S) * S))
+    assert hot.is_counting
+    hot.told(0, int((2.1 + IDLE_S) * S))
+    assert not hot.is_counting
+    hot.told(5, 100 * S)
+    assert hot.told(5, 101 * S) == [], "it begins anew"
+
+
+def test_reads_a_second_are_told_the_hottest_first_and_no_more_than_asked_for() -> None:
+    hot, blocks = HotBlocks(), [block(number) for number in range(4)]
+    hot.told(1, 0)
+    hot.read(blocks[:1] * 20 + blocks[1:2] * 40 + blocks[2:3] * 10 + blocks[3:] * 50)
+    blocks[3].is_gone = True
+    assert hot.told(2, 10 * S) == [(blocks[1], 4.0), (blocks[0], 2.0)]
+    assert hot.told(2, 10 * S) == [], "no time has passed"
+
+
+def test_a_steady_rate_stays_what_it_is_and_what_is_over_is_forgotten_within_some_spans() -> None:
+    hot, steady, over = HotBlocks(), block(1), block(2)
+    hot.told(9, 0)
+    hot.read([over] * 500)
+    for step in range(1, 41):
+        hot.read([steady] * 50)
+        rates = dict(hot.told(9, step * 5 * S))
+        assert rates[steady] == pytest.approx(10.0)
+    assert rates[over] < 500 / SPAN_S * 0.1
+
+
+def test_of_more_blocks_than_counters_the_frequent_ones_are_found_and_none_is_said_to_be_read_more_than_it_was() -> None:
+    chosen, hot, true = random.Random(3), HotBlocks(), Counter[Block]()
+    blocks = [block(number) for number in range(20_000)]
+    hot.told(1, 0)
+    for _ in range(600):
+        batch = [*chosen.choices(blocks, k=100), *chosen.choices(blocks[:10], k=20)]
+        true.update(batch)
+        hot.read(batch)
+    assert len(hot._counts) <= 2 * MAX_COUNTED + 120
+    told = dict(hot.told(10, 1 * S))
+    assert set(told) == set(blocks[:10])
+    for one, rate in told.items():
+        assert true[one] - true.total() / MAX_COUNTED <= rate <= true[one]

@@ -1,0 +1,262 @@
+"""Promises of quotas.py, by the block table around it: what a tenant may have, out of whose blocks room is made, and what it is told."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.protocol.errors import QuotaExceeded
+from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.quotas import Use
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.opening import readable_blocks
+from tests.store.tables import Store
+
+MakeStore = Callable[..., Store]
+
+
+def limit(store: Store, tenant: str = "red", **limits: int) -> None:
+    store.table.quotas.set(Quotas(tenants={tenant: Quota(**limits)}))
+
+
+def dropped_for_quota(store: Store) -> list[int]:
+    return [counts.quota_evictions for _, _, counts, _ in store.table.levels()]
+
+
+def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    blue = store.put("z", tenant="blue")
+    limit(store, dram_bytes=300)
+    for name in "abc":
+        store.put(name)
+    store.read("red", b"a", 0)
+    store.put("d")
+    assert store.names() == "acdz"
+    assert store.table.find("blue", b"z") is blue
+    assert dropped_for_quota(store) == [1]
+    assert store.dram.tenant_bytes == {"red": 300, "blue": 100}
+    store.table.check_integrity()
+
+
+def test_one_of_another_size_leaves_too(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=300)
+    for name in "abc":
+        store.put(name)
+    store.put("d", 200)
+    assert store.names() == "cd"
+
+
+def test_where_what_has_left_was_of_another_size_the_tenant_gives_up_a_slab_of_its_own(make_store: MakeStore) -> None:
+    store = make_store(600, slab_bytes=300)
+    for name in ("x", "y", "z"):
+        store.put(name, tenant="blue")
+    limit(store, dram_bytes=300)
+    for name in ("a", "b", "c"):
+        store.put(name)
+    store.read("red", b"c", 0)
+    store.put("d", 150)
+    assert store.names() == "dxyz"
+
+
+def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200)
+    store.put("z", tenant="blue")
+    store.put("a").pinned = True
+    held = store.put("b")
+    store.table.copies.acquire(held)
+    assert store.try_put("c") is None
+    exceeded = store.table.quotas.exceeded("red", 100)
+    assert exceeded is not None
+    assert "tenant 'red' has all that its quota gives it at this node, 200 B in DRAM (dram_bytes)" in str(exceeded)
+    assert store.table.quotas.exceeded("blue", 100) is None
+    store.table.copies.release(held)
+    store.put("c")
+    assert store.names() == "acz"
+
+
+def test_open_puts_count(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200, blocks=2)
+    puts = [store.open("a"), store.open("b")]
+    assert None not in puts
+    assert store.open("c") is None
+    assert store.table.quotas.use() == {"red": Use((0, 200, 0), 2)}
+    first = puts[0]
+    assert first is not None
+    store.table.abort(first)
+    assert store.open("c") is not None
+
+
+def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_bytes=200)
+    store.table.check_room(200, "red")
+    store.table.check_room(500, "blue")
+    with pytest.raises(
+        QuotaExceeded, match=r"a value of 201 bytes is larger than what tenant 'red' may have in DRAM, 200 B \(dram_bytes\)"
+    ):
+        store.table.check_room(201, "red")
+    limit(store, blocks=0)
+    with pytest.raises(QuotaExceeded, match="may have no blocks here"):
+        store.table.check_room(1, "red")
+
+
+def test_a_tenant_with_as_many_blocks_as_it_may_have_gives_one_up_for_the_next(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    store.put("z", tenant="blue")
+    limit(store, blocks=2)
+    low = store.put("a")
+    store.table.room.evict(low, store.table._landing)
+    store.settle()
+    store.put("b")
+    store.put("c")
+    assert store.names() == "bcz", "the one in the lowest tier left"
+    assert dropped_for_quota(store) == [0, 1]
+    for name in ("b", "c"):
+        block = store.table.find("red", name.encode())
+        assert block is not None
+        block.pinned = True
+    assert store.try_put("d") is None
+    exceeded = store.table.quotas.exceeded("red", 100)
+    assert exceeded is not None
+    assert "2 blocks (blocks)" in str(exceeded)
+
+
+def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_has_no_room_there(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, dram_bytes=200, nvme_bytes=100)
+    store.put("a")
+    store.put("b")
+    assert store.try_put("c") is None
+    assert store.try_put("c") is None
+    (move,) = store.table.room.take_moves()
+    assert (move.block.key, move.target) == (b"a", NVME), "one is enough, however often asked"
+    store.finish(move)
+    store.put("c")
+    assert store.names() == "abc"
+    assert store.try_put("d") is None
+    store.settle()
+    store.put("d")
+    assert store.names() == "bcd", "NVMe holds one of its blocks"
+    limit(store, dram_bytes=200, nvme_bytes=0)
+    store.table.relieve()
+    store.put("e")
+    assert store.names() == "de"
+    assert store.tiers[NVME].tenant_bytes == {}
+
+
+def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, dram_bytes=100)
+    block = Block("red", b"a", 100, UNDECIDED)
+    assert store.table.place(block) is not None
+    store.table.keep(block)
+    assert store.try_put("b") is None
+    limit(store, dram_bytes=0)
+    store.table.relieve()
+    assert store.table.room.take_moves() == []
+    store.table.decide(block, 7)
+    store.table.relieve()
+    assert [move.block for move in store.table.room.take_moves()] == [block]
+
+
+@pytest.mark.parametrize("nvme_bytes", [0, 1000])
+def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(make_store: MakeStore, nvme_bytes: int) -> None:
+    store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
+    for name in "abcd":
+        store.put(name)
+    store.put("z", tenant="blue")
+    limit(store, dram_bytes=150)
+    store.table.check_integrity()
+    store.table.relieve()
+    store.table.relieve()
+    moves = store.table.room.take_moves()
+    assert [move.block.key for move in moves] == ([b"a", b"b", b"c"] if nvme_bytes else [])
+    for move in moves:
+        store.finish(move)
+    store.table.relieve()
+    assert store.dram.tenant_bytes == {"red": 100, "blue": 100}
+    assert store.names() == ("abcdz" if nvme_bytes else "dz")
+    assert store.table._landing.limits.surplus == set()
+
+
+def test_what_cannot_leave_yet_leaves_later(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    block = store.put("a")
+    block.pinned = True
+    limit(store, dram_bytes=50)
+    store.table.relieve()
+    assert store.names() == "a"
+    block.pinned = False
+    store.table.relieve()
+    assert store.names() == ""
+
+
+def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: MakeStore) -> None:
+    store = make_store(400, slab_bytes=100)
+    store.put("y", tenant="blue")
+    store.put("z", tenant="blue")
+    store.put("a")
+    store.put("b")
+    limit(store, dram_bytes=100)
+    store.put("x", tenant="blue")
+    assert store.names() == "bxyz"
+
+
+def test_a_copy_up_that_is_over_quota_does_not_happen(make_store: MakeStore) -> None:
+    store = make_store(1000, hbm_bytes=1000, nvme_bytes=1000, slab_bytes=100)
+    limit(store, hbm_bytes=0, dram_bytes=100)
+    block = store.put("a")
+    for _ in range(3):
+        store.read("red", b"a", 0)
+    store.table.room.warm(block)
+    assert store.table.room.take_moves() == []
+    assert block.hbm is None
+    store.table.room.evict(block, store.table._landing)
+    store.settle()
+    store.put("b").pinned = True
+    assert store.table.begin_promotion(block) is None
+
+
+def test_a_batch_gets_no_more_slots_than_the_quota_has_room_for(make_store: MakeStore) -> None:
+    store = make_store(2000, slab_bytes=1000)
+    limit(store, dram_bytes=500)
+    store.put("a")
+    slots = store.table.spare_slots("red", 100, 10)
+    assert len(slots) == 4
+    store.table.give_back(slots)
+    slots = store.table.free_slots("red", 100, 5)
+    assert len(slots) == 5
+    assert store.names() == ""
+    assert store.table.free_slots("red", 100, 1) == []
+    store.table.give_back(slots)
+    store.table.check_integrity()
+
+
+def test_what_an_earlier_process_left_counts_for_its_tenants(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    for name, tenant in (("a", "red"), ("b", "red"), ("z", "blue")):
+        store.table.room.evict(store.put(name, tenant=tenant), store.table._landing)
+    store.settle()
+    store.tiers[NVME].close()
+    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
+    assert store.table.recover(readable_blocks(store.tiers[NVME])) == 3
+    assert store.tiers[NVME].tenant_bytes == {"red": 200, "blue": 100}
+    limit(store, nvme_bytes=100)
+    store.table.relieve()
+    assert store.names() == "bz"
+
+
+def test_use_is_told_by_tenant_and_tier(make_store: MakeStore) -> None:
+    store = make_store(1000, hbm_bytes=1000, slab_bytes=100)
+    block = store.put("a")
+    store.put("z", 200, tenant="blue")
+    for _ in range(3):
+        store.read("red", b"a", 0)
+    store.table.room.warm(block)
+    store.settle()
+    assert [block.slots[tier] is not None for tier in (HBM, DRAM)] == [True, True]
+    assert store.table.quotas.use() == {"red": Use((100, 100, 0), 1), "blue": Use((0, 200, 0), 1)}
+    assert store.table.quotas.now.of("red") == Quota()

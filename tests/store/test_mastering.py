@@ -1,0 +1,97 @@
+"""Promises of mastering.py: over a new link to the master all is said that it knows, and nothing that it does not."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Coldest, Publish
+from kvstore.protocol.frames import VERSION
+from kvstore.store.last_copies import LastCopies
+from kvstore.store.mastering import MasterSession
+from tests.rpc.wires import read_frame
+from tests.store.served import TIMEOUT_S, Served, served
+
+SIZE = 64 << 10
+
+
+class Linked:
+    """A node, and the master's ends of the links that it was given one after the other."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.last_copies = LastCopies(node.store.table.lowest, clock_ns=node.reactor.now_ns)
+        self.session = MasterSession(
+            node.reactor,
+            node.service,
+            node.publisher,
+            node.claims,
+            node.deciding,
+            node.copies,
+            self.last_copies,
+            node.admission,
+            None,
+            peer_timeout_s=TIMEOUT_S,
+            on_synced=lambda: None,
+            on_lost=lambda _epoch: None,
+        )
+
+    def begin(self, epoch: int, protocol_version: int, *, spill_at_share: float = 0.0) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(TIMEOUT_S)
+        reply = pb.RegisterReply(node_id=5, registration_epoch=epoch, protocol_version=protocol_version)
+        reply.spill_at_share = spill_at_share
+        self.node.call(lambda: self.session.begin(ours, reply))
+        return theirs
+
+    def evict_and_ask(self) -> None:
+        """One more block than there is room for; then what is due is asked."""
+
+        def put() -> None:
+            for name in "abcdefghijklmnopq":
+                self.node.store.put(name, SIZE)
+            self.last_copies.step()
+            self.node.publisher.flush_now()
+
+        self.node.call(put)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Iterator[Linked]:
+    with served(tmp_path) as node:
+        yield Linked(node)
+
+
+def said_until_commits(master: socket.socket) -> set[int]:
+    """The types of what came up to the commits of the blocks, which are said last."""
+    found = set[int]()
+    while True:
+        header, message, _payload = read_frame(master)
+        found.add(header.type)
+        if isinstance(message, Publish) and message.keys:
+            return found
+
+
+@pytest.mark.parametrize(("protocol_version", "is_asked"), [(VERSION, True), (0, False)])
+def test_only_a_master_that_says_that_it_knows_the_question_is_asked_what_may_leave(
+    linked: Linked, protocol_version: int, is_asked: bool
+) -> None:
+    """Also where the master of the link before knew it."""
+    with linked.begin(1, VERSION), linked.begin(2, protocol_version) as master:
+        linked.evict_and_ask()
+        found = said_until_commits(master)
+    assert Publish.TYPE in found
+    assert (Coldest.TYPE in found) == is_asked
+
+
+@pytest.mark.parametrize("spill_at_share", [0.0, 0.5])
+def test_what_is_to_be_spilled_is_said_to_a_master_that_wants_it(linked: Linked, spill_at_share: float) -> None:
+    with linked.begin(1, VERSION, spill_at_share=spill_at_share) as master:
+        linked.evict_and_ask()
+        while True:
+            _header, message, _payload = read_frame(master)
+            if isinstance(message, Coldest):
+                break
+    assert any(message.spill) == bool(spill_at_share)

@@ -1,0 +1,109 @@
+"""Promises of spans.py: whose part a span is, when a call has one, and that nothing of an error but its kind is told. A real collector."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.baggage import set_baggage
+from opentelemetry.context import attach, detach
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+from kvstore.protocol.master_messages import Lookup
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import CALL
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.spans import Tracing
+from tests.telemetry.tracing.collector import Collector, collecting
+
+PARENT = TraceParent(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+def to(endpoint: str, *, sample_ratio: float = 1.0) -> Tracing:
+    return Tracing(TracingSettings(endpoint=endpoint, sample_ratio=sample_ratio), role="node", instance="n1")
+
+
+def nowhere(sample_ratio: float) -> Tracing:
+    return to("http://127.0.0.1:9/v1/traces", sample_ratio=sample_ratio)
+
+
+def test_a_requests_span_is_part_of_the_askers_and_has_parts_of_its_own(collector: Collector) -> None:
+    tracing = to(collector.endpoint)
+    span = tracing.begin(Lookup.TYPE, PARENT)
+    part = span.begin("kvstore.node.wait")
+    part.end()
+    span.begin("kvstore.node.fetch")
+    span.set("kvstore.tiers", "dram")
+    span.end("Full")
+    tracing.begin(255, PARENT).end()
+    tracing.close()
+    span.end("Closed")
+    spans = collector.spans("kvstore.node.lookup", "kvstore.node.wait", "kvstore.node.fetch", "kvstore.node.unknown")
+    served = spans["kvstore.node.lookup"]
+    assert (served.service, served.trace_id) == ("kvstore-node", f"{PARENT.trace_id:032x}")
+    assert (served.parent_id, served.error, served.attributes) == (f"{PARENT.span_id:016x}", "Full", {"kvstore.tiers": "dram"})
+    assert (spans["kvstore.node.wait"].parent_id, spans["kvstore.node.wait"].error) == (served.span_id, "")
+    assert (spans["kvstore.node.fetch"].parent_id, spans["kvstore.node.fetch"].error) == (served.span_id, "Full"), "it ended with the whole"
+    assert tracing.queue.counts() == {"exported": 4, "failed": 0, "dropped": 0}
+
+
+def test_a_call_is_what_is_asked_within_it_and_is_over_at_its_end(collector: Collector) -> None:
+    tracing = to(collector.endpoint)
+    with tracing.begin_call("get") as recorded:
+        assert CALL.get() is recorded.call
+        there = trace.get_current_span().get_span_context()
+        assert recorded.call.parent == TraceParent(there.trace_id, there.span_id)
+    assert CALL.get() is None
+    assert not trace.get_current_span().get_span_context().is_valid
+    with pytest.raises(ValueError, match="secret"), tracing.begin_call("put"):
+        raise ValueError("one secret key")
+    assert CALL.get() is None
+    tracing.close()
+    spans = collector.spans("kvstore.get", "kvstore.put")
+    assert (spans["kvstore.get"].parent_id, spans["kvstore.get"].error) == ("", "")
+    assert spans["kvstore.put"].error == "ValueError"
+    assert "secret" not in repr(collector.all())
+
+
+def test_what_a_thread_is_within_can_be_taken_to_another_one(collector: Collector) -> None:
+    tracing = to(collector.endpoint)
+    with tracing.begin_call("get"):
+        there = tracing.here()
+
+    def elsewhere() -> None:
+        with pytest.raises(ValueError, match="fails"), tracing.within(there):
+            tracing.begin_call("put").__enter__().__exit__(None, None, None)
+            raise ValueError("fails")
+        assert not tracing.here()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    tracing.close()
+    spans = collector.spans("kvstore.get", "kvstore.put")
+    assert spans["kvstore.put"].parent_id == spans["kvstore.get"].span_id
+
+
+@pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 0), (1.0, 1000, 1000), (0.25, 1, 999)])
+def test_chance_decides_where_the_program_has_no_span(ratio: float, least: int, most: int) -> None:
+    tracing = nowhere(ratio)
+    assert least <= sum(tracing.samples() for _ in range(1000)) <= most
+    tracing.close()
+
+
+def test_the_programs_own_span_decides_where_there_is_one() -> None:
+    for sampler, ratio in ((ALWAYS_ON, 0.0), (ALWAYS_OFF, 1.0)):
+        tracing = nowhere(ratio)
+        with TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("engine").start_as_current_span("step"):
+            assert tracing.samples() is (sampler is ALWAYS_ON)
+        token = attach(set_baggage("request", "r1"))
+        assert tracing.samples() is (ratio == 1.0), "a context without a span decides nothing"
+        detach(token)
+        tracing.close()

@@ -1,0 +1,49 @@
+"""Promises of traffic.py: the kernel's counters of a machine in a folder, and of this host."""
+
+from pathlib import Path
+
+from kvstore.transfer.topology.model import ETHERNET, INFINIBAND, LOOPBACK, ROCE, Nic
+from kvstore.transfer.topology.traffic import Traffic, traffic
+
+HEAD = "Inter-|   Receive                    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+
+
+def dev(root: Path, **counts: tuple[int, int]) -> None:
+    (root / "proc/net").mkdir(parents=True)
+    lines = [f"{name:>6}: {told[0]:>7} 1 0 0 0 0 0 0 {told[1]:>7} 1 0 0 0 0 0 0\n" for name, told in counts.items()]
+    (root / "proc/net/dev").write_text(HEAD + "".join(lines) + "broken: 1\n")
+
+
+def port(root: Path, device: str, number: str, received: str, sent: str) -> None:
+    folder = root / "sys/class/infiniband" / device / "ports" / number / "counters"
+    folder.mkdir(parents=True)
+    (folder / "port_rcv_data").write_text(received + "\n")
+    (folder / "port_xmit_data").write_text(sent + "\n")
+
+
+def test_an_interface_has_its_bytes_roce_both_and_infiniband_those_of_its_port(tmp_path: Path) -> None:
+    dev(tmp_path, eth0=(100, 200), eth1=(1000, 2000), ib0=(7, 7))
+    port(tmp_path, "mlx5_1", "1", "10", "20")
+    port(tmp_path, "mlx4_0", "2", "3", "4")
+    nics = [
+        Nic("eth0", ETHERNET, "eth0"),
+        Nic("mlx5_1", ROCE, "eth1"),
+        Nic("mlx4_0:2", INFINIBAND, "ib0"),
+    ]
+    assert traffic(nics, tmp_path) == {
+        "eth0": Traffic(100, 200),
+        "mlx5_1": Traffic(1040, 2080),
+        "mlx4_0:2": Traffic(12, 16),
+    }
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    nics = [Nic("eth0", ETHERNET, "eth0"), Nic("broken", ETHERNET, "broken"), Nic("mlx5_0", INFINIBAND), Nic("mlx5_1", ROCE, "eth1")]
+    assert traffic(nics, tmp_path) == {}
+    dev(tmp_path, eth1=(5, 6))
+    port(tmp_path, "mlx5_0", "1", "N/A (no PMA)", "1")
+    assert traffic(nics, tmp_path) == {"mlx5_1": Traffic(5, 6)}
+
+
+def test_this_hosts_loopback_is_counted() -> None:
+    assert set(traffic([Nic("lo", LOOPBACK, "lo")])) == {"lo"}
