@@ -1,8 +1,13 @@
 """A deadline: the time that a whole operation has, however many steps it takes."""
 
 import time
+from typing import Final
 
 from kvstore.protocol.errors import DeadlineExceeded
+
+OVERDUE_S: Final = 1.0
+"""What has a deadline of its own, as a call of gRPC, and has not ended so long after it never will: the thread that would say so may have
+died of a want of memory."""
 
 
 class Deadline:

@@ -25,6 +25,8 @@ READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
 MIN_CANCELLED: Final = 64
 """Cancelled timers that stay in the heap whatever their share: making it anew for fewer is not worth it."""
+STARVED_PAUSE_S: Final = 0.01
+"""Before the next round where there was no memory for one."""
 MAX_EVENTS: Final = 256
 """Descriptors served before timers and handed-over calls get their turn."""
 
@@ -48,6 +50,17 @@ class Timer:
             self._on_cancel()
 
 
+class _Repeated:
+    """What runs again and again. Nothing of it is taken out to run it: what fails, be it for want of memory, is due still or again."""
+
+    __slots__ = ("callback", "due_ns", "interval_ns")
+
+    def __init__(self, due_ns: int, interval_ns: int, callback: Callable[[], None]) -> None:
+        self.due_ns = due_ns
+        self.interval_ns = interval_ns
+        self.callback = callback
+
+
 class Reactor:
     """See the module. `call_soon`, `call` and `stop` are safe from any thread; everything else belongs to the loop's thread."""
 
@@ -61,6 +74,9 @@ class Reactor:
         """A heap. Cancelled timers stay in it until they are due or more than half of it: a request's deadline may be an hour away, and
         its answer comes at once."""
         self._cancelled = 0
+        self._repeated: list[_Repeated] = []
+        self._repeat_ns: int | None = None
+        """When the first of them is due; None without any."""
         self._serial = itertools.count()
         self._handed_over: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -106,12 +122,10 @@ class Reactor:
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each `interval_s` for as long as the reactor runs; a late call does not make the next ones crowd."""
-
-        def again() -> None:
-            self.call_later(interval_s, again)
-            callback()
-
-        self.call_later(interval_s, again)
+        interval_ns = int(interval_s * 1e9)
+        due_ns = self._clock_ns() + interval_ns
+        self._repeated.append(_Repeated(due_ns, interval_ns, callback))
+        self._repeat_ns = due_ns if self._repeat_ns is None else min(self._repeat_ns, due_ns)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the loop's thread, soon. Does nothing once the reactor is closed."""
@@ -145,9 +159,13 @@ class Reactor:
         return future.result()
 
     def run(self) -> None:
-        """Serve until `stop`. A callback's exception is logged and does not end the loop: one bad peer must not take the rest along."""
+        """Serve until `stop`. A callback's exception is logged and does not end the loop: one bad peer must not take the rest along. Nor
+        does a want of memory in the loop itself: descriptors that were not served are ready still, and what is due is due."""
         while not self._stopping:
-            self.run_once(self._wait_s())
+            try:
+                self.run_once(self._wait_s())
+            except MemoryError:
+                time.sleep(STARVED_PAUSE_S)
 
     def run_once(self, timeout_s: float) -> None:
         """One round: events, handed-over calls, due timers, then `after_events`."""
@@ -187,14 +205,17 @@ class Reactor:
     def _wait_s(self) -> float:
         if self._handed_over:
             return 0.0
-        if not self._timers:
-            return 60.0
-        return max(0.0, (self._timers[0][0] - self._clock_ns()) / 1e9)
+        due_ns = self._repeat_ns
+        if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
+            due_ns = self._timers[0][0]
+        return 60.0 if due_ns is None else max(0.0, (due_ns - self._clock_ns()) / 1e9)
 
     def _run_timers(self) -> None:
-        if not self._timers:
+        if not self._timers and self._repeat_ns is None:
             return
         now_ns = self._clock_ns()
+        if self._repeat_ns is not None and self._repeat_ns <= now_ns:
+            self._repeat(now_ns)
         while self._timers and self._timers[0][0] <= now_ns:
             timer = heapq.heappop(self._timers)[2]
             due, timer.callback = timer.callback, None
@@ -202,6 +223,13 @@ class Reactor:
                 self.guarded(due)
             else:
                 self._cancelled -= 1
+
+    def _repeat(self, now_ns: int) -> None:
+        for repeated in self._repeated[:]:
+            if repeated.due_ns <= now_ns:
+                repeated.due_ns = now_ns + repeated.interval_ns
+                self.guarded(repeated.callback)
+        self._repeat_ns = min(repeated.due_ns for repeated in self._repeated)
 
     def guarded(self, callback: Callable[..., object], *args: Any) -> None:
         """Call `callback(*args)`; its exception is logged and goes no further."""

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -22,7 +23,7 @@ from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
-from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.deadline import OVERDUE_S, Deadline
 from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner, looks
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.vanishing import grpc_options
@@ -56,6 +57,12 @@ class Identity:
 
 def new_instance() -> int:
     return secrets.randbits(63) | 1
+
+
+def beats(name: str) -> ThreadPoolExecutor:
+    """The thread that a link's heartbeats wait in. gRPC's own futures start one for each, and where there is no memory for it even to close
+    the channel waits for ever."""
+    return ThreadPoolExecutor(1, f"heartbeats-{name}")
 
 
 class MasterLink:
@@ -180,7 +187,7 @@ class MasterLink:
         channel, place = self._nearest(owner or self._find_owner())
         self._doubtful = self._masters.owner
         try:
-            with open_channel(place, self._tls, grpc_options(self._peer_timeout_s)) as control:
+            with beats(self._identity.name) as beating, open_channel(place, self._tls, grpc_options(self._peer_timeout_s)) as control:
                 stub = ControlStub(control)  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
@@ -196,7 +203,7 @@ class MasterLink:
                     extra=named("registered", epoch=reply.master_epoch, node_id=reply.node_id),
                 )
                 try:
-                    return self._beat(stub, reply)
+                    return self._beat(stub, reply, beating)
                 finally:
                     self._no_link_since_ns = self._reactor.now_ns()
         finally:
@@ -289,7 +296,7 @@ class MasterLink:
             )
         self._seen_catalog, self._seen_epoch = catalog, epoch
 
-    def _beat(self, stub: ControlStub, registration: pb.RegisterReply) -> Channel | None:
+    def _beat(self, stub: ControlStub, registration: pb.RegisterReply, beating: ThreadPoolExecutor) -> Channel | None:
         """Send heartbeats until the link is lost, or the master says that this registration is not the newest, or another one owns the
         catalog: the connection to that one.
 
@@ -317,7 +324,7 @@ class MasterLink:
                 quotas_version=self._quotas_version,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
-            call = stub.Heartbeat.future(request, timeout=self._timeout_s, metadata=self._metadata)
+            call = beating.submit(stub.Heartbeat, request, timeout=self._timeout_s, metadata=self._metadata)
             try:
                 answer = self._unless_answered(call)
             except grpc.RpcError as error:
@@ -332,7 +339,6 @@ class MasterLink:
                 self._take_quotas(answer)
             elif answer is not None:
                 log.warning("%s owns the catalog now", answer.address)
-                call.cancel()
                 return answer
 
     def _take_quotas(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
@@ -341,13 +347,15 @@ class MasterLink:
             self._reactor.call(lambda: self._on_quotas(reply.quotas), deadline_s=self._timeout_s)
             self._quotas_version = reply.quotas.version
 
-    def _unless_answered(self, call: "grpc.CallFuture[pb.HeartbeatReply]") -> pb.HeartbeatReply | Channel | None:
+    def _unless_answered(self, call: Future[pb.HeartbeatReply]) -> pb.HeartbeatReply | Channel | None:
         """Wait for the answer; or a connection to another master that owns the catalog, if that is so before it comes. None: the link is
-        over. Raises RpcError."""
+        over. Raises RpcError, and DeadlineExceeded where the call does not even end at its deadline: who would tell is dead."""
         owner = None
+        overdue = Deadline(self._timeout_s + OVERDUE_S)
         for wait_s in looks(self._patience_s):
-            with contextlib.suppress(grpc.FutureTimeoutError):
-                return call.result(timeout=wait_s)
+            left_s = overdue.left_s()
+            with contextlib.suppress(TimeoutError):
+                return call.result(timeout=min(wait_s, left_s))
             owner = self._other_owner()
             if owner is not None or self._is_over():
                 break

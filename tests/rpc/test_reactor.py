@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -179,6 +180,31 @@ def test_what_repeats_does_not_crowd_after_a_late_call(reactor: Reactor, clock: 
         clock.now_ns = now_s * SECOND_NS
         reactor.run_once(0)
     assert done == [1, 9, 10]
+
+
+def test_a_loop_that_lacks_memory_goes_on_and_what_repeats_goes_on_with_it() -> None:
+    starved: list[int] = []
+
+    def now_ns() -> int:
+        if starved:
+            starved.pop()
+            raise MemoryError
+        return time.monotonic_ns()
+
+    def repeated() -> None:
+        calls.append(len(starved))
+        if len(calls) == 1:
+            starved.extend([0] * 9)
+        if len(calls) == 3:
+            reactor.stop()
+
+    calls: list[int] = []
+    reactor = Reactor(now_ns)
+    reactor.every(0.001, repeated)
+    starved.extend([0] * 9)
+    reactor.run()
+    assert (calls, starved) == ([0, 0, 0], [])
+    reactor.close()
 
 
 def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Reactor) -> None:

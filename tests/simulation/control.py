@@ -49,7 +49,7 @@ class _Context:
 
 
 class Call:
-    """grpc.CallFuture: one call under way."""
+    """One call under way, and the future of who waits for it."""
 
     def __init__(self, plane: "ControlPlane", place: str, name: str, request: Any, timeout_s: float) -> None:
         self._world = plane.network.world
@@ -75,7 +75,7 @@ class Call:
         if self._answer is None:
             self._world.block(None if timeout is None else int(timeout * S), lambda *waiting: self._waiting.append(waiting))
         if self._answer is None:
-            raise grpc.FutureTimeoutError
+            raise TimeoutError
         is_done, value = self._answer
         if not is_done:
             raise value
@@ -120,6 +120,19 @@ class _Method:
 
     def future(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Call:
         return Call(self._plane, self._place, self._name, request, timeout)
+
+
+class Beats:
+    """store.link.beats: a call waits without a thread."""
+
+    def __enter__(self) -> "Beats":
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        return
+
+    def submit(self, method: _Method, request: Any, **options: Any) -> Call:
+        return method.future(request, **options)
 
 
 class _Channel:
@@ -168,7 +181,6 @@ class ControlPlane:
             RpcError=grpc.RpcError,
             Call=CallFailed,
             StatusCode=grpc.StatusCode,
-            FutureTimeoutError=grpc.FutureTimeoutError,
         )
 
     def open_channel(self, place: str, tls: object, options: object) -> "_Channel":

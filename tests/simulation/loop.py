@@ -67,6 +67,13 @@ class SimReactor(Reactor):
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         return self.call_at(self.now_ns() + int(delay_s * S), callback)
 
+    def every(self, interval_s: float, callback: Callable[[], None]) -> None:
+        def again() -> None:
+            self.call_later(interval_s, again)
+            callback()
+
+        self.call_later(interval_s, again)
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         if not self._closed:
             self._calls.append(callback)

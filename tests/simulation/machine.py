@@ -47,7 +47,7 @@ from kvstore.client.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
 from kvstore.rpc.server import Server
 from kvstore.tiers.policies.by_name import make_policy
-from tests.simulation.control import ControlPlane
+from tests.simulation.control import Beats, ControlPlane
 from tests.simulation.loop import SimReactor
 from tests.simulation.memory import Descriptors, SimMemfd, give_back_pages
 from tests.simulation.network import FIRST_FD, Network
@@ -235,6 +235,7 @@ class Machine:
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
         table += [(module, "time", clock) for module in (node, master, operations, sync)]
         table += [(module, "threading", threads) for module in (link, relay)]
+        table += [(link, "beats", lambda _name: Beats())]
         table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]

@@ -7,10 +7,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -303,6 +304,35 @@ def test_where_others_reach_the_node_a_master_that_lets_everybody_in_is_none(tmp
         assert linked.empty()
 
 
+class Lacking(ThreadPoolExecutor):
+    """There is no memory to begin its thread."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        raise RuntimeError("can't start new thread")
+
+
+class Dying(ThreadPoolExecutor):
+    """Its thread dies of a want of memory before it can tell."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        return Future()
+
+
+@pytest.mark.parametrize("first", [Lacking, Dying])
+def test_a_link_whose_heartbeat_never_ends_makes_way_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: type[ThreadPoolExecutor]
+) -> None:
+    kinds: list[type[ThreadPoolExecutor]] = [ThreadPoolExecutor, first]
+    monkeypatch.setattr("kvstore.store.link.beats", lambda _name: (kinds.pop() if len(kinds) > 1 else kinds[0])(1))
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, timeout_s=0.5) as (link, linked):
+        link.start()
+        sock, before = linked.get(timeout=60)
+        with sock:
+            again, after = linked.get(timeout=60)
+            again.close()
+            assert after.registration_epoch > before.registration_epoch
+
+
 class Refusing(ControlServicer):
     """Of a master that takes a registration, and no heartbeat."""
 
@@ -379,7 +409,7 @@ Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
 @contextmanager
-def a_link(*masters: str, needs_tickets: bool = False) -> Iterator[tuple[MasterLink, Linked]]:
+def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) -> Iterator[tuple[MasterLink, Linked]]:
     """A link that is not started yet, in a loop that runs, and the connections that it has made."""
     reactor, linked = Reactor(), Linked()
     link = MasterLink(
@@ -395,7 +425,7 @@ def a_link(*masters: str, needs_tickets: bool = False) -> Iterator[tuple[MasterL
         on_link=lambda sock, reply: linked.put((sock, reply)),
         join_token=lambda: "",
         needs_tickets=needs_tickets,
-        timeout_s=10.0,
+        timeout_s=timeout_s,
         patience_s=0.05,
         peer_timeout_s=30.0,
         pause_s=0.01,

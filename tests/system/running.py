@@ -169,7 +169,18 @@ class System:
 
     def await_counters(self, name: str = "n0", /, **counts: int) -> None:
         """Wait until the node's heartbeats tell these."""
-        until(lambda: counts.items() <= dict(self.node_status(name).counters).items(), f"{name} with {counts}", every_s=STATUS_POLL_S)
+
+        def is_told() -> bool:
+            told.CopyFrom(self.node_status(name))
+            return counts.items() <= dict(told.counters).items()
+
+        told = pb.NodeStatus()
+        try:
+            until(is_told, f"{name} with {counts}", every_s=STATUS_POLL_S)
+        except AssertionError as error:
+            found = {counter: told.counters[counter] for counter in counts}
+            error.add_note(f"last heard {told.heartbeat_age_s:.1f} s ago, {told.state}: {found}; logs:\n" + "\n".join(self.logs[-40:]))
+            raise
 
     def _start(self, name: str, module: str, *arguments: str) -> Child:
         environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}

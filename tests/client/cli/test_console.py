@@ -96,7 +96,7 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
         assert source.status().nodes[0].HasField("drain")
         source.drain("node-0", to="nvme", cancel=True)
         source.set_quota("red", {"pins": 3, "blocks": None})
-        assert source.status().quota_origins["red"].operator == ["pins", "blocks"]
+        assert source.status().quota_origins["red"].operator == ["blocks", "pins"]
         source.clear_quota("red", ["blocks"])
         assert source.status().quota_origins["red"].operator == ["pins"]
         with pytest.raises(InvalidArgument, match="is alive"):
