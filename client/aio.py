@@ -221,6 +221,7 @@ class AsyncClient:
         if nodes:
             value = self._near.get(nodes, key)
             if value is None and self._near.wanted:
+                timeout = self._operations.deadline(timeout)
                 await self._run(self._operations.map_wanted(timeout))
                 value = self._near.get(nodes, key)
             if value is not None:
@@ -249,6 +250,7 @@ class AsyncClient:
         if nodes:
             size = self._near.get_into(nodes, key, view)
             if size is None and self._near.wanted:
+                timeout = self._operations.deadline(timeout)
                 await self._run(self._operations.map_wanted(timeout))
                 size = self._near.get_into(nodes, key, view)
             if size is not None:

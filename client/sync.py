@@ -231,6 +231,7 @@ class Client:
         if nodes:
             value = self._near.get(nodes, key)
             if value is None and self._near.wanted:
+                timeout = self._operations.deadline(timeout)
                 self._run(self._operations.map_wanted(timeout))
                 value = self._near.get(nodes, key)
             if value is not None:
@@ -261,6 +262,7 @@ class Client:
         if nodes:
             size = self._near.get_into(nodes, key, view)
             if size is None and self._near.wanted:
+                timeout = self._operations.deadline(timeout)
                 self._run(self._operations.map_wanted(timeout))
                 size = self._near.get_into(nodes, key, view)
             if size is not None:

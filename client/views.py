@@ -56,6 +56,7 @@ class View:
         if nodes:
             view = client._near.look(nodes, self._key)
             if view is None and client._near.wanted:
+                timeout = client._operations.deadline(timeout)
                 client._run(client._operations.map_wanted(timeout))
                 view = client._near.look(nodes, self._key)
             if view is not None:
@@ -92,6 +93,7 @@ class AsyncView:
         if nodes:
             view = client._near.look(nodes, self._key)
             if view is None and client._near.wanted:
+                timeout = client._operations.deadline(timeout)
                 await client._run(client._operations.map_wanted(timeout))
                 view = client._near.look(nodes, self._key)
             if view is not None:

@@ -170,12 +170,13 @@ class LocalNodes:
             self._asking.release()
 
     def map_slabs(self, node: LocalNode, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
-        """Have these mapped, as far as the node has them, and those unmapped that it has given up. Another thread's call goes on alone."""
+        """Have these mapped, as far as the node has them in a share of the time, and those unmapped that it has given up. Another thread's
+        call goes on alone."""
         if not self._asking.acquire(blocking=False):
             return
         try:
             node.slabs_gone = node.index.slabs_gone
-            found = yield from self._mapping.map_slabs(node.loan.channel, node.node_id, slabs, deadline, writable=False)
+            found = yield from self._mapping.map_slabs(node.loan.channel, node.node_id, slabs, _share_of(deadline), writable=False)
             node.slabs.update(zip(slabs, (slab.memory for slab in found), strict=True))
             self._daemons.unshared.shared(node.name)
         except KVStoreError as error:

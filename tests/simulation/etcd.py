@@ -129,7 +129,8 @@ class ModelCatalog(Catalog):
         """Threads that wait for something to do."""
         self._epoch = 0
         """Of this master's ownership, 0: it has none."""
-        self._fence = 0
+        self._fence: int | None = 0
+        """Of its writes; None: one of them may be on its way still, and the fence has to be moved before another one is sent."""
         self._lease_until_ns = 0
         self._is_open = False
         self._is_closed = False
@@ -359,18 +360,16 @@ class ModelCatalog(Catalog):
         """Until it is durable, or cannot be any more."""
         while epoch and epoch == self._epoch:
             try:
+                if self._fence is None:
+                    self._fence = self._ask(lambda: self._etcd.move_fence(epoch))
                 self._ask(lambda fence=self._fence: self._etcd.write(epoch, fence, changes), may_be_late=True)  # type: ignore[misc]
             except StaleEpoch as error:
                 self._end(epoch, error)
             except CatalogUnavailable:
                 if self._is_closed:
                     break
-                try:
-                    self._fence = self._ask(lambda: self._etcd.move_fence(epoch))
-                except StaleEpoch as error:
-                    self._end(epoch, error)
-                except CatalogUnavailable:
-                    self._world.block(20 * MS)
+                self._fence = None
+                self._world.block(20 * MS)
             else:
                 return None
         return Closed("the catalog is closed") if self._is_closed else StaleEpoch("this master does not own the catalog")
