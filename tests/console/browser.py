@@ -5,23 +5,27 @@ import shutil
 from collections.abc import Iterator
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 WAIT_MS = 60_000.0
 VIEWS = ("overview", "nodes", "network", "contents", "activity")
+ONE_PROCESS = ("--renderer-process-limit=1", "--disable-site-isolation-trials")
+"""Pages share the process that draws them: to start one for each, and one in reserve, takes three times as long as a page itself."""
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """Raises RuntimeError where there is none."""
+def chromium() -> Iterator[BrowserContext]:
+    """Its pages share a context; Watched keeps them apart. Raises RuntimeError where there is none."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         raise RuntimeError("tests of the console need a browser: make chromium")
     with sync_playwright() as playwright:
         # Tests run as root in containers, where Chromium's sandbox cannot be had; the pages are the tests' own.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage", *ONE_PROCESS])
         try:
-            yield browser
+            context = browser.new_context(timezone_id="UTC")
+            context.new_page()  # stays: with the last page its process would go
+            yield context
         finally:
             browser.close()
 
@@ -29,13 +33,12 @@ def chromium() -> Iterator[Browser]:
 class Watched:
     """A page, and all that went wrong on it: errors of scripts, what its policy refused, requests to elsewhere."""
 
-    def __init__(self, browser: Browser, address: str, *, theme: str = "light", width: int = 1280, height: int = 900) -> None:
+    def __init__(self, browser: BrowserContext, address: str, *, theme: str = "light", width: int = 1280, height: int = 900) -> None:
         self.address = address
         self.wrong: list[str] = []
-        self.context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if theme == "dark" else "light", timezone_id="UTC"
-        )
-        self.page: Page = self.context.new_page()
+        self.page: Page = browser.new_page()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
         self.page.set_default_timeout(WAIT_MS)
         self.page.on("console", lambda message: self._add(message.text) if message.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self._add(str(error)))
@@ -47,7 +50,8 @@ class Watched:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.context.close()
+        self.page.evaluate("localStorage.clear()")  # the next server may have this one's port
+        self.page.close()
 
     def show(self, view: str = "overview") -> Page:
         """The page with this view, drawn."""
@@ -67,10 +71,6 @@ class Watched:
         """What axe has against the page as it is now; empty for nothing."""
         results = Axe().run(self.page)
         return str(results.generate_report()) if results.violations_count else ""
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith(self.address):
-            self._add(f"asked for {url}")
 
     def _add(self, text: str) -> None:
         self.wrong.append(text)

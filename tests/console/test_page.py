@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import BrowserContext, expect
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
@@ -18,10 +18,12 @@ from tests.console.simulated import Simulated
 
 expect.set_options(timeout=WAIT_MS)
 WIDTHS = (360, 768, 1280, 2560)
+LOOK_MS = 250
+"""Between looks at a cluster that a page waits for: each one has it draw."""
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[BrowserContext]:
     with chromium() as found:
         yield found
 
@@ -40,7 +42,9 @@ def few() -> Iterator[tuple[Served, Simulated, Clock]]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(browser: Browser, many: Served, view: str, theme: str) -> None:
+def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
+    browser: BrowserContext, many: Served, view: str, theme: str
+) -> None:
     with Watched(browser, many.address, theme=theme) as watched:
         page = watched.show(view)
         if view == "overview":
@@ -56,7 +60,7 @@ def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(browser
         assert watched.wrong == []
 
 
-def test_a_real_clusters_only_node_is_shown(browser: Browser) -> None:
+def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:
     with embedded() as cluster:
         with cluster.control() as control:
             address = f"http://{control.status().http}"
@@ -74,7 +78,9 @@ def test_a_real_clusters_only_node_is_shown(browser: Browser) -> None:
             assert watched.wrong == []
 
 
-def test_the_hottest_prefixes_are_shown_with_what_is_read_and_what_is_not_counted_yet_is_said(browser: Browser, many: Served) -> None:
+def test_the_hottest_prefixes_are_shown_with_what_is_read_and_what_is_not_counted_yet_is_said(
+    browser: BrowserContext, many: Served
+) -> None:
     with Watched(browser, many.address) as watched:
         page = watched.show("contents")
         expect(page.locator(".icicle text").first).to_contain_text("5 MiB")
@@ -91,7 +97,9 @@ def test_the_hottest_prefixes_are_shown_with_what_is_read_and_what_is_not_counte
         expect(page.locator("main")).to_contain_text("No reads have been counted yet")
 
 
-def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(
+    browser: BrowserContext, few: tuple[Served, Simulated, Clock]
+) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
         page = watched.show()
@@ -103,7 +111,7 @@ def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(browser
         assert watched.wrong == []
 
 
-def test_tenants_show_the_limit_that_they_are_nearest_to(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_tenants_show_the_limit_that_they_are_nearest_to(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
         rows = watched.show("contents").get_by_role("region", name="Table of tenants").locator("tbody tr")
@@ -114,17 +122,17 @@ def test_tenants_show_the_limit_that_they_are_nearest_to(browser: Browser, few: 
         assert watched.wrong == []
 
 
-def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: Browser) -> None:
+def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: BrowserContext) -> None:
     with simulated(2, looks=2) as (found, _source, clock), Watched(browser, found.address) as watched:
-        page = watched.show("network")
-        with page.expect_response(re.compile("/api/flows")):
-            pass
+        with watched.page.expect_response(re.compile("/api/flows")):
+            page = watched.show("network")
         shown = page.locator(".host").first.locator(".carried:not([hidden])")
         assert shown.count() == 0
         clock.now_s += 10
 
         def is_shown() -> bool:
             found.watch.look()
+            page.wait_for_timeout(LOOK_MS)
             return shown.count() == 4
 
         eventually(is_shown, "what each NIC carries, a look or some after the first")
@@ -134,7 +142,7 @@ def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: Browse
         assert watched.wrong == []
 
 
-def test_an_empty_cluster_says_what_to_do(browser: Browser) -> None:
+def test_an_empty_cluster_says_what_to_do(browser: BrowserContext) -> None:
     with simulated(0, looks=2) as (found, _source, _clock), Watched(browser, found.address) as watched:
         expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text("No node has come yet")
         expect(watched.show("nodes").locator("main")).to_contain_text("kvstore-node --master HOST:PORT")
@@ -144,7 +152,7 @@ def test_an_empty_cluster_says_what_to_do(browser: Browser) -> None:
         assert watched.wrong == []
 
 
-def test_a_master_that_follows_says_in_each_view_where_the_cluster_is_seen(browser: Browser) -> None:
+def test_a_master_that_follows_says_in_each_view_where_the_cluster_is_seen(browser: BrowserContext) -> None:
     with simulated(1, looks=2) as (found, source, _clock), Watched(browser, found.address) as watched:
         source.role = "following"
         found.watch.look()
@@ -156,7 +164,7 @@ def test_a_master_that_follows_says_in_each_view_where_the_cluster_is_seen(brows
         assert watched.wrong == []
 
 
-def test_what_happens_is_seen_without_a_reload(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_what_happens_is_seen_without_a_reload(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = few
     with Watched(browser, found.address) as watched:
         page = watched.show()
@@ -174,7 +182,7 @@ def test_what_happens_is_seen_without_a_reload(browser: Browser, few: tuple[Serv
         assert watched.wrong == []
 
 
-def test_nodes_are_filtered_sorted_and_turned(browser: Browser, many: Served) -> None:
+def test_nodes_are_filtered_sorted_and_turned(browser: BrowserContext, many: Served) -> None:
     with Watched(browser, many.address) as watched:
         page = watched.show("nodes")
         rows = page.locator("tbody tr")
@@ -194,7 +202,7 @@ def test_nodes_are_filtered_sorted_and_turned(browser: Browser, many: Served) ->
         assert watched.wrong == []
 
 
-def test_actions_ask_first_and_do_what_they_say(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_actions_ask_first_and_do_what_they_say(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = few
     with Watched(browser, found.address) as watched:
         page = watched.show("nodes")
@@ -241,7 +249,7 @@ def test_actions_ask_first_and_do_what_they_say(browser: Browser, few: tuple[Ser
         assert watched.wrong == []
 
 
-def test_the_keyboard_reaches_all(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_the_keyboard_reaches_all(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
         page = watched.show()
@@ -264,7 +272,7 @@ def test_the_keyboard_reaches_all(browser: Browser, few: tuple[Served, Simulated
         expect(page.get_by_role("dialog", name="Node node-1")).to_be_visible()
 
 
-def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: Browser, few: tuple[Served, Simulated, Clock]) -> None:
+def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address, theme="dark") as watched:
         page = watched.show()
@@ -277,7 +285,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: Brow
         assert page.evaluate(theme) == "light"
 
 
-def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_what_is_shown(browser: Browser) -> None:
+def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_what_is_shown(browser: BrowserContext) -> None:
     with simulated(1, looks=3) as (found, source, _clock), Watched(browser, found.address) as watched:
         page = watched.show()
         expect(page.locator("#live")).to_have_text("Live")
@@ -295,7 +303,7 @@ def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_wha
         expect(page.locator(".tile").first).to_be_visible()
 
 
-def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: Browser) -> None:
+def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: BrowserContext) -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = Watch(source, ConsoleSettings(), clock=clock)
