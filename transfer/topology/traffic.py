@@ -26,8 +26,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(nics: Iterable[Nic], root: Path = Path("/")) -> dict[str, Traffic]:
-    """By the NIC's name; those whose counters cannot be read are left out. A few small files are read: some 20 us a NIC."""
-    interfaces = _interfaces(root)
+    """By the NIC's name; those whose counters cannot be read are left out. A few small files are read: some 20 us a NIC. Of no NIC none is:
+    a node asks with each heartbeat."""
+    nics = list(nics)
+    interfaces = _interfaces(root) if nics else {}
     found: dict[str, Traffic] = {}
     for nic in nics:
         counted = [_of_port(nic.name, root)] if nic.kind in RDMA_KINDS else []

@@ -1,5 +1,6 @@
 """Promises of traffic.py: the kernel's counters of a machine in a folder, and of this host."""
 
+import os
 from pathlib import Path
 
 from kvstore.transfer.topology.model import ETHERNET, INFINIBAND, LOOPBACK, ROCE, Nic
@@ -47,3 +48,9 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 def test_this_hosts_loopback_is_counted() -> None:
     assert set(traffic([Nic("lo", LOOPBACK, "lo")])) == {"lo"}
+
+
+def test_of_no_nic_no_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    os.mkfifo(tmp_path / "proc/net/dev")
+    assert traffic([], tmp_path) == {}, "to read would be to wait for who writes"
