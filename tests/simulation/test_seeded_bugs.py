@@ -18,7 +18,7 @@ WITHIN: Final = {
     "slot_reused_while_shown": 20,
     "decision_ignored": 20,
 }
-OPERATIONS: Final = {"removal_forgotten": 100}
+OPERATIONS: Final = {"removal_forgotten": 60}
 """Where the default of so many in a run is not enough."""
 
 
