@@ -198,10 +198,12 @@ def judged(site: Site, seen: Seen, deadline_s: float) -> Verdict:
     return Judge(read_journals(site.folder), told).judge()
 
 
-def chaos(folder: Path, *, seconds: float, seed: int, every_s: float, lease_s: float, deadline_s: float, names: list[str]) -> Report:
+def chaos(
+    folder: Path, *, seconds: float, seed: int, every_s: float, lease_s: float, deadline_s: float, pause_s: float, names: list[str]
+) -> Report:
     with StarHosts(SERVERS + 1) as hosts:
         hosts.enter(SERVERS)
-        with Site(folder, hosts, lease_s=lease_s, deadline_s=deadline_s) as site:
+        with Site(folder, hosts, lease_s=lease_s, deadline_s=deadline_s, pause_s=pause_s) as site:
             one = Chaos(site, seed, every_s=every_s, names=names)
             one.come_to_rest()
             for client in range(CLIENTS):
@@ -232,6 +234,7 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=3.0, help="a fault begins as often")
     parser.add_argument("--lease-s", type=float, default=2.0, help="after which a silent master or node counts as dead")
     parser.add_argument("--deadline-s", type=float, default=10.0, help="of each call of a client")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="of each client after each operation: load that leaves processors free")
     parser.add_argument("--kinds", default=",".join(kinds.MAKERS), help="of faults, comma separated")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report is written, as JSON")
     parser.add_argument("--keep", action="store_true", help="keep logs and journals")
@@ -252,6 +255,7 @@ def main() -> int:
             every_s=arguments.every_s,
             lease_s=arguments.lease_s,
             deadline_s=arguments.deadline_s,
+            pause_s=arguments.pause_s,
             names=names,
         )
     finally:

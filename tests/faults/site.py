@@ -43,12 +43,14 @@ NODE_FLAGS: Final = ("--dram", "32MiB", "--high-watermark", "0.4", "--low-waterm
 class Site:
     """A context manager. Methods may be called from several threads, those of one name from one at a time."""
 
-    def __init__(self, folder: Path, hosts: StarHosts, *, lease_s: float, deadline_s: float) -> None:
-        """The calling thread, and all that use it, are on the last of `hosts`. A master or node silent for `lease_s` counts as dead."""
+    def __init__(self, folder: Path, hosts: StarHosts, *, lease_s: float, deadline_s: float, pause_s: float = 0.0) -> None:
+        """The calling thread, and all that use it, are on the last of `hosts`. A master or node silent for `lease_s` counts as dead.
+        Clients rest for `pause_s` after each operation."""
         self.folder = folder
         self.hosts = hosts
         self.lease_s = lease_s
         self.deadline_s = deadline_s
+        self._pause_s = pause_s
         places = [(hosts.address(host), hosts.prefix(host)) for host in range(SERVERS)]
         (folder / "etcd").mkdir()
         self.etcd = EtcdCluster(folder / "etcd", places=places)
@@ -179,7 +181,16 @@ class Site:
     def _plan(self, name: str) -> Plan:
         index = int(name[1:])
         return Plan(
-            self.masters, str(self.folder), index, self.lives[name], CLIENTS, self.deadline_s, index in TASKED, tenant=TENANT, token=TOKEN
+            self.masters,
+            str(self.folder),
+            index,
+            self.lives[name],
+            CLIENTS,
+            self.deadline_s,
+            index in TASKED,
+            tenant=TENANT,
+            token=TOKEN,
+            pause_s=self._pause_s,
         )
 
     def _log(self, name: str, line: str) -> None:

@@ -13,12 +13,14 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 PATIENT = ("--lease-s", "5", "--deadline-s", "60")
 """No call is late, and no daemon silent, for want of a processor."""
+SPARING = ("--pause-s", "0.05")
+"""What clients do beside the faults is some hundred calls a second together: more of the same proves no more."""
 RUN_S = 280.0
 
 
 def test_faults_of_several_kinds_cost_nothing_that_may_not_be_lost(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
-    command = [sys.executable, "-m", "tests.faults.chaos", "--minutes", "0.25", "--seed", "5", "--out", str(out), *PATIENT]
+    command = [sys.executable, "-m", "tests.faults.chaos", "--minutes", "0.25", "--seed", "5", "--out", str(out), *PATIENT, *SPARING]
     kinds = ("--kinds", "killed,point,partition,interrupted,forked")
     with subprocess.Popen([*command, *kinds], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
