@@ -14,7 +14,7 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
 from tests.forked import Forked
 
 MODULES = {"master": "kvstore.master.daemon", "node": "kvstore.store.daemon"}
@@ -62,7 +62,7 @@ class Daemon:
         self.process.send_signal(number)
         assert self.process.stdout is not None
         rest = self.process.stdout.read()
-        code = self.process.wait(20)
+        code = self.process.wait(PATIENCE_S)
         assert rest == ""
         return code
 
@@ -74,7 +74,7 @@ def running(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> It
         yield daemon
     finally:
         daemon.process.kill()
-        daemon.process.wait(20)
+        daemon.process.wait(PATIENCE_S)
         assert daemon.process.stdout is not None
         daemon.process.stdout.close()
 
@@ -90,7 +90,7 @@ def node_flags(folder: Path, master: str) -> list[str]:
 
 def status(master: Daemon) -> pb.StatusReply:
     with grpc.insecure_channel(master.facts["control"]) as control:
-        reply: pb.StatusReply = ControlStub(control).Status(pb.StatusRequest(), timeout=10)  # type: ignore[no-untyped-call]
+        reply: pb.StatusReply = ControlStub(control).Status(pb.StatusRequest(), timeout=PATIENCE_S)  # type: ignore[no-untyped-call]
         return reply
 
 

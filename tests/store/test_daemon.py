@@ -255,7 +255,7 @@ def test_nobody_reading_its_standard_output_does_not_hurt(tmp_path: Path, master
     process.stdout.close()
     until_nodes_are(master, "alive")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def refusal(tmp_path: Path, *flags: str) -> str:
