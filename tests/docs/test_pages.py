@@ -245,7 +245,8 @@ def test_up_starts_the_cluster_that_the_programs_connect_to(tmp_path: Path) -> N
 
 
 def test_the_router_is_tried_as_its_page_says(tmp_path: Path) -> None:
-    """The lines as printed, by bash, in a network of their own; between them it waits until what was started can be seen."""
+    """The lines as printed, by bash, in a network of their own; between them it waits until what was started has said that it is ready, and
+    can be seen."""
     block = next(block for block in blocks(ROOT / "docs" / "router.md", "") if "kvstore-router" in block)
     functions = "".join(f'{name}() {{ "$PYTHON" -m {module} "$@"; }}\n' for name, module in PROGRAMS.items())
     script = "set -eu\n" + functions + 'python() { "$PYTHON" "$@"; }\n'
@@ -253,12 +254,13 @@ def test_the_router_is_tried_as_its_page_says(tmp_path: Path) -> None:
     for line in block.splitlines():
         script += line + "\n"
         if line.startswith("kvstore up"):
-            script += "until kvstore status 2>/dev/null | grep -q '2 of 2 alive'; do sleep 0.2; done\n"
+            script += "until grep -q '^ready: ' \"$SAID\"; do sleep 0.2; done\nkvstore status | grep '2 of 2 alive'\n"
         elif line.startswith("done"):
+            script += 'until [ $(grep -c \'"ready"\' "$SAID") -ge 4 ]; do sleep 0.2; done\n'
             script += f"until [ $({instances}) -ge 4 ]; do sleep 0.2; done\n"
         elif line.startswith("kvstore-router"):
             script += "until curl -s http://127.0.0.1:8000/health >/dev/null; do sleep 0.2; done\n"
-    environment = {**os.environ, "PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(tmp_path), "SAID": str(tmp_path / "said")}
     with two_hosts(0) as hosts, (tmp_path / "said").open("w+b") as said:
         bash = hosts.start(0, ["bash", "-c", script], stdout=said, stderr=said, env=environment, start_new_session=True)
         try:
