@@ -84,6 +84,17 @@ def test_a_record_that_was_torn_is_none_and_its_neighbours_are(open_file: Callab
     assert open_file().ids == set(ids(1, 3, 4))
 
 
+@pytest.mark.parametrize("number", [59, 10_898])
+def test_the_last_record_is_found_though_its_digest_ends_in_zeros(open_file: Callable[..., Tombstones], path: Path, number: int) -> None:
+    """As all that lies behind it is."""
+    open_file().add(ids(0, number))
+    assert path.read_bytes()[: 2 * RECORD_BYTES].endswith(b"\0" if number == 59 else b"\0\0")
+    again = open_file()
+    assert again.ids == set(ids(0, number))
+    again.add(ids(1))
+    assert open_file().ids == set(ids(0, 1, number))
+
+
 def test_a_disk_that_takes_nothing_is_told_of_and_nothing_is_forgotten(open_file: Callable[..., Tombstones]) -> None:
     file = open_file()
     file.add(ids(1))
