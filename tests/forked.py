@@ -29,7 +29,7 @@ MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
 LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.metrics.route", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
-"""What has a `main`, and little to load beside these."""
+"""What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
 FDS: Final = 3
 """That come with a request: standard output, standard error, and where the status goes."""
 _LENGTH_BYTES: Final = 4
@@ -163,6 +163,7 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
                 request, descriptors = _request(sock)
             except (EOFError, ConnectionError):
                 return None
+            _load(request["module"])
             pid = os.fork()
             if not pid:
                 os.setpgid(0, 0)
@@ -175,6 +176,15 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
             for descriptor in descriptors[:2]:
                 os.close(descriptor)
             sock.sendall(pid.to_bytes(_LENGTH_BYTES))
+
+
+def _load(module: str) -> None:
+    """Once for all that are forked from then on. One that cannot be loaded is the business of the process that runs it."""
+    if module not in sys.modules:
+        with contextlib.suppress(ImportError):
+            import_module(module)
+        gc.collect()
+        gc.freeze()
 
 
 def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:

@@ -1,6 +1,8 @@
 """Promises of discovery.py, on machines built in a folder and on this one."""
 
+import ctypes
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +12,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.topology.discovery import Discovery, FoundGpu, nvml_gpus, read_machine
+from kvstore.transfer.topology.discovery import NVML_LIBRARY, Discovery, FoundGpu, nvml_gpus, read_machine
 from kvstore.transfer.topology.model import ETHERNET, INFINIBAND, LOOPBACK, ROCE, UNKNOWN_NODE, Gpu, Nic, NumaNode
 from kvstore.transfer.topology.netlink import Interface
 from tests.transfer.topology.machines import Machine, dgx, laptop, server
@@ -188,6 +190,10 @@ def test_this_machine_is_looked_at_and_a_file_overrides_it(tmp_path: Path) -> No
         Discovery.configured(TransferSettings(topology=str(tmp_path / "nowhere")))
 
 
+SOME_LIBRARY = "libc.so.6"
+"""In place of the driver's: one that is there."""
+
+
 class Nvml(ModuleType):
     """pynvml of a machine with two GPUs, whose calls can be made to fail: no machine with GPUs is needed."""
 
@@ -230,7 +236,7 @@ class Nvml(ModuleType):
 def test_nvml_names_the_gpus(fails: str, name: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(fails, name)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert nvml_gpus() == [FoundGpu(0, "H100", "00000000:19:00.0"), FoundGpu(1, "H100", "00000000:19:00.1")]
+    assert nvml_gpus(SOME_LIBRARY) == [FoundGpu(0, "H100", "00000000:19:00.0"), FoundGpu(1, "H100", "00000000:19:00.1")]
     assert not nvml.is_open
 
 
@@ -238,10 +244,24 @@ def test_nvml_names_the_gpus(fails: str, name: str | bytes, monkeypatch: pytest.
 def test_nvml_that_does_not_answer_is_as_good_as_none(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(fails)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert nvml_gpus() is None
+    assert nvml_gpus(SOME_LIBRARY) is None
     assert not nvml.is_open
 
 
 def test_without_the_module_of_nvml_there_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml_gpus() is None
+    assert nvml_gpus(SOME_LIBRARY) is None
+
+
+def test_without_the_driver_the_module_of_nvml_is_not_even_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert nvml_gpus("libnvidia-ml.so.nowhere") is None
+    assert "pynvml" not in sys.modules
+
+
+def test_the_real_module_without_its_driver_is_as_good_as_none() -> None:
+    pytest.importorskip("pynvml")
+    with suppress(OSError):
+        ctypes.CDLL(NVML_LIBRARY)
+        pytest.skip("there is a driver")
+    assert nvml_gpus(SOME_LIBRARY) is None
