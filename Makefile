@@ -38,7 +38,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 .PHONY: test
 test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole suite
 	rm -f .coverage
-	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-context=test --cov-report=
+	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-report=
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
 		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
 		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait

@@ -1,6 +1,7 @@
 """Fails unless each module of the packages and lists below is fully branch-covered by its own test file.
 
-Reads the .coverage that pytest-cov wrote with a context a test. What runs at import has no context and counts for every file.
+Reads the .coverage that pytest-cov wrote, with a context a file of tests (conftest.py) or a test. What runs at import has none and counts
+for every file.
 Tracing more than doubles what a test takes: the heaviest, without which their module is still covered, are marked `no_cover`.
 """
 
@@ -64,7 +65,11 @@ def covered_percent(coverage: Coverage, module: Path) -> tuple[float, str]:
     text = io.StringIO()
     try:
         percent = coverage.report(
-            include=[str(module.relative_to(ROOT))], contexts=[f"^{re.escape(own)}::", "^$"], show_missing=True, file=text, skip_empty=False
+            include=[str(module.relative_to(ROOT))],
+            contexts=[rf"^{re.escape(own)}(::|$)", "^$"],
+            show_missing=True,
+            file=text,
+            skip_empty=False,
         )
     except NoDataError:
         return 0.0, f"{own} runs none of it"

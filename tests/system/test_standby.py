@@ -18,7 +18,7 @@ from kvstore.protocol.errors import KVStoreError, Retry
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 from tests.system.history import value_of
-from tests.system.running import DEADLINE_S, System, until
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 
 MASTERS = 3
 LEASE = ("--lease-ttl-s", "5")
@@ -91,10 +91,15 @@ def owner_of(system: System, *indexes: int) -> int | None:
 
 
 def await_owner(system: System, *indexes: int) -> int:
-    until(lambda: owner_of(system, *indexes) is not None, f"one of {indexes} owns the catalog")
-    found = owner_of(system, *indexes)
-    assert found is not None
-    return found
+    found: list[int] = []
+
+    def is_owned() -> bool:
+        if (owner := owner_of(system, *indexes)) is not None:
+            found.append(owner)
+        return bool(found)
+
+    until(is_owned, f"one of {indexes} owns the catalog", every_s=STATUS_POLL_S)
+    return found[0]
 
 
 def role_of(system: System, index: int) -> str:
@@ -157,8 +162,8 @@ def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing
         newest = await_owner(standing, 1, 2)
         signalled(standing.masters[0], signal.SIGCONT)
 
-        until(lambda: role_of(standing, 0) == "following", "the woken one follows")
-        until(lambda: epoch_followed(standing, 0) == epoch_followed(standing, newest), "it follows the next one")
+        until(lambda: role_of(standing, 0) == "following", "the woken one follows", every_s=STATUS_POLL_S)
+        until(lambda: epoch_followed(standing, 0) == epoch_followed(standing, newest), "it follows the next one", every_s=STATUS_POLL_S)
         assert (epoch_followed(standing, newest) or 0) > first.epoch
         load.goes_on()
         assert owner_of(standing, 0) is None
@@ -182,9 +187,9 @@ def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(
             way.hang_up()
             newest = await_owner(system, 1, 2)
             load.goes_on()
-            until(lambda: role_of(system, 0) == "following", "it has heard of no owner, and its nodes have left it")
+            until(lambda: role_of(system, 0) == "following", "it has heard of no owner, and its nodes have left it", every_s=STATUS_POLL_S)
             way.on_call = lambda _method: None
-            until(lambda: epoch_followed(system, 0) == epoch_followed(system, newest), "it follows the next one")
+            until(lambda: epoch_followed(system, 0) == epoch_followed(system, newest), "it follows the next one", every_s=STATUS_POLL_S)
             load.goes_on()
             finds_all(system, load)
 
