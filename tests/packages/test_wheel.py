@@ -70,24 +70,31 @@ def test_every_command_is_there_and_explains_itself(commands: Path, command: str
     assert "--help" in ran(str(commands / command), "--help")
 
 
-def revealed(python: Path, folder: Path) -> str:
+@pytest.fixture(scope="module")
+def types_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of mypy: what it knows of the packages beside this one, which are the same in each environment. Where ours is, it looks each time."""
+    return tmp_path_factory.mktemp("types")
+
+
+def revealed(python: Path, folder: Path, cache: Path) -> str:
     """What mypy says of a program that uses both clients."""
     program = folder / "program.py"
     program.write_text("from kvstore import AsyncClient, Client\n\nreveal_type(Client().get(b'key'))\nreveal_type(AsyncClient().ping)\n")
-    return ran(sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), str(program), cwd=folder)
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache))
+    return ran(*mypy, "--python-executable", str(python), str(program), cwd=folder)
 
 
-def test_a_type_checker_sees_the_types_of_what_is_installed(commands: Path, tmp_path: Path) -> None:
-    said = revealed(commands / "python", tmp_path)
+def test_a_type_checker_sees_the_types_of_what_is_installed(commands: Path, types_cache: Path, tmp_path: Path) -> None:
+    said = revealed(commands / "python", tmp_path, types_cache)
     assert "bytes | None" in said
     assert "Coroutine[Any, Any, float]" in said
 
 
-def test_an_editable_installation_shows_its_sources_to_type_checkers(tmp_path: Path) -> None:
+def test_an_editable_installation_shows_its_sources_to_type_checkers(types_cache: Path, tmp_path: Path) -> None:
     """As ARCHITECTURE.md says: a strict one is a folder of links, which they follow; what setuptools makes by default they cannot."""
     sources = copied(tmp_path / "sources")
     environment = installed(tmp_path / "env", "--config-settings", "editable_mode=strict", "--editable", str(sources))
-    assert "bytes | None" in revealed(environment / "python", tmp_path)
+    assert "bytes | None" in revealed(environment / "python", tmp_path, types_cache)
 
 
 def test_every_extra_that_is_named_anywhere_is_one() -> None:
